@@ -1,0 +1,1 @@
+"""The matrix: workload x layout x precision x backend."""

@@ -1,0 +1,118 @@
+"""One case: a workload in a layout, in a precision, on a backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from conformance.workloads.layout import Layout, LayoutKind
+from conformance.workloads.precision import PRECISIONS, Precision
+from conformance.workloads.registry import standard
+from conformance.workloads.workload import SGD, Workload
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Names only, so that a case is cheap to make and to send; :meth:`build` makes what they stand for."""
+
+    backend: str
+    kind: LayoutKind
+    world_size: int
+    accumulation: int
+    precision: str
+    workload: str
+    device: Device = "cpu"
+
+    @property
+    def path(self) -> str:
+        """Backend and layout: ``single-batched``, ``ddp-w2-acc3``; on a GPU ``cuda-ddp-w2-acc3``."""
+        parts = [self.device] if self.device != "cpu" else []
+        parts.append(self.backend)
+        parts += [f"w{self.world_size}"] if self.world_size > 1 else []
+        if self.kind == "accumulated":
+            parts.append(f"acc{self.accumulation}")
+        elif self.kind == "samples" or self.world_size == 1:
+            parts.append(self.kind)
+        return "-".join(parts)
+
+    @property
+    def id(self) -> str:
+        """For instance ``ddp-w2-acc2-fp16-clip-value``."""
+        return f"{self.path}-{self.precision}-{self.workload}"
+
+    @property
+    def arithmetic(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    def build(self) -> tuple[Workload, Layout]:
+        """The workload and its layout.
+
+        Raises:
+            ValueError: no global batch of this workload divides over the layout.
+        """
+        return standard(self.workload, self.kind, self.world_size, self.accumulation)
+
+    def spec(self) -> dict[str, Any]:
+        """What a rank is told, as plain JSON values: floats, lists and names."""
+        workload, layout = self.build()
+        samples = [sample for batch in workload.batches for sample in batch]
+        clip, scale = workload.clip, workload.scale
+        return {
+            "case": self.id,
+            "backend": self.backend,
+            "world_size": self.world_size,
+            "accumulation": layout.accumulation,
+            "micro_batch_size": layout.micro_batch_size,
+            "steps": workload.steps,
+            "epochs": workload.epochs,
+            "precision": self.precision,
+            "loss": workload.loss,
+            "device": self.device,
+            "model": {
+                "features": workload.features,
+                "bias": workload.bias,
+                "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
+            },
+            "samples": {
+                "x": [_floats(sample.x) for sample in samples],
+                "y": _floats(sample.y for sample in samples),
+                "weight": _floats(sample.weight for sample in samples),
+            },
+            "micro_batches": self._micro_batches(workload, layout),
+            "optimizer": _optimizer(workload),
+            "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
+            "clip": None if clip is None else {"kind": clip.kind, "threshold": float(clip.threshold)},
+            "scaler": {
+                "init_scale": float(scale.initial),
+                "growth_factor": float(scale.growth_factor),
+                "backoff_factor": float(scale.backoff_factor),
+                "growth_interval": scale.growth_interval,
+            }
+            if self.arithmetic.scaled
+            else None,
+        }
+
+    def _micro_batches(self, workload: Workload, layout: Layout) -> list[list[list[int]]]:
+        """Per rank, the stream's sample indices in each micro-batch of one epoch."""
+        deal: list[list[list[int]]] = [[] for _ in range(self.world_size)]
+        offset = 0
+        for step, batch in enumerate(workload.batches):
+            for rank, share in enumerate(layout.window(workload, step).shares):
+                deal[rank] += [[offset + index for index in micro_batch] for micro_batch in share]
+            offset += len(batch)
+        return deal
+
+
+def _floats(values: Any) -> list[float]:
+    return [float(value) for value in values]
+
+
+def _optimizer(workload: Workload) -> dict[str, Any]:
+    spec = workload.optimizer
+    common = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay)}
+    if isinstance(spec, SGD):
+        momentum: dict[str, Any] = {"momentum": float(spec.momentum), "dampening": float(spec.dampening)}
+        return {"kind": "sgd", **common, **momentum, "nesterov": spec.nesterov}
+    return {"kind": "adamw", **common, "betas": _floats([spec.beta1, spec.beta2]), "eps": float(spec.eps)}

@@ -1,0 +1,150 @@
+"""Which workloads run on which paths in which precisions.
+
+Two core workloads, one clipped and one not, run on every path in every precision. The others vary one thing each and run
+on paths that are representative for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from conformance.cases.case import Case, Device
+from conformance.trainers.declaration import Declaration
+from conformance.workloads.layout import LayoutKind
+from conformance.workloads.registry import standard
+
+Shape = tuple[LayoutKind, int, int]
+
+SINGLE: tuple[Shape, ...] = (
+    ("samples", 1, 1),
+    ("batched", 1, 1),
+    *(("accumulated", 1, accumulation) for accumulation in (2, 3, 4)),
+)
+DISTRIBUTED: tuple[Shape, ...] = tuple(
+    ("batched" if accumulation == 1 else "accumulated", world_size, accumulation)
+    for world_size in (2, 3, 4)
+    for accumulation in (1, 2, 3, 4)
+)
+SHAPES: dict[str, tuple[Shape, ...]] = {"single": SINGLE, "ddp": DISTRIBUTED, "horovod": DISTRIBUTED}
+
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+BACKEND_PRECISIONS = {"single": PRECISIONS, "ddp": PRECISIONS, "horovod": (*PRECISIONS, "fp16-compression")}
+
+ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
+REPRESENTATIVE = frozenset[Shape](
+    {("accumulated", 1, 2), ("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2)}
+)
+EXERCISE = frozenset[Shape](
+    {("samples", 1, 1), ("batched", 1, 1), ("accumulated", 1, 2), ("batched", 2, 1), ("accumulated", 2, 2)}
+)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Run ``workload`` in ``precisions`` on ``shapes`` (None: all)."""
+
+    workload: str
+    precisions: tuple[str, ...] = (*PRECISIONS, "fp16-compression")
+    shapes: frozenset[Shape] | None = None
+    core: bool = field(default=False, kw_only=True)
+
+
+#: Adding a workload to the default run is adding a rule.
+RULES: tuple[Rule, ...] = (
+    Rule("momentum", core=True),
+    Rule("clip-value", core=True),
+    Rule("sgd", shapes=REPRESENTATIVE),
+    Rule("decay", shapes=REPRESENTATIVE),
+    Rule("weighted", shapes=REPRESENTATIVE),
+    Rule("clip-norm", shapes=REPRESENTATIVE),
+    Rule("adamw", shapes=REPRESENTATIVE),
+    Rule("overflow", ("fp16",), REPRESENTATIVE | {("batched", 1, 1), ("batched", 4, 1)}),
+    Rule("growing-scale", ("fp16",), REPRESENTATIVE),
+    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 2, 1), ("accumulated", 2, 2), ("batched", 4, 1)})),
+    Rule(
+        "short-window",
+        ("fp64", "fp32"),
+        frozenset(shape for shape in ACCUMULATING if shape[1] == 1)
+        | {("accumulated", 2, 2), ("accumulated", 2, 3), ("accumulated", 4, 2)},
+    ),
+    Rule(
+        "uneven-batch",
+        ("fp64", "fp32"),
+        frozenset({("accumulated", 1, 2), ("accumulated", 1, 4), ("batched", 2, 1), ("accumulated", 2, 2)}),
+    ),
+    Rule("line", ("fp64", "fp32"), EXERCISE),
+    Rule("noisy-line", ("fp64", "fp32"), EXERCISE),
+    Rule("two-workers", ("fp64", "fp32"), EXERCISE),
+    Rule(
+        "multivariate",
+        ("fp64", "fp32"),
+        frozenset({("batched", 1, 1), ("accumulated", 1, 4), ("batched", 4, 1), ("accumulated", 2, 2)}),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A case that is on the list. ``unsupported`` says which declaration keeps it from being run."""
+
+    case: Case
+    unsupported: str | None = None
+
+
+def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iterator[Planned]:
+    """All cases of one backend for a trainer, and one entry for each thing that the trainer does not declare.
+
+    On a GPU only the core workloads run: the arithmetic of the others is the same there.
+    """
+    refused: set[str] = set()
+    for shape in SHAPES[backend]:
+        for rule in RULES:
+            if device == "cuda" and not rule.core:
+                continue
+            if rule.shapes is not None and shape not in rule.shapes:
+                continue
+            for precision in BACKEND_PRECISIONS[backend]:
+                if precision not in rule.precisions:
+                    continue
+                case = Case(backend, *shape, precision, rule.workload, device)
+                reason = _unsupported(case, declaration)
+                if reason is None and _exists(case):
+                    yield Planned(case)
+                elif reason is not None and reason not in refused:
+                    refused.add(reason)
+                    yield Planned(case, reason)
+
+
+def _exists(case: Case) -> bool:
+    """Whether some global batch of the workload divides over the layout."""
+    try:
+        standard(case.workload, case.kind, case.world_size, case.accumulation)
+    except ValueError:
+        return False
+    return True
+
+
+def _unsupported(case: Case, declaration: Declaration) -> str | None:
+    if case.backend not in declaration.backends:
+        return _not_declared("backend", case.backend, declaration.backends)
+    if case.kind not in declaration.layouts:
+        return _not_declared("layout", case.kind, declaration.layouts)
+    if case.precision not in declaration.precisions:
+        return _not_declared("precision", case.precision, declaration.precisions)
+    if case.world_size > 1 and case.world_size not in declaration.world_sizes:
+        return _not_declared("world size", str(case.world_size), map(str, declaration.world_sizes))
+    if case.accumulation > 1 and case.accumulation not in declaration.accumulations:
+        return _not_declared("accumulation", str(case.accumulation), map(str, declaration.accumulations))
+    workload, _ = case.build() if _exists(case) else (None, None)
+    if workload is None:
+        return None
+    if workload.loss not in declaration.losses:
+        return _not_declared("loss", workload.loss, declaration.losses)
+    if workload.clip is not None and workload.clip.kind not in declaration.clips:
+        return _not_declared("clip", workload.clip.kind, declaration.clips)
+    return None
+
+
+def _not_declared(what: str, name: str, declared: Iterator[str] | tuple[str, ...]) -> str:
+    return f"the trainer does not declare the {what} {name} (it declares: {', '.join(declared) or 'none'})"

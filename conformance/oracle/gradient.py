@@ -1,0 +1,180 @@
+"""The gradient of a squared-error loss over one accumulation window, with its proof of exactness or its error.
+
+For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the gradient is
+``sum_i 2 c_i (x_i . w + b - y_i) x_i = A w - r`` with ``A = 2 sum_i c_i x_i x_i^T`` and ``r = 2 sum_i c_i y_i x_i``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from math import lcm
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.rounding import Ledger, gamma, is_dyadic, odd_part
+from conformance.workloads.layout import Window
+from conformance.workloads.precision import Precision
+from conformance.workloads.workload import Vector, Workload
+
+#: Multiplications by a constant that one sample's term may pass between the residual and the optimizer, each with a
+#: rounded constant: the loss's 2/m, its weight, 1/accumulation, 1/world, the loss scale and its inverse, a rescaling.
+_SCALINGS = 8
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """The window's loss as a quadratic form in the weights, with the magnitudes that its rounding errors scale with."""
+
+    matrix: tuple[Vector, ...]
+    offset: Vector
+    squares: Fraction
+    matrix_magnitude: tuple[Vector, ...]
+    offset_magnitude: Vector
+    row_magnitude: Vector
+
+    @classmethod
+    def of(cls, window: Window, coefficients: Vector, bias: bool) -> NormalForm:
+        """Sums over the window's samples, taken in integers over common denominators: a thousand samples are many."""
+        rows, x_unit = _integers([[*s.x, Fraction(1)] if bias else list(s.x) for s in window.batch])
+        [targets], y_unit = _integers([[s.y for s in window.batch]])
+        [factors], c_unit = _integers([[2 * c for c in coefficients]])
+        size = len(rows[0])
+        used = [(c, x, y) for c, x, y in zip(factors, rows, targets, strict=True) if c]
+        products = [[[c * x[i] * x[j] for c, x, _ in used] for j in range(size)] for i in range(size)]
+        moments = [[c * x[i] * y for c, x, y in used] for i in range(size)]
+        square, linear = Fraction(1, c_unit * x_unit**2), Fraction(1, c_unit * x_unit * y_unit)
+        return cls(
+            matrix=tuple(tuple(square * sum(entry) for entry in row) for row in products),
+            offset=tuple(linear * sum(entry) for entry in moments),
+            squares=Fraction(sum(c * y * y for c, _, y in used), 2 * c_unit * y_unit**2),
+            matrix_magnitude=tuple(tuple(square * sum(map(abs, entry)) for entry in row) for row in products),
+            offset_magnitude=tuple(linear * sum(map(abs, entry)) for entry in moments),
+            row_magnitude=tuple(Fraction(sum(abs(row[i]) for row in rows), x_unit) for i in range(size)),
+        )
+
+    def loss(self, weights: Vector) -> Fraction:
+        """sum_i c_i (x_i . w + b - y_i)^2."""
+        product = [sum((a * w for a, w in zip(row, weights, strict=True)), Fraction(0)) for row in self.matrix]
+        quadratic = sum((w * p for w, p in zip(weights, product, strict=True)), Fraction(0)) / 2
+        linear = sum((w * o for w, o in zip(weights, self.offset, strict=True)), Fraction(0))
+        return quadratic - linear + self.squares
+
+
+def _integers(table: list[list[Fraction]]) -> tuple[list[list[int]], int]:
+    """``table`` over its common denominator, and that denominator."""
+    unit = lcm(*{value.denominator for row in table for value in row})
+    return [[value.numerator * (unit // value.denominator) for value in row] for row in table], unit
+
+
+def total_weight(workload: Workload, window: Window) -> Fraction:
+    """What the correct gradient divides by: the samples, or their total weight, over all ranks and micro-batches."""
+    if workload.loss == "mean":
+        return Fraction(len(window.batch))
+    return sum((sample.weight for sample in window.batch), Fraction(0))
+
+
+def _divisors(workload: Workload, window: Window) -> tuple[int, ...]:
+    """The odd parts of everything that a correct trainer may divide by on the way."""
+    total = total_weight(workload, window)
+    factors = [total.numerator, window.world_size]
+    if workload.loss == "mean":
+        factors += [window.length, *(len(micro_batch) for share in window.shares for micro_batch in share)]
+    return tuple(odd_part(factor) for factor in factors)
+
+
+def gradient(
+    workload: Workload,
+    window: Window,
+    form: NormalForm,
+    weights: Affine,
+    precision: Precision,
+    loss_scale: Fraction,
+    ledger: Ledger,
+) -> Affine:
+    """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``."""
+    value = weights.transform(form.matrix, [-entry for entry in form.offset])
+    if weights.exact:
+        if _proved(workload, window, weights.center, precision, loss_scale, ledger):
+            if all(precision.master.holds(entry) for entry in value.center):
+                return value
+            ledger.refuse("division", precision.master, "the averaged gradient is not representable")
+    else:
+        ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
+    return value.widen(_radii(workload, window, form, weights, precision, loss_scale))
+
+
+def _proved(
+    workload: Workload, window: Window, weights: Vector, precision: Precision, scale: Fraction, ledger: Ledger
+) -> bool:
+    compute, master, wire = precision.compute, precision.master, precision.wire
+    total = total_weight(workload, window)
+    if not is_dyadic(total):
+        return ledger.refuse("division", master, "the total weight is not a dyadic rational")
+    if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
+        return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
+
+    inputs: list[list[Fraction]] = [[w] for w in weights]
+    dots: list[list[Fraction]] = []
+    residuals: list[Fraction] = []
+    terms: list[Vector] = []
+    for sample in window.batch:
+        row = (*sample.x, Fraction(1)) if workload.bias else sample.x
+        products = [x * w for x, w in zip(row, weights, strict=True)]
+        inputs += [[entry] for entry in (*row, sample.y, sample.weight)]
+        dots.append([*products, -sample.y])
+        weight = sample.weight if workload.loss == "weighted" else 1
+        residuals.append(2 * (sum(products, Fraction(0)) - sample.y) * weight)
+        terms.append(tuple(residuals[-1] * x for x in row))
+    if not (ledger.sums("forward", inputs + dots, compute) and ledger.range("forward", inputs + dots, compute)):
+        return False
+
+    divisors = _divisors(workload, window)
+    by = divisors[0]
+    if any(by % divisor for divisor in divisors):
+        return ledger.refuse("division", master, f"a correct trainer may divide by {max(divisors)}, the total does not")
+    if not all(is_dyadic(residual / by) for residual in residuals):
+        return ledger.refuse("division", master, f"a residual is not a multiple of {by}")
+    if not (ledger.divisors("division", divisors, master) and ledger.divisors("division", divisors, wire)):
+        return False
+
+    columns = range(len(weights))
+    shares = [list(chain.from_iterable(share)) for share in window.shares]
+    micro_batches = [[terms[i][j] for i in mb] for share in window.shares for mb in share for j in columns]
+    everything = [[term[j] for term in terms] for j in columns]
+    of_ranks = [[sum((terms[i][j] for i in share), Fraction(0)) for share in shares] for j in columns]
+    stages = (
+        ("backward", [[residual] for residual in residuals] + micro_batches, compute),
+        ("accumulation", everything, master),
+        ("all-reduce", of_ranks, wire),
+    )
+    shrink, grow = min(Fraction(1), scale) / total, max(Fraction(1), scale)
+    return all(
+        ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow) for stage, groups, fmt in stages
+    )
+
+
+def _radii(
+    workload: Workload, window: Window, form: NormalForm, weights: Affine, precision: Precision, scale: Fraction
+) -> list[Fraction]:
+    """The largest error of each entry: relative to the magnitudes of all its terms, plus what may underflow."""
+    compute, master, wire = precision.compute, precision.master, precision.wire
+    size = len(weights)
+    largest_micro_batch = max(len(micro_batch) for share in window.shares for micro_batch in share)
+    # Casting x, w and y, the dot product, the residual and its cast, the product with x, and the micro-batch's sum.
+    inner = gamma(3 + size + 3 + largest_micro_batch, compute)
+    outer = gamma(len(window.batch) + 2 * _SCALINGS, master)
+    across = gamma(window.world_size + 4, wire) if wire is not master else Fraction(0)
+    relative = (1 + inner) * (1 + outer) * (1 + across) - 1
+    sizes = weights.magnitude
+    magnitudes = [
+        sum((a * w for a, w in zip(row, sizes, strict=True)), offset)
+        for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)
+    ]
+    descale = max(Fraction(1), 1 / scale)
+    operations = len(window.batch) + 2 * _SCALINGS + size
+    tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
+    return [
+        relative * magnitude + tiny * (1 + row)
+        for magnitude, row in zip(magnitudes, form.row_magnitude, strict=True)
+    ]

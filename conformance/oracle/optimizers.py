@@ -1,0 +1,110 @@
+"""The update rules, stage by stage, as torch.optim's single-tensor implementations define them."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from conformance.oracle.affine import Affine, Symbols, square_root
+from conformance.oracle.rounding import Ledger, combined, gamma
+from conformance.workloads.precision import Format
+from conformance.workloads.workload import SGD, AdamW
+
+ONE = Fraction(1)
+
+
+class SGDRule:
+    """``buf = momentum buf + (1 - dampening) g``; ``w -= lr (g + momentum buf)`` with Nesterov, else ``w -= lr buf``.
+
+    The first step sets ``buf = g`` whatever the dampening is; weight decay adds ``weight_decay w`` to g.
+    """
+
+    def __init__(self, spec: SGD, fmt: Format, ledger: Ledger, symbols: Symbols) -> None:
+        self.spec, self._fmt, self._ledger, self._symbols = spec, fmt, ledger, symbols
+        self.buffer: Affine | None = None
+
+    def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+        spec = self.spec
+        if spec.weight_decay:
+            gradient = self._combine("weight decay", (ONE, gradient), (spec.weight_decay, weights))
+        if spec.momentum:
+            if self.buffer is None:
+                self.buffer = gradient
+            else:
+                self.buffer = self._combine("momentum", (spec.momentum, self.buffer), (1 - spec.dampening, gradient))
+            if spec.nesterov:
+                gradient = self._combine("nesterov", (ONE, gradient), (spec.momentum, self.buffer))
+            else:
+                gradient = self.buffer
+        return self._combine("update", (ONE, weights), (-lr, gradient))
+
+    def _combine(self, stage: str, *parts: tuple[Fraction, Affine]) -> Affine:
+        return combined(stage, parts, self._fmt, self._ledger, self._symbols)
+
+
+class AdamWRule:
+    """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
+
+    def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger, symbols: Symbols) -> None:
+        self.spec, self._fmt, self._ledger, self._symbols = spec, fmt, ledger, symbols
+        self._steps = 0
+        self._first: list[tuple[Fraction, Fraction]] = []
+        self._second: list[tuple[Fraction, Fraction]] = []
+
+    def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+        spec, size = self.spec, len(weights)
+        self._ledger.refuse("update", self._fmt, "AdamW divides by a square root")
+        self._steps += 1
+        if self._steps == 1:
+            self._first = self._second = [(Fraction(0), Fraction(0))] * size
+        gradients = [gradient.interval(i) for i in range(size)]
+        squares = [_square(bounds) for bounds in gradients]
+        # Each moment passes at most six roundings: both factors, both products, a difference (lerp) and the sum.
+        self._first = [self._blend(m, g, spec.beta1) for m, g in zip(self._first, gradients, strict=True)]
+        self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
+        rate = lr / (1 - spec.beta1**self._steps)
+        correction = square_root(1 - spec.beta2**self._steps)
+        steps = []
+        for m, v in zip(self._first, self._second, strict=True):
+            low = square_root(max(v[0], Fraction(0)))[0] / correction[1] + spec.eps
+            high = square_root(v[1])[1] / correction[0] + spec.eps
+            quotients = [bound / root for bound in m for root in (low, high)]
+            # The square root, its quotient and sum, the step size, product and quotient: eight roundings.
+            slack = gamma(8, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
+            steps.append((rate * (min(quotients) - slack), rate * (max(quotients) + slack)))
+        decayed = weights.scaled(1 - lr * spec.weight_decay)
+        moved = decayed.plus(self._symbols.between([(-high, -low) for low, high in steps]))
+        rounding = gamma(4, self._fmt)
+        return moved.widen(
+            [
+                rounding * (before + max(map(abs, step))) + 2 * self._fmt.quantum
+                for before, step in zip(weights.magnitude, steps, strict=True)
+            ]
+        )
+
+    def _blend(
+        self, old: tuple[Fraction, Fraction], new: tuple[Fraction, Fraction], beta: Fraction
+    ) -> tuple[Fraction, Fraction]:
+        slack = gamma(6, self._fmt) * (max(map(abs, old)) + 2 * (1 - beta) * max(map(abs, new)))
+        slack += 4 * self._fmt.quantum
+        low = beta * old[0] + (1 - beta) * new[0] - slack
+        high = beta * old[1] + (1 - beta) * new[1] + slack
+        return _short(low, down=True), _short(high, down=False)
+
+
+def _square(bounds: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
+    low, high = sorted(abs(bound) for bound in bounds)
+    return (Fraction(0) if bounds[0] <= 0 <= bounds[1] else low * low), high * high
+
+
+def _short(value: Fraction, *, down: bool) -> Fraction:
+    """``value`` rounded outward to a multiple of 2^-400, so that denominators do not grow from step to step."""
+    grid = 2**400
+    scaled = value * grid
+    return Fraction(scaled.numerator // scaled.denominator + (0 if down else 1), grid)
+
+
+def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger, symbols: Symbols) -> SGDRule | AdamWRule:
+    """A fresh optimizer with empty state."""
+    if isinstance(spec, SGD):
+        return SGDRule(spec, fmt, ledger, symbols)
+    return AdamWRule(spec, fmt, ledger, symbols)

@@ -1,0 +1,113 @@
+"""The pytest face: options, items, markers, and the results file.
+
+Loaded in every pytest run where this package is installed, so nothing heavy is imported before the suite is collected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.suite.items import Servers
+
+MARKERS = ("single", "ddp", "horovod", "fp64", "fp32", "bf16", "fp16", "fp16_compression", "cuda")
+TIME_LIMIT = 60.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "conformance of distributed trainers")
+    group.addoption(
+        "--trainer",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a "
+        "reference trainer; may be given several times (default: the reference trainers)",
+    )
+    group.addoption(
+        "--backend",
+        action="append",
+        default=[],
+        choices=("single", "ddp", "horovod"),
+        help="only this backend; may be given several times (default: all that a trainer declares)",
+    )
+    group.addoption(
+        "--case",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this case, or the cases whose id begins so: ddp-w2-acc2-fp16-clip-value, ddp-w2",
+    )
+    group.addoption(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help=f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__ != "conformance.suite.test_conformance":
+        return
+    from conformance.suite.items import BadInput, collect
+
+    options = metafunc.config.option
+    items = collect(_servers(metafunc.config), options.trainer, options.backend, options.case)
+    several = len({item.target for item in items}) > 1
+    parameters = []
+    for item in items:
+        if isinstance(item, BadInput):
+            parameters.append(pytest.param(item, id=f"{item.target}: cannot be run"))
+            continue
+        names = (item.case.backend, item.case.precision.replace("-", "_"), item.case.device)
+        marks = [getattr(pytest.mark, name) for name in names if name in MARKERS]
+        identifier = f"{item.trainer}:{item.case.id}" if several else item.case.id
+        parameters.append(pytest.param(item, id=identifier, marks=marks))
+    metafunc.parametrize("item", parameters)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Attach the result to the report as plain values, which is how it crosses from an xdist worker."""
+    report = yield
+    if report.when == "call":
+        report.conformance = getattr(item, "conformance", None)
+        report.bad_input = getattr(item, "bad_input", None)
+    return report
+
+
+@pytest.fixture(scope="session")
+def conformance_servers(pytestconfig: pytest.Config) -> Servers:
+    """The processes that hold the trainers, started on demand."""
+    return _servers(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def conformance_time_limit(pytestconfig: pytest.Config) -> float:
+    return float(pytestconfig.option.time_limit)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    servers = config.stash.get(_SERVERS, None)
+    if servers is not None:
+        servers.close()
+
+
+_SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+
+
+def _servers(config: pytest.Config) -> Servers:
+    from conformance.suite.items import Servers
+
+    if _SERVERS not in config.stash:
+        config.stash[_SERVERS] = Servers()
+    return config.stash[_SERVERS]

@@ -1,0 +1,118 @@
+"""What the report says about one case beyond its fields: excerpts and groups that make the evidence short."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+
+from .records import CaseRecord, Certificate, Rank, Stage
+from .series import complete_plot
+from .text import duration, number, plural, telling
+from .verdicts import LOOKS, NOT_CONFORMING, Look
+
+OUTPUT_FAILED, OUTPUT_PASSED = 4000, 400
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Ranks that ended in the same way, named together. `output` is its tail; `cut` says how much is not
+    shown.
+    """
+
+    ranks: str
+    rank: Rank
+    output: str
+    cut: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of the parameter that differed first, as text."""
+
+    step: int
+    expected: str
+    observed: str
+    error: str
+    first: bool
+
+
+def look(case: CaseRecord) -> Look:
+    """How the verdict of the case is shown."""
+    return LOOKS[case.verdict]
+
+
+def failed(case: CaseRecord) -> bool:
+    """Whether the case counts as not conforming."""
+    return case.verdict in NOT_CONFORMING
+
+
+def setting(case: CaseRecord) -> list[tuple[str, str]]:
+    """What was run: names and values, without those that the case does not have."""
+    pairs = (
+        ("workload", case.workload), ("backend", case.backend), ("layout", case.layout),
+        ("world size", case.world_size), ("accumulation", case.accumulation),
+        ("micro-batch", case.micro_batch_size), ("precision", case.precision), ("device", case.device),
+        ("took", None if case.seconds is None else duration(case.seconds)),
+    )  # fmt: skip
+    return [(name, str(value)) for name, value in pairs if value not in (None, "")]
+
+
+def tightest(certificate: Certificate) -> Stage | None:
+    """The stage with the fewest bits to spare."""
+    counted = [
+        stage for stage in certificate.stages if stage.bits is not None and stage.available is not None
+    ]
+    return min(counted, key=lambda stage: (stage.available or 0) - (stage.bits or 0), default=None)
+
+
+def ranks(case: CaseRecord) -> list[Alike]:
+    """The ranks, those next to each other that ended alike as one."""
+    most = OUTPUT_FAILED if failed(case) else OUTPUT_PASSED
+    found = []
+    for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.output, r.stack, r.traceback, r.collectives)):
+        group = list(run)
+        first, last = group[0].rank, group[-1].rank
+        name = str(first) if len(group) == 1 else f"{first}–{last}"
+        output = group[0].output
+        found.append(Alike(name, group[0], output[-most:], max(0, len(output) - most)))
+    return found
+
+
+def error_in_words(case: CaseRecord) -> str | None:
+    """The largest error over all steps and parameters, against zero or the bound; None without numbers."""
+    weights = complete_plot(case, "weights")
+    if weights is None:
+        return None
+    largest = max(series.largest for series in weights.series)
+    if math.isinf(largest):
+        return "some values are not finite, or are missing"
+    over = f"over {plural(len(case.steps), 'step')}, {plural(weights.parameters, 'parameter')}"
+    if not weights.bounded:
+        return f"largest error {number(largest, 3)} {weights.unit}".rstrip() + f" {over}"
+    shares = [
+        abs(point.error) / point.bound
+        for series in weights.series
+        for point in series.points
+        if point.error is not None and point.bound
+    ]
+    share = f", at most {number(max(shares), 2)} of the bound" if shares else ""
+    return f"largest error {number(largest, 3)}{share} {over}"
+
+
+def around_first_difference(case: CaseRecord) -> list[Row]:
+    """The parameter that differed first, from the step before to two steps after."""
+    first = case.first_difference
+    if first is None or first.parameter not in case.parameters:
+        return []
+    i = case.parameters.index(first.parameter)
+    rows = []
+    for step in case.steps:
+        if not first.step - 1 <= step.step <= first.step + 2:
+            continue
+        weights = first.quantity == "weights"
+        pair = (step.expected, step.observed) if weights else (step.gradient_expected, step.gradient_observed)
+        expected, observed = (column[i] if column and i < len(column) else None for column in pair)
+        error = "" if expected is None or observed is None else number(observed - expected, 3)
+        rows.append(Row(step.step, *telling(expected, observed), error, step.step == first.step))
+    return rows

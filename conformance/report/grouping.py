@@ -1,0 +1,192 @@
+"""The cases of a run, arranged for a reader: the matrix, the causes of failure, the reasons for not
+running.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from .records import CaseRecord
+from .results import Results
+from .text import natural
+from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, Look, worst
+
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression")
+BACKENDS = ("single", "ddp", "horovod")
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The workloads of one trainer, path and precision."""
+
+    precision: str
+    cases: tuple[CaseRecord, ...]
+
+    @cached_property
+    def look(self) -> Look:
+        """The worst verdict; one that did not run only if nothing ran."""
+        return worst(case.verdict for case in self.cases)
+
+    @cached_property
+    def counts(self) -> list[tuple[Look, int]]:
+        """How many cases have each verdict, worst first."""
+        return tally(case.verdict for case in self.cases)
+
+    @property
+    def share(self) -> str:
+        """How many cases have the worst verdict: 12 if all, else 2/12."""
+        worst_count, total = dict(self.counts)[self.look], len(self.cases)
+        return str(total) if worst_count == total else f"{worst_count}/{total}"
+
+
+@dataclass(frozen=True)
+class Path:
+    """A row of the matrix: one path of one trainer on one device, a cell a precision."""
+
+    trainer: str
+    path: str
+    device: str
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        """The path, with the device where that is not the usual one."""
+        return self.path if self.device == "cpu" else f"{self.path} on {self.device}"
+
+    @cached_property
+    def cases(self) -> tuple[CaseRecord, ...]:
+        return tuple(case for cell in self.cells for case in cell.cases)
+
+    @cached_property
+    def counts(self) -> list[tuple[Look, int]]:
+        """How many cases have each verdict, worst first."""
+        return tally(case.verdict for case in self.cases)
+
+    def cell(self, precision: str) -> Cell | None:
+        """The cell of that precision, if there are cases for it."""
+        return next((cell for cell in self.cells if cell.precision == precision), None)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """All paths of one trainer."""
+
+    name: str
+    target: str
+    paths: tuple[Path, ...]
+
+    @cached_property
+    def counts(self) -> list[tuple[Look, int]]:
+        """How many cases have each verdict, worst first."""
+        return tally(case.verdict for path in self.paths for case in path.cases)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Cases of one verdict that have one text in common: a cause of failure, or a reason for not running."""
+
+    look: Look
+    text: str
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def example(self) -> CaseRecord:
+        """The case to look at first: the smallest run in which it shows."""
+        return min(
+            self.cases, key=lambda case: (case.world_size or 1, case.accumulation or 1, natural(case.id))
+        )
+
+    @property
+    def where(self) -> str:
+        """The trainers, paths and precisions concerned, in one line."""
+        trainers = _listed((case.trainer for case in self.cases), "trainers")
+        paths = _listed((case.path for case in self.cases), "paths")
+        precisions = _listed(
+            sorted({case.precision for case in self.cases}, key=_precision_order), "precisions"
+        )
+        return " · ".join([trainers, paths, precisions])
+
+
+def tally(verdicts: Iterable[str]) -> list[tuple[Look, int]]:
+    """How often each verdict occurs, worst first."""
+    counts = Counter(verdicts)
+    return [(look, counts[verdict]) for verdict, look in reversed(LOOKS.items()) if verdict in counts]
+
+
+def overall(results: Results) -> list[tuple[Look, int]]:
+    """How many cases of the run have each verdict: passed, not conforming, not run."""
+    counts = results.counts
+    return [
+        (LOOKS[verdict], counts[verdict]) for verdict in PASSED + NOT_CONFORMING + NOT_RUN if counts[verdict]
+    ]
+
+
+def precisions(results: Results) -> list[str]:
+    """The columns of the matrix."""
+    return sorted({case.precision for case in results.cases}, key=_precision_order)
+
+
+def trainers(results: Results) -> list[Trainer]:
+    """All cases by trainer, path and precision, in an order that does not depend on which case finished
+    first.
+    """
+    found = [_trainer(name, cases) for name, cases in _by(results.cases, lambda case: case.trainer).items()]
+    return sorted(found, key=lambda trainer: (_path_order(trainer.paths[0].cases[0]), natural(trainer.name)))
+
+
+def causes(results: Results) -> list[Alike]:
+    """What failed, one entry a cause: the same trainer, verdict and diagnosis (or headline, without one)."""
+    failed = [case for case in results.cases if case.verdict in NOT_CONFORMING]
+    groups = _by(failed, lambda case: (case.trainer, case.verdict, case.diagnosis or case.headline))
+    found = [Alike(LOOKS[verdict], text, cases) for (_, verdict, text), cases in groups.items()]
+    return sorted(found, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
+
+
+def reasons(results: Results) -> list[Alike]:
+    """What did not run, one entry a reason."""
+    idle = [case for case in results.cases if case.verdict in NOT_RUN]
+    groups = _by(idle, lambda case: (case.verdict, case.headline))
+    found = [Alike(LOOKS[verdict], text, cases) for (verdict, text), cases in groups.items()]
+    return sorted(found, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
+
+
+def _trainer(name: str, cases: tuple[CaseRecord, ...]) -> Trainer:
+    ordered = sorted(cases, key=lambda case: (_path_order(case), natural(case.id)))
+    rows = _by(ordered, lambda case: (case.path, case.device))
+    paths = tuple(
+        Path(name, path, device, tuple(Cell(key, found) for key, found in _cells(row)))
+        for (path, device), row in rows.items()
+    )
+    return Trainer(name, ", ".join(dict.fromkeys(case.target for case in ordered if case.target)), paths)
+
+
+def _cells(cases: tuple[CaseRecord, ...]) -> list[tuple[str, tuple[CaseRecord, ...]]]:
+    groups = _by(cases, lambda case: case.precision)
+    return sorted(groups.items(), key=lambda item: _precision_order(item[0]))
+
+
+def _path_order(case: CaseRecord) -> tuple[str, int, int, int, list[tuple[int, int, str]]]:
+    backend = BACKENDS.index(case.backend) if case.backend in BACKENDS else len(BACKENDS)
+    return case.device, backend, case.world_size or 1, case.accumulation or 1, natural(case.path)
+
+
+def _precision_order(precision: str) -> tuple[int, str]:
+    return (PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS), precision)
+
+
+def _by(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], K]) -> dict[K, tuple[CaseRecord, ...]]:
+    groups: defaultdict[K, list[CaseRecord]] = defaultdict(list)
+    for case in cases:
+        groups[key(case)].append(case)
+    return {name: tuple(group) for name, group in groups.items()}
+
+
+def _listed(values: Iterable[str], noun: str) -> str:
+    unique = list(dict.fromkeys(values))
+    return ", ".join(unique) if len(unique) <= 4 else f"{len(unique)} {noun}"

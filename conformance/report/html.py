@@ -1,0 +1,134 @@
+"""Renders a results file as one self-contained HTML page.
+
+Nothing is fetched, and nothing could be: the page's own policy allows only the style and the script that are
+in it, by their hashes. All text is escaped by the templates, and everything that would act unseen is made
+visible first.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from . import evidence, grouping, text
+from .figure import CLASSES, drawing
+from .records import CaseRecord
+from .results import Results, ResultsError
+from .series import Plot, plot
+from .summary import summary
+from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED
+
+
+def render_html(results: Results, path: str | Path) -> None:
+    """Writes the report of `results` to `path`. Raises `ResultsError` if it cannot be written."""
+    page = (
+        _environment(results)
+        .get_template("report.html.j2")
+        .render(
+            results=results,
+            summary=summary(results),
+            looks=[LOOKS[verdict] for verdict in PASSED + NOT_CONFORMING + NOT_RUN],
+            overall=grouping.overall(results),
+            precisions=grouping.precisions(results),
+            trainers=grouping.trainers(results),
+            causes=grouping.causes(results),
+            reasons=grouping.reasons(results),
+        )
+    )
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+
+
+class Drawings:
+    """The figures of a page, each drawn once: layouts of one workload have one trajectory, hence one
+    figure.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: dict[Markup, str] = {}
+
+    def name(self, plotted: Plot, case: CaseRecord) -> str:
+        """The id of the `<symbol>` that shows `plotted`."""
+        return self.drawn.setdefault(drawing(plotted, case.skips), f"f{len(self.drawn)}")
+
+
+def _environment(results: Results) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("conformance.report"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = _asset("report.css"), _asset("report.js")
+    environment.globals.update(
+        style=Markup(style),
+        script=Markup(script),
+        policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'",
+        anchor=_anchors(results),
+        plot=plot,
+        tally=grouping.tally,
+        drawings=Drawings(),
+        colours=CLASSES,
+        look=evidence.look,
+        failed=evidence.failed,
+        setting=evidence.setting,
+        tightest=evidence.tightest,
+        ranks=evidence.ranks,
+        error_in_words=evidence.error_in_words,
+        around_first_difference=evidence.around_first_difference,
+        telling=text.telling,
+    )
+    environment.filters.update(
+        number=text.number, size=text.size, duration=text.duration, plural=text.plural, runs=text.runs
+    )
+    return environment
+
+
+def _shown(value: object) -> object:
+    """What an expression of a template puts onto the page. `Markup` is ours; all other text may be
+    foreign.
+    """
+    return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _asset(name: str) -> str:
+    return files("conformance.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(content: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _anchors(results: Results) -> Callable[..., str]:
+    """A function that gives a case, or the names of a group of cases, an id that is unique in the page."""
+    taken: dict[str, object] = {}
+    cases: dict[int, str] = {}
+
+    def slug(*names: str) -> str:
+        return "/".join(re.sub(r"[^A-Za-z0-9._-]+", "-", name) for name in names)
+
+    for case in results.cases:
+        name = base = slug(case.trainer, case.id)
+        copies = 1
+        while name in taken:
+            copies += 1
+            name = f"{base}~{copies}"
+        taken[name] = cases[id(case)] = name
+
+    def anchor(what: CaseRecord | str, *names: str) -> str:
+        return cases[id(what)] if isinstance(what, CaseRecord) else "at/" + slug(what, *names)
+
+    return anchor

@@ -1,0 +1,199 @@
+"""The lines of a results file as frozen value classes: schema version 1, described in SCHEMA.md and
+schema.json.
+
+A field with a default may be absent from the file. Weights and gradients are flattened, one number a
+parameter, in the order of `CaseRecord.parameters`. Errors and bounds are absolute, in the unit of the
+quantity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+Numbers = tuple[float | None, ...]
+VerdictName = Literal[
+    "PASS (exact)", "PASS (bounded)", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
+    "UNSUPPORTED", "UNAVAILABLE", "INCONCLUSIVE",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Header:
+    """The first line: what ran, where, and how many cases were planned."""
+
+    tool: str
+    version: str
+    started: str
+    command: str
+    planned: int
+    seed: int | None = None
+    machine: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the arithmetic of a step. `bits` are needed where `available` are there; `step` is the
+    tightest.
+    """
+
+    stage: str
+    exact: bool
+    bits: int | None = None
+    available: int | None = None
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Whether every intermediate value is exactly representable; `reason` says why not."""
+
+    exact: bool
+    stages: tuple[Stage, ...] = ()
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Power:
+    """How far the nearest catalogued fault lies outside what this case accepts: effect over bound."""
+
+    value: float
+    fault: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A condition that must hold before equality means anything."""
+
+    name: str
+    holds: bool
+    expected: str
+    observed: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """State after one optimizer step, and the gradients that the optimizer saw in it."""
+
+    step: int
+    window: int
+    expected: Numbers
+    observed: Numbers
+    error: Numbers | None = None
+    bound: Numbers | None = None
+    ulp: Numbers | None = None
+    gradient_expected: Numbers | None = None
+    gradient_observed: Numbers | None = None
+    gradient_error: Numbers | None = None
+    gradient_bound: Numbers | None = None
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """The weights of each rank after the first step in which they differ."""
+
+    step: int
+    weights: tuple[Numbers, ...]
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """Where the trainer first left the right answer."""
+
+    step: int
+    quantity: Literal["weights", "gradient"]
+    parameter: str
+    expected: float | None
+    observed: float | None
+    error: float | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """How often a rank called one collective, and how many bytes it gave to it in all."""
+
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What became of one process. `traceback`, `stack` and `output` come from the trainer and are never
+    trusted.
+    """
+
+    rank: int
+    exit: str
+    output: str = ""
+    stack: str | None = None
+    traceback: str | None = None
+    collectives: dict[str, Collective] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CaseRecord:
+    """One case: workload x layout x precision x backend on one trainer, with its verdict and the evidence for
+    it.
+    """
+
+    id: str
+    trainer: str
+    backend: str
+    path: str
+    precision: str
+    workload: str
+    verdict: VerdictName
+    headline: str
+    command: str
+    target: str = ""
+    layout: str = ""
+    device: str = "cpu"
+    world_size: int | None = None
+    accumulation: int | None = None
+    micro_batch_size: int | None = None
+    seconds: float | None = None
+    notes: tuple[str, ...] = ()
+    certificate: Certificate | None = None
+    power: Power | None = None
+    guards: tuple[Guard, ...] = ()
+    parameters: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    skips: tuple[int, ...] = ()
+    scales: tuple[float, ...] = ()
+    diverged: Diverged | None = None
+    first_difference: FirstDifference | None = None
+    diagnosis: str | None = None
+    semantics: str | None = None
+    ranks: tuple[Rank, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A trainer with one seeded bug, the verdict that each case gave it, and the checks that caught it."""
+
+    mutant: str
+    what: str
+    verdicts: dict[str, VerdictName]
+    caught: bool
+    by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mutants:
+    """The table mutant x check."""
+
+    rows: tuple[Mutant, ...]
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The last line: it proves that nothing is missing."""
+
+    finished: str
+    cases: int
+    verdicts: dict[str, int]
+    complete: bool

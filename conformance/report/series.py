@@ -1,0 +1,135 @@
+"""What a figure draws: expected, observed, error and bound of each parameter over the steps of a case."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .records import CaseRecord, Numbers, Step
+
+Quantity = Literal["weights", "gradient"]
+MOST_SERIES, MOST_POINTS = 6, 60
+
+
+@dataclass(frozen=True)
+class Point:
+    """One parameter after one step. A value is None where the trainer had none, such as an unset gradient."""
+
+    at: int
+    expected: float | None
+    observed: float | None
+    error: float | None
+    bound: float | None
+
+
+@dataclass(frozen=True)
+class Series:
+    """One parameter over the steps."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest |error|; infinite if a value was lost."""
+        return max((_magnitude(point.error) for point in self.points), default=0.0)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The series of a quantity.
+
+    `unit` is what its errors are counted in, `parameters` how many there are in all, `parted` where the
+    trainer first left the right answer.
+    """
+
+    quantity: Quantity
+    unit: str
+    bounded: bool
+    by_window: bool
+    series: tuple[Series, ...]
+    parameters: int
+    parted: int | None
+
+
+def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
+    """All series of `quantity` in `case`, or None if the case has no numbers of it."""
+    steps = [step for step in case.steps if _columns(step, quantity)[1]]
+    if not steps:
+        return None
+    bounded = any(bound for step in steps for bound in _columns(step, quantity)[3] or ())
+    in_ulp = quantity == "weights" and not bounded and all(step.ulp for step in steps)
+    by_window = bool(case.skips)
+    count = max(len(column or ()) for step in steps for column in _columns(step, quantity)[:2])
+    names = [*case.parameters, *(f"[{i}]" for i in range(len(case.parameters), count))]
+    series = tuple(
+        Series(name, tuple(_point(step, quantity, i, in_ulp, by_window) for step in steps))
+        for i, name in enumerate(names)
+    )
+    first = case.first_difference
+    parted = None
+    if first and first.quantity == quantity:
+        parted = next((_at_x(step, by_window) for step in steps if step.step == first.step), None)
+    return Plot(quantity, "ulp" if in_ulp else "", bounded, by_window, series, len(names), parted)
+
+
+def plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
+    """`complete_plot`, thinned to what a small figure can show.
+
+    Of many steps, the one with the largest error of each stretch is kept; of many parameters, those with the
+    largest errors.
+    """
+    whole = complete_plot(case, quantity)
+    if whole is None:
+        return None
+    kept = _worst_of(whole.series)
+    chosen = _thinned(kept, whole.parted)
+    thin = tuple(Series(one.name, tuple(one.points[i] for i in chosen)) for one in kept)
+    return replace(whole, series=thin)
+
+
+def _at_x(step: Step, by_window: bool) -> int:
+    return step.window if by_window else step.step
+
+
+def _columns(step: Step, quantity: Quantity) -> tuple[Numbers | None, ...]:
+    if quantity == "weights":
+        return step.expected, step.observed, step.error, step.bound
+    return step.gradient_expected, step.gradient_observed, step.gradient_error, step.gradient_bound
+
+
+def _point(step: Step, quantity: Quantity, i: int, in_ulp: bool, by_window: bool) -> Point:
+    expected, observed, error, bound = (_at(column, i) for column in _columns(step, quantity))
+    if in_ulp:
+        error = _at(step.ulp, i)
+    elif error is None and expected is not None and observed is not None:
+        error = observed - expected
+    return Point(_at_x(step, by_window), expected, observed, error, bound)
+
+
+def _at(column: Sequence[float | None] | None, i: int) -> float | None:
+    return column[i] if column and i < len(column) else None
+
+
+def _worst_of(series: Sequence[Series]) -> list[Series]:
+    kept = sorted(range(len(series)), key=lambda i: -series[i].largest)[:MOST_SERIES]
+    return [series[i] for i in sorted(kept)]
+
+
+def _thinned(series: list[Series], parted: int | None) -> list[int]:
+    points = series[0].points
+    count = len(points)
+    if count <= MOST_POINTS:
+        return list(range(count))
+    kept = {0, count - 1} | {i for i, point in enumerate(points) if point.at == parted}
+    buckets = MOST_POINTS - 3
+    for b in range(buckets):
+        stretch = range(b * count // buckets, (b + 1) * count // buckets)
+        kept.add(max(stretch, key=lambda i: max(_magnitude(one.points[i].error) for one in series)))
+    return sorted(kept)
+
+
+def _magnitude(error: float | None) -> float:
+    return math.inf if error is None or math.isnan(error) else abs(error)

@@ -1,0 +1,53 @@
+"""The verdict over a whole run, in a word and a sentence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from .results import Results
+from .text import plural, visible
+from .verdicts import NOT_CONFORMING
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`title` is the verdict, `detail` the counts behind it, `tone` its colour (as `Look.tone`)."""
+
+    title: str
+    detail: str
+    tone: str
+
+
+def summary(results: Results) -> Summary:
+    """A run conforms only if it is whole, judged something, and found nothing wrong."""
+    passed, failed = results.passed, results.failed
+    detail = _judged(results) + _not_run(results)
+    if failed:
+        return Summary("Not conforming", detail, "bad")
+    if results.cut_off:
+        return Summary("Not shown to conform", detail, "doubt")
+    if not passed:
+        return Summary("Nothing was judged", detail, "doubt")
+    return Summary("Conforming", detail, "good")
+
+
+def _judged(results: Results) -> str:
+    passed, failed = results.passed, results.failed
+    judged = passed + failed
+    if not judged:
+        return "No case ran."
+    if not failed:
+        return f"All {judged} judged cases hold." if judged > 1 else "The one judged case holds."
+    wrong = Counter(visible(case.trainer) for case in results.cases if case.verdict in NOT_CONFORMING)
+    names = ", ".join(f"{name} {count}" if len(wrong) > 1 else name for name, count in wrong.most_common())
+    hold = "holds" if passed == 1 else "hold"
+    do = "does" if failed == 1 else "do"
+    return f"{passed} of {plural(judged, 'judged case')} {hold}, {failed} {do} not ({names})."
+
+
+def _not_run(results: Results) -> str:
+    count = results.not_run
+    more = " more" if results.passed + results.failed else ""
+    proves = "was not run and proves" if count == 1 else "were not run and prove"
+    return f" {count}{more} {proves} nothing." if count else ""

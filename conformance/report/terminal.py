@@ -1,0 +1,132 @@
+"""The summary that a run leaves in the terminal: the matrix, what does not hold, what did not run, the
+totals.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.columns import Columns
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
+from .records import CaseRecord
+from .results import Results
+from .summary import summary
+from .text import number, plural, telling, visible
+from .verdicts import NOT_RUN, PASSED
+
+MOST_CAUSES = 12
+KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
+MIXED = "✓ 4 + 1: four cases exact, one within its bound. 1/3: one case of three has this verdict."
+TONES = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
+
+
+def render_terminal(results: Results, console: Console, report: str | Path | None = None) -> None:
+    """Prints the summary of `results`. `report` is where the HTML report was written, named at the end."""
+    if results.cases:
+        console.print(_matrix(results))
+        console.print(Text(MIXED, "dim"))
+    _print_causes(results, console)
+    _print_reasons(results, console)
+    whole = summary(results)
+    console.print()
+    if results.cut_off:
+        console.print(
+            Text(f"INCOMPLETE: {results.cut_off}. This is no evidence of conformance.", "bold yellow")
+        )
+    console.print(Text.assemble((whole.title, TONES[whole.tone]), f"  {whole.detail}"))
+    counts = [_counted(look.glyph, look.verdict, count, look.style) for look, count in overall(results)]
+    console.print(Columns(counts, padding=(0, 3)))
+    if report is not None:
+        console.print(Text(f"Report: {visible(str(report))}"))
+
+
+def _matrix(results: Results) -> Table:
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    columns = precisions(results)
+    table.add_column("", no_wrap=True)
+    for precision in columns:
+        table.add_column(visible(precision))
+    for trainer in trainers(results):
+        table.add_row(Text(visible(trainer.name), "bold"))
+        for path in trainer.paths:
+            cells = (path.cell(precision) for precision in columns)
+            table.add_row(Text("  " + visible(path.name)), *map(_cell, cells))
+    return table
+
+
+def _cell(cell: Cell | None) -> Text:
+    """The worst verdict and how many cases have it, or counts where all passed, but not all in one way."""
+    if cell is None:
+        return Text("·", "dim")
+    if len(cell.counts) > 1 and cell.look.verdict in PASSED:
+        return _mixed(cell)
+    return Text.assemble((f"{cell.look.glyph} {cell.look.short}", cell.look.style), (f" {cell.share}", "dim"))
+
+
+def _mixed(cell: Cell) -> Text:
+    """A cell that passed, but not all of it as exact: ✓ 4 + 1, explained by `MIXED`."""
+    exact, bounded, idle = (
+        sum(count for look, count in cell.counts if look.verdict in kind) for kind in KINDS
+    )
+    rest = f", {idle} not run" if idle else ""
+    passed = " + ".join(str(count) for count in (exact, bounded) if count)
+    return Text.assemble((f"✓ {passed}", "green"), (rest, "dim"))
+
+
+def _counted(glyph: str, verdict: str, count: int, style: str) -> Text:
+    return Text.assemble((glyph, style), f" {count} {verdict}")
+
+
+def _print_causes(results: Results, console: Console) -> None:
+    found = causes(results)
+    if found:
+        console.print(Text("\nWhat does not hold", "bold"))
+    for cause in found[:MOST_CAUSES]:
+        console.print(
+            Text.assemble("\n", (f"{cause.look.glyph} {cause.look.verdict}", cause.look.style), _times(cause))
+        )
+        console.print(Padding(_explained(cause.example), (0, 0, 0, 2), expand=False))
+        console.print(Text(f"  $ {visible(cause.example.command)}", "cyan"), soft_wrap=True)
+    if len(found) > MOST_CAUSES:
+        rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
+        console.print(
+            Text(f"\nand {plural(rest, 'case')} more of other causes: the report has them all", "dim")
+        )
+
+
+def _times(cause: Alike) -> str:
+    example = visible(f"  {cause.example.trainer}  {cause.example.id}")
+    more = len(cause.cases) - 1
+    return f"{example}  (and {plural(more, 'case')} more like it)" if more else example
+
+
+def _explained(case: CaseRecord) -> Text:
+    lines = [Text(visible(case.headline))]
+    first = case.first_difference
+    if first:
+        expected, observed = telling(first.expected, first.observed)
+        allowed = f", allowed {number(first.bound, 3)}" if first.bound else ""
+        when = "weights after" if first.quantity == "weights" else "gradient in"
+        lines.append(
+            Text(
+                f"first difference: {when} step {first.step}, {visible(first.parameter)}: "
+                f"expected {expected}, observed {observed}{allowed}"
+            )
+        )
+    if case.diagnosis:
+        lines.append(Text.assemble(("diagnosis: ", "bold"), visible(case.diagnosis)))
+    return Text("\n").join(lines)
+
+
+def _print_reasons(results: Results, console: Console) -> None:
+    found = reasons(results)
+    if found:
+        console.print(Text("\nWhat did not run (never counted as passed)\n", "bold"))
+    for reason in found:
+        line = f"{reason.look.glyph} {reason.look.verdict}  {plural(len(reason.cases), 'case')}: "
+        console.print(Text.assemble((line, "dim"), visible(reason.text)))

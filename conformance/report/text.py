@@ -1,0 +1,81 @@
+"""Numbers and foreign text as a reader should see them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from itertools import groupby
+
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def visible(text: str) -> str:
+    """`text` without terminal colours, and with everything that would act unseen written as an escape.
+
+    That is control characters, the marks that reorder text (a line could otherwise read as another one than
+    it is), and lone surrogates, which no file can hold. Line ends and tabs stay.
+    """
+    text = _ANSI.sub("", text.replace("\r\n", "\n"))
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def number(value: float | None, digits: int = 9) -> str:
+    """A value with up to `digits` significant digits; 9 tell any two fp32 values apart."""
+    if value is None:
+        return "none"
+    if not math.isfinite(value):
+        return str(value).replace("-", "−")
+    return f"{value:.{digits}g}".replace("-", "−")
+
+
+def telling(expected: float | None, observed: float | None) -> tuple[str, str]:
+    """Both values, with as many digits as it takes to see that they differ."""
+    shown = number(expected), number(observed)
+    if shown[0] == shown[1] and expected != observed:
+        return number(expected, 17), number(observed, 17)
+    return shown
+
+
+def power_of_ten(exponent: int) -> str:
+    """10⁻⁹ for -9."""
+    return "10" + str(exponent).translate(SUPERSCRIPT)
+
+
+def size(count: int) -> str:
+    """A number of bytes."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:.3g} GB"
+
+
+def duration(seconds: float) -> str:
+    """A time span: 0.12 s, 14 s, 2 min 5 s."""
+    if seconds < 59.5:
+        return f"{seconds:.2f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{int(seconds + 0.5) // 60} min {int(seconds + 0.5) % 60} s"
+
+
+def plural(count: int, noun: str) -> str:
+    """1 case, 2 cases."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def runs(values: Iterable[float]) -> list[tuple[str, int]]:
+    """Consecutive equal values, each with how often: 1024 1024 512 gives (1024, 2), (512, 1)."""
+    return [(number(value), len(list(group))) for value, group in groupby(values)]
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """A key that sorts w2 before w10."""
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part
+    ]

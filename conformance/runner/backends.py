@@ -1,0 +1,67 @@
+"""Importing a trainer together with what its backend needs beyond torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from conformance.runner.outcome import Unavailable
+from conformance.trainers.declaration import Declaration
+from conformance.trainers.loading import (
+    MissingRequirement,
+    Train,
+    TrainerError,
+    load,
+    missing_requirements,
+)
+
+# Horovod's last release does not build against a current torch from a plain `pip install`.
+_HOROVOD_INSTALL = "python tools/horovod_wheel.py --install"
+
+
+def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
+    """The trainer, ready to run on ``backend``. Raises TrainerError, Unavailable."""
+    broken = _import_horovod() if backend == "horovod" else None
+    try:
+        train, declaration = load(target)
+    except TrainerError as error:
+        found = error.declaration if isinstance(error, MissingRequirement) else None
+        if broken:
+            raise Unavailable(broken, _HOROVOD_INSTALL, found) from error
+        if isinstance(error, MissingRequirement):
+            raise _missing([error.module], error.declaration) from error
+        raise
+    if broken:
+        raise Unavailable(broken, _HOROVOD_INSTALL, declaration)
+    if missing := missing_requirements(declaration):
+        raise _missing(missing, declaration)
+    return train, declaration
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The installed version of each package that has one."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _import_horovod() -> str | None:
+    """Why ranks could not use Horovod, if so."""
+    try:
+        import_module("horovod.torch")
+    except ImportError as error:
+        return f"Horovod cannot be imported: {' '.join(str(error).split())}"
+    return None
+
+
+def _missing(modules: Iterable[str], declaration: Declaration) -> Unavailable:
+    names = ", ".join(modules)
+    if "horovod" in names:
+        return Unavailable(f"{names} is not installed", _HOROVOD_INSTALL, declaration)
+    command = f"pip install {' '.join(declaration.requires)}"
+    return Unavailable(f"{names} is not installed", command, declaration)

@@ -1,0 +1,106 @@
+"""One case: its rendezvous and its ranks are started, watched, and cleared away without a trace."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import astuple
+from time import monotonic
+from typing import Any
+
+from conformance.runner import keeper, linux, processes
+from conformance.runner.descriptors import Descriptors
+from conformance.runner.environment import rank_environment
+from conformance.runner.launch import Launch
+from conformance.runner.outcome import Outcome, describe_status
+from conformance.runner.protocol import Channel
+from conformance.runner.rank import Pipes
+from conformance.runner.seat import Seat
+from conformance.runner.signals import ChildSignals
+from conformance.runner.supervision import Supervision
+
+
+class KeeperGone(Exception):
+    """The rendezvous ended under the ranks, for which none of them can be blamed."""
+
+
+class Case:
+    """``spec`` in fresh processes that ``launch`` makes ranks of, for the client at the end of ``client``."""
+
+    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel) -> None:
+        self._launch = launch
+        self._spec = spec
+        self._client = client
+        self._seats: list[Seat] = []
+        self._keeper: int | None = None
+
+    def run(self, time_limit: float) -> Outcome:
+        """``time_limit``: seconds, counted from when all ranks have started.
+
+        Raises ClientGone, KeeperGone.
+        """
+        began = monotonic()
+        with ExitStack() as self._clearing:
+            self._clearing.callback(processes.sweep, linux.children())
+            self._descriptors = self._clearing.enter_context(Descriptors())
+            self._signals = self._clearing.enter_context(ChildSignals())
+            self._clearing.callback(self._kill_all)
+            port = None if self._spec["backend"] == "single" else self._start_keeper()
+            hold, release = self._descriptors.pipe()
+            for rank in range(int(self._spec["world_size"])):
+                self._start_rank(rank, hold, port)
+            self._descriptors.close(hold)
+            supervision = Supervision(
+                self._seats,
+                time_limit,
+                check=self._check_keeper,
+                release=lambda: self._descriptors.close(release),
+            )
+            supervision.watch(self._signals, self._client)
+            ranks = tuple(seat.outcome(supervision.first_failed) for seat in self._seats)
+        return Outcome(ranks, monotonic() - began, supervision.timed_out)
+
+    def _start_keeper(self) -> int:
+        """Returns the port of the case's rendezvous."""
+        listener = keeper.listen()
+
+        def body() -> int:
+            self._forget()
+            keeper.keep(self._spec["backend"], listener, self._spec["world_size"])
+
+        with listener:
+            self._keeper = processes.fork(body)
+            return int(listener.getsockname()[1])
+
+    def _check_keeper(self) -> None:
+        """Raises KeeperGone."""
+        if self._keeper is not None and (status := processes.ended(self._keeper)) is not None:
+            self._keeper = None
+            raise KeeperGone(f"the process that keeps the rendezvous ended early: {describe_status(status)}")
+
+    def _start_rank(self, rank: int, hold: int, port: int | None) -> None:
+        events, write = self._descriptors.pipe()
+        output = self._descriptors.file()
+        seat = Seat(rank, events, output, stack=self._descriptors.file())
+        pipes = Pipes(write, hold, seat.stack_file)
+
+        def body() -> int:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            self._forget(*astuple(pipes))
+            return self._launch(self._spec, rank, pipes, rank_environment(self._spec, rank, port))
+
+        seat.pid = processes.fork(body)
+        self._seats.append(seat)
+        self._descriptors.close(write)
+
+    def _forget(self, *kept: int) -> None:
+        """In a child: let go of everything that is the server's."""
+        self._signals.restore()
+        self._client.close()
+        self._descriptors.close_all_but(kept)
+
+    def _kill_all(self) -> None:
+        started = [seat.pid for seat in self._seats if not seat.gone]
+        for pid in started if self._keeper is None else [*started, self._keeper]:
+            processes.kill_and_reap(pid)

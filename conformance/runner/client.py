@@ -1,0 +1,143 @@
+"""The front side of the runner: what the suite uses. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Literal, Self
+
+from conformance.runner import stacks
+from conformance.runner.descriptors import last_line, tail
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable
+from conformance.runner.supervision import LEAVE_LIMIT, START_LIMIT
+from conformance.runner.zygote_handle import ServerProcess, Zygote, shared
+from conformance.trainers.declaration import Declaration
+from conformance.trainers.loading import TrainerError
+
+__all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError", "Unavailable", "shared"]
+
+IMPORT_LIMIT = 120.0
+_END_LIMIT = 10.0
+# What a server may take beyond the limits that it keeps itself before it counts as dead.
+_SLACK = 30.0
+
+
+class ForkServer:
+    """A process that has imported torch and one trainer, and runs each case in processes forked from it.
+
+        with ForkServer("my_trainer.py", backend="ddp") as server:
+            outcome = server.run(spec, time_limit=60.0)
+
+    Entering raises TrainerError, one line that says what is wrong with the trainer; Unavailable when
+    something is missing that the backend or the trainer needs; RunnerError when the harness itself fails.
+
+    Attributes:
+        declaration: what the trainer says that it supports.
+        mode, mode_reason: "fork", or "spawn" and why forking would be unsafe.
+        versions: of python, torch, horovod (where it is the backend) and what the trainer requires.
+        gpus: {"devices": the CUDA devices of this machine, "reason": why there are none, or None}.
+    """
+
+    declaration: Declaration
+    mode: Literal["fork", "spawn"]
+    mode_reason: str | None
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+
+    def __init__(self, trainer: str, backend: str, import_limit: float = IMPORT_LIMIT) -> None:
+        self._trainer = trainer
+        self._backend = backend
+        self._import_limit = import_limit
+        self._server: ServerProcess | None = None
+        self._zygote: Zygote
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._end(self._server, _END_LIMIT)
+
+    def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
+        """Run one case in fresh processes.
+
+        ``time_limit``: seconds for the trainer's function; what is still running then is killed. When the
+        server itself dies, the outcome says so for every rank, and the next call starts another. Raises
+        RunnerError when the harness itself fails.
+        """
+        server = self._server or self._start()
+        began = monotonic()
+        try:
+            server.channel.send({"spec": spec, "time_limit": time_limit})
+            answer = server.channel.receive(START_LIMIT + time_limit + LEAVE_LIMIT + _SLACK)
+            patience = _END_LIMIT
+        except BrokenPipeError:
+            answer, patience = None, _END_LIMIT
+        except TimeoutError:
+            answer, patience = None, 0.0
+        except BaseException:
+            self._end(server, _END_LIMIT)
+            raise
+        if answer is not None:
+            if "failure" in answer:
+                raise RunnerError(f"{spec['case']}: {answer['failure']}")
+            return Outcome.from_dict(answer)
+        said = _last_words(server)
+        how = self._end(server, patience)
+        exit = f"the trainer's server died ({how}){said}"
+        return Outcome.unheard(spec["world_size"], exit, monotonic() - began)
+
+    def _start(self) -> ServerProcess:
+        """Raises TrainerError, Unavailable, RunnerError."""
+        self._zygote = shared.get()
+        server, hello = self._serve(spawn=False)
+        self.declaration = Declaration.from_dict(hello["declaration"])
+        self.versions = {**self._zygote.versions, **hello["versions"]}
+        self.gpus = self._zygote.gpus
+        self.mode, self.mode_reason = "fork", None
+        if hello["unsafe"] is not None:
+            self._end(server, _END_LIMIT)
+            self.mode = "spawn"
+            self.mode_reason = f"after importing {self._trainer} a fork would be unsafe: {hello['unsafe']}"
+            server, _ = self._serve(spawn=True)
+        return server
+
+    def _serve(self, *, spawn: bool) -> tuple[ServerProcess, dict[str, Any]]:
+        server = self._server = self._zygote.serve(self._trainer, self._backend, spawn=spawn)
+        try:
+            hello = server.channel.receive(self._import_limit)
+        except TimeoutError as error:
+            stacks.request([(server.pid, server.output)])
+            where = stacks.line_of_trainer(tail(server.output))
+            self._end(server, 0.0)
+            raise TrainerError(
+                f"{self._trainer}: importing it did not end within {self._import_limit:g} s{_at(where)}"
+            ) from error
+        except BaseException:
+            self._end(server, 0.0)
+            raise
+        if hello is None:
+            where = stacks.line_of_trainer(tail(server.output))
+            said = _last_words(server)
+            how = self._end(server, _END_LIMIT)
+            raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or said}")
+        if "error" in hello:
+            self._end(server, _END_LIMIT)
+            raise TrainerError(hello["error"])
+        if "unavailable" in hello:
+            self._end(server, _END_LIMIT)
+            raise Unavailable.from_dict(hello["unavailable"])
+        return server, hello
+
+    def _end(self, server: ServerProcess, patience: float) -> str:
+        self._server = None
+        return self._zygote.end(server, patience)
+
+
+def _at(where: str | None) -> str:
+    return f" at {where}" if where else ""
+
+
+def _last_words(server: ServerProcess) -> str:
+    said = last_line(server.output)
+    return f"; it last printed: {said}" if said else ""

@@ -1,0 +1,59 @@
+"""Raw file descriptors: files without a name, and what belongs to one case."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Container
+
+
+def nameless_file() -> int:
+    """The descriptor of an empty file for reading and writing, which nobody has to remove."""
+    descriptor, path = tempfile.mkstemp(prefix="conformance-")
+    os.unlink(path)
+    return descriptor
+
+
+def tail(file: int, size: int = 20_000) -> str:
+    """The last ``size`` bytes of a file, as text."""
+    start = max(0, os.fstat(file).st_size - size)
+    return os.pread(file, size, start).decode(errors="replace")
+
+
+def last_line(file: int) -> str:
+    """The last line of a file that is not blank; empty if there is none."""
+    lines = [line.strip() for line in tail(file).splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+class Descriptors:
+    """Owns raw descriptors: a forked child closes what is not its own, and no object does so again later."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_all_but(())
+
+    def pipe(self) -> tuple[int, int]:
+        """(read end, write end)"""
+        ends = os.pipe()
+        self._open.update(ends)
+        return ends
+
+    def file(self) -> int:
+        """A `nameless_file`."""
+        descriptor = nameless_file()
+        self._open.add(descriptor)
+        return descriptor
+
+    def close(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        os.close(descriptor)
+
+    def close_all_but(self, kept: Container[int]) -> None:
+        for descriptor in [descriptor for descriptor in self._open if descriptor not in kept]:
+            self.close(descriptor)

@@ -1,0 +1,95 @@
+"""Messages between the processes: JSON lines, strict JSON, over Unix sockets and pipes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any
+
+_CHUNK = 1 << 16
+_MOST_DESCRIPTORS = 8
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line of strict JSON; floats that are not finite become "nan", "inf" and "-inf"."""
+    try:
+        text = json.dumps(message, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_spelled_out(message), allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"a message is an object, not {message!r}")
+    return message
+
+
+def _spelled_out(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _spelled_out(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled_out(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class Channel:
+    """One end of a Unix stream socket that carries JSON lines and, beside them, file descriptors."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = bytearray()
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def send(self, message: Mapping[str, Any], descriptors: Iterable[int] = ()) -> None:
+        """Raises OSError when the other end is gone."""
+        data = encode(message)
+        descriptors = list(descriptors)
+        self._connection.settimeout(None)
+        sent = socket.send_fds(self._connection, [data], descriptors) if descriptors else 0
+        self._connection.sendall(data[sent:])
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """The next message, or None when the other end is gone.
+
+        Raises TimeoutError after ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while (end := self._unread.find(b"\n")) < 0:
+            if not self._fill(deadline):
+                return None
+        line = bytes(self._unread[:end])
+        del self._unread[: end + 1]
+        return decode(line)
+
+    def take_descriptors(self) -> list[int]:
+        """The descriptors that came with the messages received so far; the caller owns them."""
+        taken, self._descriptors = self._descriptors, []
+        return taken
+
+    def _fill(self, deadline: float | None) -> bool:
+        while True:
+            self._connection.settimeout(None if deadline is None else max(1e-3, deadline - monotonic()))
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
+            except ConnectionResetError:
+                return False
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
+            self._descriptors += descriptors
+            self._unread += data
+            if not data or b"\n" in data:
+                return bool(data)

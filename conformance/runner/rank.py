@@ -1,0 +1,128 @@
+"""One rank of one case: runs the trainer's function, sends what the recorder sees, waits for its peers."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.runner import backends, protocol, rendezvous, stacks
+from conformance.runner.preload import preload
+from conformance.trainers.loading import Train
+
+_OURS = str(Path(__file__).parent) + os.sep
+_LONGEST_TEXT = 20_000
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """A rank's descriptors: it writes events and stack; release reaches its end when all are through."""
+
+    events: int
+    release: int
+    stack: int
+
+
+def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes) -> int:
+    """Run the function that ``load`` returns as rank ``rank``; the result is the exit code.
+
+    The launch environment is that of the rank already.
+    """
+    import torch
+
+    from conformance.trace.recorder import Recorder
+    from conformance.trainers.task import Task
+
+    faulthandler.enable(file=2)
+    stacks.answer_requests(pipes.stack)
+    torch.set_num_threads(1)
+    rendezvous.separate_groups()
+    recorder = Recorder(_Sender(pipes.events), spec, rank)
+    try:
+        train = load()
+        recorder.note("started", pid=os.getpid())
+        with recorder:
+            task = Task(spec, rank, recorder)
+            train(task)
+            recorder.finished(task)
+    except BaseException as error:
+        recorder.note("raised", **_described(error), at=time.monotonic())
+        return _exit_code(error)
+    os.read(pipes.release, 1)
+    return 0
+
+
+class _Sender:
+    """Writes events to the pipe, one line each, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        line = protocol.encode(event)
+        with self._lock:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    trace = traceback.TracebackException.from_exception(error)
+    _trim(trace)
+    try:
+        message = str(error)
+    except Exception as another:
+        message = f"(its message cannot be shown: {type(another).__name__})"
+    return {
+        "type": type(error).__name__,
+        "message": message[:_LONGEST_TEXT],
+        "traceback": "".join(trace.format())[-_LONGEST_TEXT:],
+    }
+
+
+def _trim(trace: traceback.TracebackException) -> None:
+    """Take the runner's own frames out of a traceback and of what led to it."""
+    kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
+    trace.stack = traceback.StackSummary.from_list(kept)
+    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
+        if other is not None:
+            _trim(other)
+
+
+def _exit_code(error: BaseException) -> int:
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def main(job: str, target: str) -> None:
+    """The entry point of a spawned rank; ``job`` is the descriptor of the file that `spawn_job` wrote."""
+    sys.argv[:] = [target]
+    with open(int(job), encoding="utf-8") as file:
+        told = json.load(file)
+    pipes = Pipes(**told["pipes"])
+    stacks.answer_requests(pipes.stack)
+
+    def load() -> Train:
+        preload()
+        return backends.load_for(target, told["backend"])[0]
+
+    code = run(load, told["spec"], told["rank"], pipes)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def spawn_job(backend: str, spec: dict[str, Any], rank: int, pipes: Pipes) -> str:
+    """What a spawned rank has to be told, as text for its job file."""
+    return json.dumps({"backend": backend, "spec": spec, "rank": rank, "pipes": asdict(pipes)})

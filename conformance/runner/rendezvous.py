@@ -1,0 +1,25 @@
+"""One store for a whole case, and yet a clean one for every process group that a trainer sets up."""
+
+from __future__ import annotations
+
+import itertools
+from importlib import import_module
+from typing import Any
+
+
+def separate_groups() -> None:
+    """Give the store that each `init_process_group` of this process attaches to a prefix of its own.
+
+    Under torchrun's defaults rank 0 hosts a new store each time. Ours outlives a group that was destroyed, so
+    the next one would find the addresses that the former left and hang (`torchrun --standalone` does).
+    """
+    # The attribute `torch.distributed.rendezvous` is a function of the same name.
+    module: Any = import_module("torch.distributed.rendezvous")
+    store: Any = import_module("torch.distributed").PrefixStore
+    create = module._create_c10d_store
+    numbers = itertools.count()
+
+    def create_with_prefix(*arguments: Any, **options: Any) -> Any:
+        return store(f"group-{next(numbers)}", create(*arguments, **options))
+
+    module._create_c10d_store = create_with_prefix

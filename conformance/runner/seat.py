@@ -1,0 +1,116 @@
+"""One rank of a running case, as its trainer server sees it."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+from typing import Any
+
+from conformance.runner import processes, protocol
+from conformance.runner.descriptors import tail
+from conformance.runner.outcome import RankOutcome, describe_status, signal_name
+
+_CHUNK = 1 << 16
+
+
+class Seat:
+    """A rank's process, pipe and files, and what is known of it so far."""
+
+    def __init__(self, rank: int, events: int, output: int, stack: int) -> None:
+        os.set_blocking(events, False)
+        self.rank = rank
+        self.pid = 0
+        self.descriptor = events
+        self.stack_file = stack
+        self.started = self.delivered = False
+        self.killed_because: str | None = None
+        self._output_file = output
+        self._status: int | None = None
+        self._raised = False
+        self._failed_at: float | None = None
+        self._events: list[dict[str, Any]] = []
+        self._unread = bytearray()
+
+    @property
+    def gone(self) -> bool:
+        return self._status is not None
+
+    @property
+    def through(self) -> bool:
+        """Nothing more is expected of it: it delivered, or it is gone."""
+        return self.delivered or self.gone
+
+    @property
+    def failure(self) -> tuple[bool, float, int] | None:
+        """What of itself went wrong before it delivered; of two ranks' failures the lesser one came first.
+
+        A death without a word counts before anything raised: peers raise as soon as its connections are gone,
+        and the death itself is seen only later.
+        """
+        if self.delivered or self.killed_because or self._failed_at is None:
+            return None
+        return self._raised, self._failed_at, self.rank
+
+    def read(self) -> bool:
+        """Take in what the rank has sent; False when it has closed the pipe."""
+        while True:
+            try:
+                data = os.read(self.descriptor, _CHUNK)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._unread += data
+            *lines, self._unread = self._unread.split(b"\n")
+            for line in lines:
+                self._note(protocol.decode(bytes(line)))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.started = True
+        if event["event"] == "finished":
+            self.delivered = True
+        elif event["event"] == "raised":
+            self._raised = True
+            # By the system's clock, which is the same one in every process.
+            self._failed_at = event.pop("at")
+        self._events.append(event)
+
+    def reap(self) -> None:
+        """Note that the process has ended, if it has, and take in what it sent before."""
+        if not self.gone and (status := processes.ended(self.pid)) is not None:
+            self._status = status
+            self.read()
+            if self._failed_at is None:
+                self._failed_at = monotonic()
+
+    def kill(self, because: str) -> None:
+        """Kill it and all that it started; ``because`` completes "killed"."""
+        if not self.gone:
+            self.killed_because = because
+            processes.kill(self.pid)
+
+    def outcome(self, first_failed: int | None) -> RankOutcome:
+        return RankOutcome(
+            rank=self.rank,
+            events=tuple(self._events),
+            finished=self.delivered,
+            exit=self._exit(first_failed),
+            output=tail(self._output_file),
+            stack=tail(self.stack_file) or None,
+        )
+
+    def _exit(self, first_failed: int | None) -> str:
+        if self.killed_because:
+            return f"killed {self.killed_because}"
+        if self._status is None:
+            raise AssertionError(f"rank {self.rank} is still running")
+        code = os.waitstatus_to_exitcode(self._status)
+        if self.delivered and code < 0:
+            how = "aborted" if signal_name(-code) == "SIGABRT" else "killed"
+            return f"{how} after it delivered: {signal_name(-code)}"
+        text = describe_status(self._status)
+        if self.delivered:
+            return f"{text} after it delivered" if code else text
+        if code >= 0:
+            text += " before it finished"
+        return text if first_failed in (None, self.rank) else f"{text}, after rank {first_failed} failed"

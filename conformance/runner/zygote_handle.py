@@ -1,0 +1,160 @@
+"""The front side of the zygote: started when first needed, shared by all servers, ended with this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.runner import interpreter
+from conformance.runner.descriptors import last_line, nameless_file
+from conformance.runner.environment import base_environment
+from conformance.runner.outcome import RunnerError, describe_status
+from conformance.runner.protocol import Channel
+
+# Seconds to import torch, on a machine that is busy with much else.
+_START_LIMIT = 300.0
+_CLOSE_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A forked server: its process id, this end of its connection, and the file that has what it printed."""
+
+    pid: int
+    channel: Channel
+    output: int
+
+
+class Zygote:
+    """A running zygote."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._errors = nameless_file()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            self._process = subprocess.Popen(
+                interpreter.command("conformance.runner.zygote", str(theirs.fileno()), "zygote"),
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=base_environment(os.environ),
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C is for us alone: the processes behind end when the connection does.
+                start_new_session=True,
+            )
+        self._channel = Channel(ours)
+        self.owner = os.getpid()
+        try:
+            hello = self._receive(_START_LIMIT)
+        self.versions: dict[str, str] = hello["versions"]
+        self.gpus: dict[str, Any] = hello["gpus"]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
+        """Fork a server for a trainer; its first message says what became of importing it."""
+        ours, theirs = socket.socketpair()
+        output = nameless_file()
+        with theirs:
+            request = {
+                "target": target,
+                "backend": backend,
+                "spawn": spawn,
+                "folder": os.getcwd(),
+                "path": [str(folder) for folder in sys.path],
+            }
+            try:
+                answer = self._ask(request, theirs.fileno(), output)
+            except BaseException:
+                ours.close()
+                os.close(output)
+                raise
+        return ServerProcess(answer["pid"], Channel(ours), output)
+
+    def end(self, server: ServerProcess, patience: float) -> str:
+        """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
+        server.channel.close()
+        os.close(server.output)
+        return describe_status(self._ask({"end": server.pid, "patience": patience})["status"])
+
+    def close(self) -> None:
+        """End the zygote, its servers and their ranks."""
+        self._channel.close()
+        try:
+            self._process.wait(_CLOSE_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._errors)
+
+    def _ask(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        with self._lock:
+            try:
+                self._channel.send(request, descriptors)
+            except OSError as error:
+                raise self._failure() from error
+            return self._receive(None)
+
+    def _receive(self, timeout: float | None) -> dict[str, Any]:
+        try:
+            answer = self._channel.receive(timeout)
+        except TimeoutError as error:
+            raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
+        if answer is None:
+            raise self._failure()
+        return answer
+
+    def _failure(self) -> RunnerError:
+        """What to say of a zygote that is gone."""
+        code = self._process.wait()
+        said = last_line(self._errors) or "nothing"
+        how = f"exited {code}" if code >= 0 else f"was killed by signal {-code}"
+        return RunnerError(f"the process that imports torch {how}; it last printed: {said}")
+
+
+class _Shared:
+    """At most one zygote in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+
+    def get(self) -> Zygote:
+        """The running zygote, started if there is none. Raises RunnerError."""
+        with self._lock:
+            if self._zygote is not None and not (self._is_ours() and self._zygote.running):
+                self._drop()
+            if self._zygote is None:
+                self._zygote = Zygote()
+            return self._zygote
+
+    def close(self) -> None:
+        """End the zygote, if this process has started one; `get` starts another."""
+        with self._lock:
+            self._drop()
+
+    def _is_ours(self) -> bool:
+        """A process that was forked from one with a zygote must leave that alone."""
+        return self._zygote is not None and self._zygote.owner == os.getpid()
+
+    def _drop(self) -> None:
+        if self._zygote is not None and self._is_ours():
+            self._zygote.close()
+        self._zygote = None
+
+
+shared = _Shared()
+atexit.register(shared.close)

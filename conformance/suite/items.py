@@ -1,0 +1,128 @@
+"""What the suite collects: one item for each planned case of each trainer, and the servers that run them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from conformance.cases.case import Case, Device
+from conformance.cases.matrix import SHAPES, plan
+from conformance.runner.client import ForkServer, TrainerError, Unavailable
+from conformance.trainers.declaration import Declaration
+
+REFERENCE = ("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One planned case, and why it is not run, if it is not.
+
+    ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run.
+    """
+
+    target: str
+    trainer: str
+    case: Case
+    verdict: str | None = None
+    reason: str = ""
+
+    @property
+    def command(self) -> str:
+        return f"conformance run {self.target} --case {self.case.id}"
+
+
+@dataclass(frozen=True)
+class BadInput:
+    """What keeps a trainer from being run at all: one clear line."""
+
+    target: str
+    line: str
+
+
+class Servers:
+    """The fork servers of this process, one for each trainer and backend, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._servers: dict[tuple[str, str], ForkServer] = {}
+
+    def get(self, target: str, backend: str) -> ForkServer:
+        """Raises TrainerError, Unavailable, RunnerError."""
+        if (target, backend) not in self._servers:
+            self._servers[target, backend] = self._stack.enter_context(ForkServer(target, backend))
+        return self._servers[target, backend]
+
+    def close(self) -> None:
+        self._servers.clear()
+        self._stack.close()
+
+
+def collect(
+    servers: Servers, targets: Sequence[str], backends: Sequence[str], patterns: Sequence[str]
+) -> list[Item | BadInput]:
+    """All items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
+
+    ``patterns`` select cases by id, or by the beginning of an id; none selects all. A selected id that no trainer has
+    becomes a BadInput, and so does a trainer that cannot be loaded.
+    """
+    items: list[Item | BadInput] = []
+    for target in targets or REFERENCE:
+        try:
+            items += _of(servers, target, backends or tuple(SHAPES), named=bool(targets and backends))
+        except TrainerError as error:
+            items.append(BadInput(target, str(error)))
+    if not patterns:
+        return items
+    known = [item.case.id for item in items if isinstance(item, Item)]
+    unknown = [BadInput(p, _no_such_case(p, known)) for p in patterns if not any(selects(p, id) for id in known)]
+    wrong = [item for item in items if isinstance(item, BadInput)]
+    chosen = [item for item in items if isinstance(item, Item) and any(selects(p, item.case.id) for p in patterns)]
+    return [*wrong, *([] if wrong else unknown), *chosen]
+
+
+def selects(pattern: str, case_id: str) -> bool:
+    return case_id == pattern or case_id.startswith(f"{pattern}-")
+
+
+def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) -> Iterator[Item]:
+    """Raises TrainerError."""
+    declaration: Declaration | None = None
+    for backend in backends:
+        if declaration is not None and backend not in declaration.backends and not named:
+            continue
+        missing: Unavailable | None = None
+        gpus = {"devices": 0, "reason": ""}
+        try:
+            server = servers.get(target, backend)
+            declaration, gpus = server.declaration, server.gpus
+        except Unavailable as error:
+            missing, declaration = error, error.declaration or declaration
+        if declaration is None:
+            raise TrainerError(f"{target}: {missing}")
+        if backend not in declaration.backends and not named:
+            continue
+        devices: tuple[Device, ...] = ("cpu", "cuda") if backend != "horovod" else ("cpu",)
+        for device in devices:
+            for planned in plan(declaration, backend, device):
+                item = Item(target, declaration.name or target, planned.case)
+                if planned.unsupported is not None:
+                    if device == "cpu":
+                        yield _not_run(item, "UNSUPPORTED", planned.unsupported)
+                elif missing is not None:
+                    yield _not_run(item, "UNAVAILABLE", str(missing))
+                elif device == "cuda" and not gpus["devices"]:
+                    yield _not_run(item, "UNAVAILABLE", f"no CUDA device: {gpus['reason']}")
+                else:
+                    yield item
+
+
+def _not_run(item: Item, verdict: str, reason: str) -> Item:
+    return Item(item.target, item.trainer, item.case, verdict, reason)
+
+
+def _no_such_case(pattern: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(pattern, known, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"no case {pattern} is planned for these trainers{hint}"

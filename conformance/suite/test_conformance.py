@@ -1,0 +1,24 @@
+"""One test for each case of each trainer. The verdict, and what it rests on, travels with the test report."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.suite.items import BadInput, Item, Servers
+from conformance.suite.running import run
+
+
+def test_case(
+    item: Item | BadInput, conformance_servers: Servers, conformance_time_limit: float, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(item, BadInput):
+        request.node.bad_input = item.line
+        pytest.fail(item.line, pytrace=False)
+    result = run(item, conformance_servers, conformance_time_limit)
+    request.node.conformance = result
+    if result["verdict"] in ("UNSUPPORTED", "UNAVAILABLE"):
+        pytest.skip(f"{result['verdict']}: {result['headline']}")
+    if not result["verdict"].startswith("PASS"):
+        lines = [f"{result['verdict']}: {result['headline']}", *result["notes"]]
+        lines += [line for line in (result["diagnosis"], f"again: {result['command']}") if line]
+        pytest.fail("\n".join(lines), pytrace=False)

@@ -1,0 +1,1 @@
+"""The adapter API (`declaration`, `task`, `loading`) and the reference trainers, one file per path."""

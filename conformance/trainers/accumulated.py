@@ -1,0 +1,56 @@
+"""Gradient accumulation, on one device: several micro-batches, one optimizer step.
+
+Each micro-batch's loss is divided so that the window's losses add up to the loss of all its samples together.
+What
+it is divided by belongs to this window, and not to a nominal one: the last window may be shorter, and its
+last micro-batch smaller.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from conformance import Task, trainer
+
+
+@trainer(
+    backends=("single",),
+    precisions=("fp64", "fp32", "bf16", "fp16"),
+    layouts=("accumulated",),
+    losses=("mean", "weighted"),
+)
+def train(task: Task) -> None:
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    scheduler = task.scheduler(optimizer)
+    scaler = task.grad_scaler()
+
+    for window in task.windows():
+        # Once a window: within it gradients add up.
+        optimizer.zero_grad()
+        samples = sum(len(batch.inputs) for batch in window)
+        weight = torch.stack([batch.weights.sum() for batch in window]).sum()
+
+        for batch in window:
+            # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
+            with task.autocast():
+                outputs = model(batch.inputs)
+                if task.loss_name == "weighted":
+                    # Not a mean of means: each micro-batch counts by its weight in the whole window.
+                    loss = task.loss(outputs, batch, reduction="sum") / weight
+                else:
+                    # By len(window), when its micro-batches are all of one size.
+                    loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
+            scaler.scale(loss).backward()
+
+        # All micro-batches of a window share one loss scale. Clipping compares with a threshold that knows
+        # nothing of it, so unscale first, once, after the last backward.
+        scaler.unscale_(optimizer)
+        task.clip_(model.parameters())
+
+        scale = scaler.get_scale()
+        scaler.step(optimizer)  # skipped if a gradient overflowed
+        scaler.update()
+        # A skipped step lowers the scale. The schedule counts only the steps that were taken.
+        if scaler.get_scale() >= scale:
+            scheduler.step()

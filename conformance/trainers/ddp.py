@@ -1,0 +1,72 @@
+"""DistributedDataParallel, with and without gradient accumulation.
+
+DDP averages gradients over the ranks while the backward runs. Under accumulation that is wanted once a
+window, in the backward of the last micro-batch; `no_sync()` holds it back in the others.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance import Task, trainer
+
+
+@trainer(
+    backends=("ddp",),
+    precisions=("fp64", "fp32", "bf16", "fp16"),
+    layouts=("batched", "accumulated"),
+    losses=("mean", "weighted"),
+)
+def train(task: Task) -> None:
+    dist.init_process_group(task.collective_backend)
+    fit(task)
+    # Last, when the model that uses the process group is gone.
+    dist.destroy_process_group()
+
+
+def fit(task: Task) -> None:
+    # Construction broadcasts rank 0's weights. From here on only the wrapper is called: a forward through the
+    # inner module would leave its gradients out of the all-reduce.
+    model = DistributedDataParallel(task.model())
+    optimizer = task.optimizer(model.parameters())
+    scheduler = task.scheduler(optimizer)
+    scaler = task.grad_scaler()
+
+    for window in task.windows():
+        # Once a window: within it gradients add up.
+        optimizer.zero_grad()
+        samples = sum(len(batch.inputs) for batch in window)
+        weight = torch.stack([batch.weights.sum() for batch in window]).sum()
+        if task.loss_name == "weighted":
+            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            dist.all_reduce(weight)
+
+        for number, batch in enumerate(window, start=1):
+            # Around the forward too: it is the forward that decides whether the backward will all-reduce.
+            with nullcontext() if number == len(window) else model.no_sync():
+                # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
+                with task.autocast():
+                    outputs = model(batch.inputs)
+                    if task.loss_name == "weighted":
+                        # DDP divides by the number of ranks, which the total weight already covers.
+                        loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
+                    else:
+                        # By len(window), when its micro-batches are all of one size.
+                        loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
+                scaler.scale(loss).backward()
+
+        # The gradients are averaged, so every rank finds the same overflows and the same norm. Clipping
+        # compares with a threshold that knows nothing of the loss scale, so unscale first, and once.
+        scaler.unscale_(optimizer)
+        task.clip_(model.parameters())
+
+        scale = scaler.get_scale()
+        scaler.step(optimizer)  # skipped, on all ranks, if a gradient overflowed on any
+        scaler.update()
+        # A skipped step lowers the scale. The schedule counts only the steps that were taken.
+        if scaler.get_scale() >= scale:
+            scheduler.step()

@@ -1,0 +1,163 @@
+"""What a trainer says about itself: the `@trainer` decorator and the frozen `Declaration` that it attaches.
+
+Nothing here imports torch: the front process reads declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+BACKENDS = ("single", "ddp", "horovod")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression")
+LAYOUTS = ("samples", "batched", "accumulated")
+LOSSES = ("mean", "weighted")
+CLIPS = ("norm", "value")
+
+ATTRIBUTE = "__conformance__"
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a trainer supports. What it does not declare is reported as UNSUPPORTED and is not run.
+
+    Raises ValueError, with one line that names the allowed values, for anything unknown.
+    """
+
+    backends: tuple[str, ...] = ("single",)
+    precisions: tuple[str, ...] = ("fp32",)
+    layouts: tuple[str, ...] = ("batched", "accumulated")
+    losses: tuple[str, ...] = ("mean",)
+    clips: tuple[str, ...] = ("norm", "value")
+    world_sizes: tuple[int, ...] = (2, 3, 4)
+    accumulations: tuple[int, ...] = (2, 3, 4)
+    requires: tuple[str, ...] = ()
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        self._set("backends", _names("backends", "backend", self.backends, BACKENDS))
+        self._set("precisions", _names("precisions", "precision", self.precisions, PRECISIONS))
+        self._set("layouts", _names("layouts", "layout", self.layouts, LAYOUTS))
+        self._set("losses", _names("losses", "loss", self.losses, LOSSES))
+        self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
+        self._set("world_sizes", _counts("world_sizes", self.world_sizes))
+        self._set("accumulations", _counts("accumulations", self.accumulations))
+        self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
+        name: object = self.name
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise ValueError(f"name must be a non-empty string, not {name!r}")
+
+    def _set(self, field: str, value: tuple[Any, ...]) -> None:
+        object.__setattr__(self, field, value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, one entry per field."""
+        return {
+            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
+            for field in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Declaration:
+        """The inverse of `to_dict`. Raises ValueError for an unknown field."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ValueError(_unknown("argument of @trainer", key, known))
+        return cls(**values)
+
+
+@overload
+def trainer(function: Function, /) -> Function: ...
+
+
+@overload
+def trainer(
+    *,
+    backends: Iterable[str] = ...,
+    precisions: Iterable[str] = ...,
+    layouts: Iterable[str] = ...,
+    losses: Iterable[str] = ...,
+    clips: Iterable[str] = ...,
+    world_sizes: Iterable[int] = ...,
+    accumulations: Iterable[int] = ...,
+    requires: Iterable[str] = ...,
+    name: str | None = ...,
+) -> Callable[[Function], Function]: ...
+
+
+def trainer(
+    function: Function | None = None, /, **declares: Any
+) -> Function | Callable[[Function], Function]:
+    """Mark a function as a trainer under test and declare what it supports.
+
+    backends: of "single", "ddp", "horovod".
+    precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression".
+    layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
+    losses: of "mean", "weighted".
+    clips: of "norm", "value"; empty when it cannot clip.
+    world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
+    requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
+    name: how reports call it; by default the module's last part, or the function's name where a module has
+    several.
+
+    What is left out has the defaults of `Declaration`. The function stays the plain callable that it was:
+    `def train(task: Task) -> None`. Raises ValueError for what is not in these lists.
+    """
+    declaration = Declaration.from_dict(declares)
+
+    def declare(function: Function) -> Function:
+        if not callable(function):
+            raise ValueError(f"@trainer decorates a function, not {function!r}")
+        setattr(function, ATTRIBUTE, declaration)
+        return function
+
+    return declare if function is None else declare(function)
+
+
+def declared(candidate: object) -> Declaration | None:
+    """The declaration that `@trainer` attached to `candidate`, if any."""
+    found = getattr(candidate, ATTRIBUTE, None)
+    return found if isinstance(found, Declaration) else None
+
+
+def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'ddp'?`, or nothing when no allowed name is close."""
+    close = difflib.get_close_matches(wrong, list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _unknown(what: str, wrong: str, allowed: Iterable[str]) -> str:
+    allowed = list(allowed)
+    return f"unknown {what} {wrong!r} (allowed: {', '.join(allowed)}){did_you_mean(wrong, allowed)}"
+
+
+def _names(
+    field: str, what: str, values: Any, allowed: tuple[str, ...] | None, *, may_be_empty: bool = False
+) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{field} takes a list of names such as {field}=[{str(values)!r}], not {values!r}")
+    names = tuple(dict.fromkeys(values))
+    if not names and not may_be_empty:
+        raise ValueError(f"{field} is empty; name at least one of {', '.join(allowed or ())}")
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"{field} takes names, not {name!r}")
+        if allowed is not None and name not in allowed:
+            raise ValueError(_unknown(what, name, allowed))
+    return names
+
+
+def _counts(field: str, values: Any) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{field} takes a list of whole numbers such as {field}=[2, 4], not {values!r}")
+    counts = tuple(dict.fromkeys(values))
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+            raise ValueError(f"{field} takes whole numbers from 2 on, not {count!r}")
+    return counts

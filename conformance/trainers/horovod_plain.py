@@ -1,0 +1,63 @@
+"""Horovod with a plain `step()`, which itself waits until the gradients are averaged over the ranks.
+
+Nothing can come between the average and the step, so this path neither clips nor uses a GradScaler: both
+would read gradients that are still being averaged.
+"""
+
+from __future__ import annotations
+
+import horovod.torch as hvd
+import torch
+
+from conformance import Task, trainer
+
+
+@trainer(
+    backends=("horovod",),
+    precisions=("fp64", "fp32", "bf16", "fp16-compression"),
+    layouts=("batched", "accumulated"),
+    losses=("mean", "weighted"),
+    clips=(),
+    requires=("horovod",),
+)
+def train(task: Task) -> None:
+    hvd.init()
+    model = task.model()
+    optimizer = hvd.DistributedOptimizer(
+        task.optimizer(model.parameters()),
+        named_parameters=model.named_parameters(),
+        compression=hvd.Compression.fp16 if task.compression else hvd.Compression.none,
+        backward_passes_per_step=task.accumulation,
+    )
+    # All ranks begin with rank 0's weights. `broadcast_optimizer_state` belongs here only after rank 0 has
+    # loaded a checkpoint: a new optimizer has no state to share, and Horovod would make it one by taking a
+    # step, which decays weights and advances Adam's bias correction.
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    scheduler = task.scheduler(optimizer)
+
+    for window in task.windows():
+        # Once a window: within it gradients add up.
+        optimizer.zero_grad()
+        samples = sum(len(batch.inputs) for batch in window)
+        weight = torch.stack([batch.weights.sum() for batch in window]).sum()
+        if task.loss_name == "weighted":
+            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            weight = hvd.allreduce(weight, op=hvd.Sum)
+
+        for batch in window:
+            # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
+            with task.autocast():
+                outputs = model(batch.inputs)
+                if task.loss_name == "weighted":
+                    # Horovod divides by the number of ranks, which the total weight already covers.
+                    loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
+                else:
+                    # By len(window), when its micro-batches are all of one size.
+                    loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
+            loss.backward()
+
+        # Waits for the averages. In a window shorter than backward_passes_per_step it also starts them.
+        optimizer.step()
+        scheduler.step()
+
+    hvd.shutdown()

@@ -1,0 +1,106 @@
+"""From a target such as `my_trainer.py:train` to the function and its declaration. No torch of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from conformance.trainers import importing
+from conformance.trainers.declaration import Declaration, declared, did_you_mean
+from conformance.trainers.errors import MissingRequirement, TrainerError
+
+__all__ = ["MissingRequirement", "TrainerError", "load", "missing_requirements", "reference_names"]
+
+Train = Callable[[Any], None]
+
+
+def load(target: str) -> tuple[Train, Declaration]:
+    """Import the trainer that `target` names. The declaration's `name` is filled in.
+
+    Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a
+    reference trainer (`ddp`). Raises TrainerError; its subclass MissingRequirement when the import failed for
+    want of a module that the trainer declares under `requires`.
+    """
+    place, name = _split(target)
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        module = importing.from_path(place)
+    elif place in reference_names():
+        module = importing.named(f"{__package__}.{place}", place, Path(__file__).with_name(f"{place}.py"))
+    else:
+        module = importing.from_name(place, suggestions=reference_names())
+    function, is_only_one = _choose(module, place, name)
+    declaration = declared(function)
+    if declaration is None:
+        raise TrainerError(f"{place}: {name} is not decorated with @trainer(...): add it from `conformance`")
+    if declaration.name is None:
+        stem = place.rpartition(".")[2] if not place.endswith(".py") else Path(place).stem
+        label = stem if is_only_one else getattr(function, "__name__", str(name))
+        declaration = dataclasses.replace(declaration, name=label)
+    return function, declaration
+
+
+def reference_names() -> tuple[str, ...]:
+    """The bare names that `load` takes: the modules of this package that hold a `@trainer`."""
+    names = []
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        source = Path(__file__).with_name(f"{module.name}.py")
+        if source.is_file() and any(line.startswith("@trainer") for line in source.read_text().splitlines()):
+            names.append(module.name)
+    return tuple(names)
+
+
+def missing_requirements(declaration: Declaration) -> tuple[str, ...]:
+    """The declared `requires` that cannot be found on this machine."""
+    return tuple(name for name in declaration.requires if not _is_installed(name))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name
+        return False
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    place, colon, name = target.rpartition(":")
+    # A drive letter is the one colon that does not part a function's name from its module.
+    if not colon or name.startswith(("\\", "/")):
+        return target, None
+    if not place or not name:
+        raise TrainerError(f"{target!r}: write path.py:function or package.module:function")
+    return place, name
+
+
+def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bool]:
+    """The function asked for, or the only trainer there is; and whether it is the only one."""
+    candidates: dict[str, Train] = {
+        key: value
+        for key, value in vars(module).items()
+        if declared(value) is not None and getattr(value, "__module__", None) == module.__name__
+    }
+    if name is not None:
+        found = getattr(module, name, None)
+        if found is None:
+            functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            hint = did_you_mean(name, list(candidates) or functions) or (
+                f"; it has {', '.join(candidates)}" if candidates else ""
+            )
+            raise TrainerError(f"{place}: no function {name!r} in it{hint}")
+        if not callable(found):
+            raise TrainerError(f"{place}: {name} is not a function")
+        return found, list(candidates) == [name]
+    if not candidates:
+        raise TrainerError(
+            f"{place}: no @trainer function in it: decorate your training function with "
+            f"@trainer(...) from `conformance`"
+        )
+    if len(candidates) > 1:
+        choices = ", ".join(f"{place}:{key}" for key in candidates)
+        raise TrainerError(f"{place}: {len(candidates)} @trainer functions in it, name one of {choices}")
+    return next(iter(candidates.values())), True

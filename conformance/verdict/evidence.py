@@ -1,0 +1,117 @@
+"""The evidence of one rank, read from its events."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+from conformance.runner.outcome import RankOutcome
+from conformance.workloads.layout import Window
+
+Observed = tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler.
+
+    ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where there was none.
+    ``scale`` is the loss scale that an enabled GradScaler had, ``gradients_finite`` is known for skips only.
+    """
+
+    window: int
+    stepped: bool
+    gradients: Observed
+    weights: Observed
+    scale: float | None
+    gradients_finite: bool | None = None
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """What one rank did, and how it ended."""
+
+    outcome: RankOutcome
+    attempts: tuple[Attempt, ...]
+    world_size: int | None
+    updates: tuple[tuple[float, float], ...]
+    collectives: dict[str, dict[str, int]]
+    rows: tuple[tuple[int | None, ...], ...]
+    final_weights: Observed | None
+    raised: dict[str, Any] | None
+    foreign: dict[str, Any] | None
+
+    @property
+    def steps(self) -> tuple[Attempt, ...]:
+        return tuple(attempt for attempt in self.attempts if attempt.stepped)
+
+    @property
+    def trained_collectively(self) -> bool:
+        """Whether at least one collective was seen after the first training forward."""
+        return any(entry["training"] for entry in self.collectives.values())
+
+
+def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
+    """The evidence in ``outcome``; ``windows`` are those that the case plans."""
+    events = outcome.events
+    return RankEvidence(
+        outcome=outcome,
+        attempts=_attempts([event for event in events if event["event"] in ("step", "skip")], outcome.rank, windows),
+        world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
+        updates=tuple(
+            (_number(event["scale_before"]), _number(event["scale_after"])) for event in events if event["event"] == "update"
+        ),
+        collectives=_collectives(events),
+        rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
+        final_weights=next((_values(event["weights"]) for event in events if event["event"] == "finished"), None),
+        raised=next((event for event in events if event["event"] == "raised"), None),
+        foreign=next((event for event in events if event["event"] == "foreign_optimizer"), None),
+    )
+
+
+def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
+    """The attempts in order. A scaler of the trainer's own skips unseen, and leaves a gap that the forwards reveal."""
+    ends = list(accumulate(len(window.shares[rank]) for window in windows))
+    attempts: list[Attempt] = []
+    for event in events:
+        following = attempts[-1].window + 1 if attempts else 0
+        by_forwards = ends.index(event["forwards"]) if event["forwards"] in ends else following
+        attempts.append(
+            Attempt(
+                window=by_forwards if len(events) < len(windows) else following,
+                stepped=event["event"] == "step",
+                gradients=_values(event["gradients"]),
+                weights=_values(event["weights"]),
+                scale=None if event["scale"] is None else _number(event["scale"]),
+                gradients_finite=event.get("gradients_finite"),
+            )
+        )
+    return tuple(attempts)
+
+
+def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = {}
+    for event in events:
+        if event["event"] == "collective":
+            entry = counts.setdefault(event["op"], Counter(count=0, bytes=0, training=0))
+            entry.update(count=1, bytes=event["bytes"], training=int(event["phase"] == "training"))
+    return {op: dict(entry) for op, entry in counts.items()}
+
+
+def _number(value: float | str) -> float:
+    return float(value)
+
+
+def _values(values: Sequence[float | str | None]) -> Observed:
+    return tuple(None if value is None else float(value) for value in values)
+
+
+def rational(values: Observed) -> tuple[Fraction, ...] | None:
+    """The values as rationals; None if one is missing or not finite."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    return tuple(map(Fraction, numbers)) if len(numbers) == len(values) else None

@@ -1,0 +1,146 @@
+"""What must hold before an equality means anything: the topology, the shards, the steps, the movement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from conformance.cases.case import Case
+from conformance.verdict.evidence import RankEvidence, rational
+from conformance.workloads.layout import Window
+from conformance.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Guard:
+    """``text`` is the headline when the guard does not hold."""
+
+    name: str
+    holds: bool
+    expected: str
+    observed: str
+    text: str
+
+
+Check = Callable[[Case, Workload, Sequence[Window], Sequence[RankEvidence]], Guard]
+
+
+def guards(
+    case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]
+) -> tuple[Guard, ...]:
+    """All guards for a case in which every rank delivered its evidence, the most basic first."""
+    checks: list[Check] = [_stepped, _world_size]
+    if case.world_size > 1:
+        checks += [_collectives, _shards]
+    checks += [_step_count, _moved, _left_alone]
+    return tuple(check(case, workload, windows, ranks) for check in checks)
+
+
+def _stepped(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    without = [rank.outcome.rank for rank in ranks if not rank.attempts]
+    foreign = next((rank.foreign for rank in ranks if rank.foreign), None)
+    text = f"rank {_list(without)} never stepped the task's model; call optimizer.step() on its parameters"
+    if foreign:
+        text = (
+            f"rank {_list(without)} stepped parameters of shape {foreign['shapes']}, which are not the task's model; "
+            "train the module that task.model() returns"
+        )
+    return Guard("optimizer steps seen", not without, "on every rank", "all" if not without else f"not on {_list(without)}", text)
+
+
+def _world_size(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    reached = [rank.world_size or 1 for rank in ranks]
+    return Guard(
+        "world size reached",
+        all(size == case.world_size for size in reached),
+        str(case.world_size),
+        _list(sorted(set(reached))),
+        f"the trainer came up with world size {_list(sorted(set(reached)))} instead of {case.world_size}; "
+        "initialise the process group in every rank",
+    )
+
+
+def _collectives(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    silent = [rank.outcome.rank for rank in ranks if not rank.trained_collectively]
+    return Guard(
+        "collectives while training",
+        not silent,
+        "at least one on every rank",
+        "seen" if not silent else f"none on rank {_list(silent)}",
+        f"rank {_list(silent)} never exchanged gradients: no collective was seen while it trained",
+    )
+
+
+def _shards(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    """Ranks whose shards differ in the plan must have read different samples in their first window."""
+    first = windows[0]
+    planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
+    read = [frozenset(chain.from_iterable(rank.rows[: len(first.shares[0])])) for rank in ranks]
+    same = [
+        (one, two)
+        for one in range(len(ranks))
+        for two in range(one + 1, len(ranks))
+        if planned[one] != planned[two] and read[one] == read[two] and read[one]
+    ]
+    pairs = ", ".join(f"{one} and {two}" for one, two in same)
+    return Guard(
+        "shards differ",
+        not same,
+        "every rank its own samples",
+        "they do" if not same else f"ranks {pairs} read the same samples",
+        f"ranks {pairs} read the same samples; every rank must read its own shard",
+    )
+
+
+def _step_count(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    """One attempt per window. A short last window may be dropped, and a scaler that is not torch's skips unseen."""
+    fewest = len(windows) - (windows[-1].length < windows[-1].nominal)
+    unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
+    counts = sorted({len(rank.attempts) for rank in ranks})
+    return Guard(
+        "optimizer steps",
+        all((1 if unseen else fewest) <= count <= len(windows) for count in counts),
+        f"{len(windows)}, one per accumulation window",
+        _list(counts),
+        f"{_list(counts)} optimizer steps instead of {len(windows)}, one per accumulation window",
+    )
+
+
+def _moved(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    still = [
+        rank.outcome.rank
+        for rank in ranks
+        if rank.steps and all(rational(step.weights) == workload.start_of(rank.outcome.rank) for step in rank.steps)
+    ]
+    return Guard(
+        "weights moved",
+        not still,
+        "on every rank",
+        "they did" if not still else f"not on rank {_list(still)}",
+        f"the weights of rank {_list(still)} never moved",
+    )
+
+
+def _left_alone(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    """A skipped window leaves the weights as they were, and so does whatever follows the last step."""
+    changed = []
+    for rank in ranks:
+        before = tuple(map(float, workload.start_of(0)))
+        for attempt in rank.attempts:
+            if not attempt.stepped and attempt.weights != before and rational(attempt.weights) is not None:
+                changed.append(f"rank {rank.outcome.rank}, skipped window {attempt.window}")
+            before = tuple(value if value is not None else float("nan") for value in attempt.weights)
+        if rank.attempts and rank.final_weights is not None and rank.final_weights != rank.attempts[-1].weights:
+            changed.append(f"rank {rank.outcome.rank}, after the last step")
+    return Guard(
+        "weights change in steps only",
+        not changed,
+        "nowhere else",
+        "nowhere else" if not changed else "; ".join(changed),
+        f"the weights changed outside an optimizer step: {'; '.join(changed)}",
+    )
+
+
+def _list(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values)) or "none"

@@ -1,0 +1,1 @@
+"""What is trained, in exact rationals. Nothing here knows torch."""

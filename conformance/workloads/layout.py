@@ -1,0 +1,99 @@
+"""How a global batch is split over ranks and micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conformance.workloads.workload import Sample, Workload
+
+LayoutKind = Literal["samples", "batched", "accumulated"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One accumulation window: what lies between two optimizer steps.
+
+    ``shares[rank][micro_batch]`` lists the indices of the samples in ``batch``. ``nominal`` is the accumulation length
+    of a full window, which a short last window does not reach.
+    """
+
+    index: int
+    batch: tuple[Sample, ...]
+    shares: tuple[tuple[tuple[int, ...], ...], ...]
+    nominal: int
+
+    @property
+    def length(self) -> int:
+        """Micro-batches that each rank reads in this window."""
+        return len(self.shares[0])
+
+    @property
+    def world_size(self) -> int:
+        return len(self.shares)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``world_size`` ranks, each reading ``accumulation`` micro-batches of ``micro_batch_size`` samples per step.
+
+    Micro-batch ``t`` of rank ``r`` is chunk number ``t * world_size + r`` of the global batch. That is how frameworks
+    that deal out whole batches shard a stream, and any other deal gives the same gradient.
+    """
+
+    kind: LayoutKind
+    world_size: int
+    accumulation: int
+    micro_batch_size: int
+
+    @classmethod
+    def of(cls, workload: Workload, kind: LayoutKind, world_size: int = 1, accumulation: int = 1) -> Layout:
+        """The layout that covers one full global batch of ``workload`` per step.
+
+        Raises:
+            ValueError: the global batch does not divide into ``world_size * accumulation`` equal micro-batches.
+        """
+        if kind == "samples":
+            return cls(kind, 1, workload.batch_size, 1)
+        size, rest = divmod(workload.batch_size, world_size * accumulation)
+        if rest or not size:
+            raise ValueError(
+                f"workload {workload.name}: {workload.batch_size} samples do not divide into "
+                f"{world_size} ranks x {accumulation} micro-batches"
+            )
+        return cls(kind, world_size, accumulation, size)
+
+    @property
+    def path(self) -> str:
+        """The layout as a part of a case id: ``samples``, ``w2``, ``acc3``, ``w2-acc3`` ..."""
+        if self.kind == "samples":
+            return "samples"
+        parts = [f"w{self.world_size}"] if self.world_size > 1 else []
+        parts += [f"acc{self.accumulation}"] if self.kind == "accumulated" else []
+        return "-".join(parts) or "batched"
+
+    def window(self, workload: Workload, step: int) -> Window:
+        """The ``step``-th window: a full one, or a shorter last one split evenly over the ranks.
+
+        Raises:
+            ValueError: a short last batch does not divide evenly over the ranks.
+        """
+        batch = workload.batch(step)
+        per_rank, rest = divmod(len(batch), self.world_size)
+        if rest:
+            raise ValueError(f"workload {workload.name}: {len(batch)} samples do not divide over {self.world_size} ranks")
+        chunk = min(self.micro_batch_size, per_rank)
+        deal: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
+        position = 0
+        remaining = per_rank
+        while remaining:
+            chunk = min(chunk, remaining)
+            for share in deal:
+                share.append(tuple(range(position, position + chunk)))
+                position += chunk
+            remaining -= chunk
+        return Window(step, batch, tuple(tuple(share) for share in deal), self.accumulation)
+
+    def windows(self, workload: Workload) -> tuple[Window, ...]:
+        """All windows of a run in which nothing is skipped."""
+        return tuple(self.window(workload, step) for step in range(workload.steps))

@@ -1,0 +1,88 @@
+"""Floating-point formats, and which of them each stage of a training step works in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Format:
+    """An IEEE-754 binary format: ``p`` significand bits (the implicit one included) and its exponent range."""
+
+    name: str
+    p: int
+    max_exponent: int
+    min_exponent: int
+
+    @property
+    def unit_roundoff(self) -> Fraction:
+        """u = 2^-p, the largest relative error of one rounding to nearest (Higham, ASNA, section 2.2)."""
+        return Fraction(1, 2**self.p)
+
+    @property
+    def largest(self) -> Fraction:
+        """The largest finite number."""
+        return (2 - Fraction(2, 2**self.p)) * Fraction(2) ** self.max_exponent
+
+    @property
+    def quantum(self) -> Fraction:
+        """The smallest subnormal number: every finite number is a multiple of it."""
+        return Fraction(2) ** (self.min_exponent - self.p + 1)
+
+    def holds(self, value: Fraction) -> bool:
+        """Whether ``value`` is exactly representable."""
+        if not value:
+            return True
+        if abs(value) > self.largest or (value / self.quantum).denominator != 1:
+            return False
+        numerator = abs(value.numerator)
+        return (numerator // (numerator & -numerator)).bit_length() <= self.p
+
+    def ulp(self, value: Fraction) -> Fraction:
+        """The spacing of the format's numbers at ``value`` (of the binade that contains it)."""
+        if not value:
+            return self.quantum
+        magnitude = abs(value)
+        exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+        if magnitude < Fraction(2) ** exponent:
+            exponent -= 1
+        return Fraction(2) ** (max(exponent, self.min_exponent) - self.p + 1)
+
+
+FP64 = Format("fp64", 53, 1023, -1022)
+FP32 = Format("fp32", 24, 127, -126)
+BF16 = Format("bf16", 8, 127, -126)
+FP16 = Format("fp16", 11, 15, -14)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision variant of a case.
+
+    ``compute``: the format of forward and backward inside a micro-batch (autocast's). ``master``: the format of weights,
+    gradients, their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks. ``scaled``: a
+    GradScaler multiplies the loss.
+    """
+
+    name: str
+    compute: Format
+    master: Format
+    wire: Format
+    scaled: bool = False
+
+    @property
+    def autocast(self) -> bool:
+        return self.compute is not self.master
+
+
+PRECISIONS: dict[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("fp64", FP64, FP64, FP64),
+        Precision("fp32", FP32, FP32, FP32),
+        Precision("bf16", BF16, FP32, FP32),
+        Precision("fp16", FP16, FP32, FP32, scaled=True),
+        Precision("fp16-compression", FP32, FP32, FP16),
+    )
+}

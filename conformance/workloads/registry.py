@@ -1,0 +1,63 @@
+"""The standard workloads by name. Adding one is adding an entry to :data:`STANDARD`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conformance.workloads.exercise import line, noisy_line, two_workers
+from conformance.workloads.layout import Layout, LayoutKind
+from conformance.workloads.multivariate import multivariate
+from conformance.workloads.recipes import RECIPES, adamw, recipe
+from conformance.workloads.workload import Workload
+
+#: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
+BATCH_SIZES = (24, 16, 18)
+
+Build = Callable[[int, int], Workload]
+
+
+@dataclass(frozen=True)
+class Standard:
+    """``build(batch_size, accumulation)`` makes the workload; a fixed data set has the one ``batch_size`` it has."""
+
+    build: Build
+    batch_size: int | None = None
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+
+
+def _short(batch_size: int, accumulation: int) -> int:
+    """Samples of a last window that is one micro-batch short or more."""
+    return batch_size // 3 if accumulation == 3 else batch_size // 2
+
+
+def _certified(name: str) -> Standard:
+    return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
+
+
+STANDARD: dict[str, Standard] = {
+    **{name: _certified(name) for name in RECIPES},
+    "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
+    "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), batch_sizes=(16,)),
+    "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
+    "line": Standard(lambda batch_size, accumulation: line(), 4),
+    "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), 4),
+    "two-workers": Standard(lambda batch_size, accumulation: two_workers(), 4),
+    "multivariate": Standard(lambda batch_size, accumulation: multivariate(), 1000),
+}
+
+
+def standard(name: str, kind: LayoutKind, world_size: int, accumulation: int) -> tuple[Workload, Layout]:
+    """The workload ``name`` with a global batch that divides over the layout, and that layout.
+
+    Raises:
+        KeyError: no such workload.
+        ValueError: no global batch of this workload divides over the layout.
+    """
+    entry = STANDARD[name]
+    sizes = (entry.batch_size,) if entry.batch_size else entry.batch_sizes
+    for size in sizes:
+        if size % (world_size * accumulation) == 0:
+            workload = entry.build(size, accumulation)
+            return workload, Layout.of(workload, kind, world_size, accumulation)
+    raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")

@@ -1,0 +1,141 @@
+"""What is trained: a linear regression, its data, loss, optimizer, schedule and clip, in exact rationals.
+
+Every number is a :class:`fractions.Fraction`. Where a trainer is handed a float (a learning rate of ``0.001``), the
+workload holds the rational value *of that float*, so that what is judged is the arithmetic and never the notation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+Vector = tuple[Fraction, ...]
+
+
+def exact(value: float | int | str | Fraction) -> Fraction:
+    """The rational value of ``value`` as a trainer will receive it: strings and ints exactly, floats as IEEE doubles."""
+    return Fraction(value)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One training example: ``x`` of shape (features,), target ``y``, and its weight in a weighted loss."""
+
+    x: Vector
+    y: Fraction
+    weight: Fraction = Fraction(1)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent as :class:`torch.optim.SGD` defines it (momentum buffer starts as the first gradient)."""
+
+    lr: Fraction
+    momentum: Fraction = Fraction(0)
+    dampening: Fraction = Fraction(0)
+    nesterov: bool = False
+    weight_decay: Fraction = Fraction(0)
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay as :class:`torch.optim.AdamW` defines it."""
+
+    lr: Fraction
+    beta1: Fraction = exact(0.9)
+    beta2: Fraction = exact(0.999)
+    eps: Fraction = exact(1e-8)
+    weight_decay: Fraction = exact(0.01)
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Gradient clipping as torch.nn.utils defines it.
+
+    ``norm``: :func:`torch.nn.utils.clip_grad_norm_`, whose coefficient is min(1, threshold / (norm + 1e-6)).
+    ``value``: :func:`torch.nn.utils.clip_grad_value_`, which clamps every entry to [-threshold, threshold].
+    """
+
+    kind: Literal["norm", "value"]
+    threshold: Fraction
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The dynamics of :class:`torch.amp.GradScaler`: growth after ``growth_interval`` steps in a row without overflow."""
+
+    initial: Fraction
+    growth_interval: int = 2**31 - 1
+    growth_factor: Fraction = Fraction(2)
+    backoff_factor: Fraction = Fraction(1, 2)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training job.
+
+    ``batches`` are the global batches of one epoch: each is what all ranks and micro-batches of one optimizer step read
+    together. Every batch but the last has the same number of samples. ``schedule`` multiplies the learning rate, one
+    entry per optimizer step. ``start`` holds the initial weights, then the bias if
+    there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast makes them one.
+
+    Raises:
+        ValueError: the batches are empty, of uneven length before the last, or disagree in the number of features.
+    """
+
+    name: str
+    batches: tuple[tuple[Sample, ...], ...]
+    optimizer: SGD | AdamW
+    start: Vector
+    bias: bool = False
+    loss: Literal["mean", "weighted"] = "mean"
+    epochs: int = 1
+    schedule: Vector | None = None
+    clip: Clip | None = None
+    scale: LossScale = field(default_factory=lambda: LossScale(Fraction(2**7)))
+    ranks_start_apart: bool = False
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.batches or not all(self.batches):
+            raise ValueError(f"workload {self.name}: it needs at least one global batch, and none may be empty")
+        sizes = {len(batch) for batch in self.batches[:-1]}
+        if len(sizes) > 1 or (sizes and len(self.batches[-1]) > min(sizes)):
+            raise ValueError(f"workload {self.name}: all global batches but a shorter last one must be equally long")
+        widths = {len(sample.x) for batch in self.batches for sample in batch}
+        if widths != {self.features}:
+            raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {self.features}")
+        if self.schedule is not None and len(self.schedule) < self.steps:
+            raise ValueError(f"workload {self.name}: the schedule covers {len(self.schedule)} of {self.steps} steps")
+        if self.epochs > 1 and len(self.batches[-1]) != len(self.batches[0]):
+            raise ValueError(f"workload {self.name}: a short last batch is only defined for a single epoch")
+
+    @property
+    def features(self) -> int:
+        return len(self.start) - self.bias
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full global batch."""
+        return len(self.batches[0])
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps when nothing is skipped: one per global batch and epoch."""
+        return len(self.batches) * self.epochs
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        names = tuple(f"weight[{index}]" for index in range(self.features))
+        return (*names, "bias") if self.bias else names
+
+    def batch(self, step: int) -> tuple[Sample, ...]:
+        """The global batch of the ``step``-th accumulation window."""
+        return self.batches[step % len(self.batches)]
+
+    def start_of(self, rank: int) -> Vector:
+        """The weights that ``rank`` holds before anything was made equal across ranks."""
+        if not self.ranks_start_apart:
+            return self.start
+        return tuple(value + rank for value in self.start)

@@ -1,0 +1,109 @@
+"""The project's checks, a session each. `nox` runs them all, `nox -l` lists them.
+
+A backend's session validates the reference trainers, or the trainer that is named:
+`nox -s ddp -- my_trainer.py`.
+
+What runs is the built wheel, which is built once per run of nox, and never the checkout.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+WHEELS = ROOT / "build" / "wheel"
+REPORTS = ROOT / "build" / "reports"
+
+wheel_of_this_run: list[Path] = []
+
+
+def built_wheel(session: nox.Session) -> Path:
+    """The wheel of the checkout as it is in this run of nox."""
+    if not wheel_of_this_run:
+        shutil.rmtree(WHEELS, ignore_errors=True)
+        command = ["pip", "wheel", "--quiet", "--no-deps", "--build-constraint", str(CONSTRAINTS)]
+        session.run_install(*command, "--wheel-dir", str(WHEELS), str(ROOT))
+        wheel_of_this_run.extend(WHEELS.glob("*.whl"))
+    return wheel_of_this_run[0]
+
+
+def install_wheel(session: nox.Session, *extras: str) -> None:
+    """Install the built wheel with what it and its extras depend on; with the extra horovod, Horovod too."""
+    wheel = built_wheel(session)
+    extra = f"[{','.join(extras)}]" if extras else ""
+    session.install("-c", str(CONSTRAINTS), f"{wheel}{extra}")
+    # A kept environment may hold an older build of the same version.
+    session.install("--no-deps", "--force-reinstall", str(wheel))
+    if "horovod" in extras:
+        session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
+    # Keeps the working directory, and with it the checkout, off every interpreter's import path.
+    session.env["PYTHONSAFEPATH"] = "1"
+
+
+def conformance_run(session: nox.Session, *arguments: str) -> None:
+    """`conformance run`, with nox's arguments and where nox was called; without any, into build/reports."""
+    if session.posargs:
+        session.chdir(session.invoked_from)
+        session.run("conformance", "run", *arguments, *session.posargs)
+    else:
+        session.run("conformance", "run", *arguments, "--output", str(REPORTS / session.name))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and format; types, strictly."""
+    install_wheel(session, "lint", "accelerate", "lightning")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", "--strict", "conformance", "tools")
+
+
+@nox.session
+def single(session: nox.Session) -> None:
+    """One process: sample by sample, batched, accumulated."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "single")
+
+
+@nox.session
+def ddp(session: nox.Session) -> None:
+    """DistributedDataParallel over gloo."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "ddp")
+
+
+@nox.session
+def horovod(session: nox.Session) -> None:
+    """Horovod over gloo; builds Horovod's wheel if the cache has none."""
+    install_wheel(session, "horovod")
+    conformance_run(session, "--backend", "horovod")
+
+
+@nox.session
+def accelerate(session: nox.Session) -> None:
+    """Hugging Face Accelerate."""
+    install_wheel(session, "accelerate")
+    conformance_run(session, "conformance.trainers.accelerate")
+
+
+@nox.session
+def lightning(session: nox.Session) -> None:
+    """Lightning's Trainer."""
+    install_wheel(session, "lightning")
+    conformance_run(session, "conformance.trainers.lightning")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The harness's own tests, against the installed wheel; with everything installed that they can use."""
+    install_wheel(session, "test", "accelerate", "lightning", "horovod")
+    session.env["CONFORMANCE_WHEEL"] = str(built_wheel(session))
+    session.run("pytest", "-n", "2", *session.posargs)

@@ -1,0 +1,35 @@
+"""Rules for all tests: a skip is a failure, and Hypothesis judges results, never durations."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+from hypothesis import settings
+
+pytest_plugins = ["pytester"]
+
+settings.register_profile("project", deadline=None, print_blob=True)
+settings.load_profile("project")
+
+NO_SKIPS = "No test is skipped in this project: make it run, make it fail, or delete it."
+
+
+def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{NO_SKIPS}\n{report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _refuse_skip(report)
+    return report

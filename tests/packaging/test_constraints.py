@@ -1,0 +1,56 @@
+"""Every install goes through constraints.txt, and it pins what is asked for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+
+@pytest.fixture(scope="module")
+def pins(root: Path) -> dict[str, Version]:
+    """Version by name. Fails on a line that does not pin exactly."""
+    found = {}
+    for line in (root / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, version = re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups()  # type: ignore[union-attr]
+            found[canonicalize_name(name)] = Version(version)
+    return found
+
+
+def requirements(root: Path) -> Iterator[Requirement]:
+    project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    for line in project["build-system"]["requires"] + project["project"]["dependencies"]:
+        yield Requirement(line)
+    for lines in extras.values():
+        yield from (one for one in map(Requirement, lines) if one.name != project["project"]["name"])
+
+
+def test_everything_that_the_project_names_is_pinned_within_its_range(
+    root: Path, pins: dict[str, Version]
+) -> None:
+    unmet = [
+        str(one) for one in requirements(root) if pins.get(canonicalize_name(one.name)) not in one.specifier
+    ]
+    assert unmet == []
+
+
+def test_no_install_goes_past_the_constraints(root: Path) -> None:
+    places = [root / "noxfile.py", root / ".ci" / "run", root / ".github" / "workflows" / "ci.yml"]
+    places += [root / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
+    loose = [
+        (place.name, line.strip())
+        for place in places
+        for line in place.read_text().splitlines()
+        if re.search(r"pip\"? install|session\.install\(|\.run_install\(", line)
+        and not re.search(r"constraints\.txt|CONSTRAINTS|--no-deps|\*command|horovod_wheel", line)
+    ]
+    assert loose == []

@@ -1,0 +1,118 @@
+"""What the pages tell a newcomer to type exists, and the README's example trainer conforms."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md")
+ROOT = Path(__file__).parents[2]
+
+
+def fenced(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> Iterator[list[str]]:
+    """Every command in a shell block of the pages, as words, each once."""
+    seen = set()
+    for page in PAGES:
+        for line in "".join(fenced(page, "sh")).splitlines():
+            for command in line.split("&&"):
+                words = tuple(shlex.split(command, comments=True))
+                if words and words not in seen:
+                    seen.add(words)
+                    yield list(words)
+
+
+def script(name: str) -> str:
+    found = shutil.which(name, path=str(Path(sys.executable).parent))
+    assert found is not None, f"{name} is not installed beside {sys.executable}"
+    return found
+
+
+@cache
+def help_of(*command: str) -> str:
+    return subprocess.run([*command, "--help"], check=True, capture_output=True, text=True).stdout
+
+
+def options_of(words: list[str]) -> list[str]:
+    return [word.split("=")[0] for word in words if word.startswith("--") and word != "--"]
+
+
+def check_conformance(words: list[str], sessions: list[str]) -> None:
+    shown = help_of(script("conformance"), words[0])
+    assert [option for option in options_of(words) if option not in shown] == []
+
+
+def check_nox(words: list[str], sessions: list[str]) -> None:
+    ours = words[: words.index("--")] if "--" in words else words
+    assert ours in ([], ["-l"]) or (ours[0] == "-s" and set(ours[1:]) <= set(sessions))
+
+
+def check_pytest(words: list[str], sessions: list[str]) -> None:
+    shown = help_of(script("pytest"))
+    assert [option for option in options_of(words) if option not in shown] == []
+    assert [word for word in words if word.startswith("tests/") and not (ROOT / word).exists()] == []
+
+
+def check_python(words: list[str], sessions: list[str]) -> None:
+    if words[0] == "-m":
+        return
+    shown = help_of(sys.executable, str(ROOT / words[0]))
+    assert [option for option in options_of(words) if option not in shown] == []
+
+
+def check_pip(words: list[str], sessions: list[str]) -> None:
+    assert words[:3] == ["install", "-c", "constraints.txt"]
+
+
+CHECKS = {
+    "conformance": check_conformance,
+    "nox": check_nox,
+    "pip": check_pip,
+    "pytest": check_pytest,
+    "python": check_python,
+}
+ELSEWHERE = {"git", "cd", ".", "apt-get"}
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=shlex.join)
+def test_command_exists(words: list[str], sessions: list[str]) -> None:
+    program, *rest = words
+    if program in CHECKS:
+        CHECKS[program](rest, sessions)
+    else:
+        assert program in ELSEWHERE
+
+
+def test_the_two_commands_are_there() -> None:
+    lines = "".join(fenced("README.md", "sh")).splitlines()
+    assert "pip install -c constraints.txt . && conformance run" in lines
+    assert "pip install -c constraints.txt nox && nox" in lines
+
+
+def test_example_trainer_conforms(tmp_path: Path) -> None:
+    [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
+    (tmp_path / "my_trainer.py").write_text(example)
+    command = [script("conformance"), "run", "my_trainer.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_links_inside_the_repository_lead_somewhere() -> None:
+    broken = [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / page).read_text())
+        if not ((ROOT / page).parent / target).exists()
+    ]
+    assert broken == []

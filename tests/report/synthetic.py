@@ -1,0 +1,227 @@
+"""A results file as a run would leave it: every verdict, plausible numbers, small enough to look at.
+
+    python -m tests.report.synthetic results.jsonl report.html
+
+writes the file and its report, to look at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from fractions import Fraction as F
+from pathlib import Path
+
+from rich.console import Console
+
+from conformance.report import ResultsWriter, read_results
+from conformance.report.html import render_html
+from conformance.report.terminal import render_terminal
+
+from .regression import PARAMETERS, Bug, Case, steps_of
+
+PRECISIONS = {"fp64": 53, "fp32": 24, "bf16": 8, "fp16": 11}
+WORKLOADS = ("line", "two-workers", "momentum-clip-value", "weighted", "adamw-noisy")
+HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m \u2028 \u202egnp.exe"
+TRACEBACK = """Traceback (most recent call last):
+  File "my_loop.py", line 41, in train
+    scaler.step(optimizer)
+  File "torch/amp/grad_scaler.py", line 457, in step
+    len(optimizer_state["found_inf_per_device"]) > 0
+AssertionError: No inf checks were recorded for this optimizer."""
+STACK = """Thread 0x00007f3c (most recent call first):
+  File "torch/distributed/distributed_c10d.py", line 3085 in all_reduce
+  File "my_loop.py", line 58 in average_gradients
+  File "my_loop.py", line 36 in train"""
+
+
+def ranks_of(world: int, steps: int, **extra: object) -> list[Case]:
+    calls = {"allreduce_": {"count": steps, "bytes": 12 * steps}, "broadcast_": {"count": 2, "bytes": 24}}
+    return [
+        {"rank": r, "exit": "exited 0", "output": "", "collectives": calls if world > 1 else {}, **extra}
+        for r in range(world)
+    ]
+
+
+def passing(trainer: str, backend: str, world: int, accumulation: int, precision: str, workload: str) -> Case:
+    """A case that holds: exact, or bounded for the workload that rounds."""
+    path = backend if world == 1 else f"{backend}-w{world}"
+    path += f"-acc{accumulation}" if accumulation > 1 else ""
+    bits, bounded = PRECISIONS[precision], workload.startswith("adamw")
+    count = 40 if bounded else 6
+    rows = steps_of(count, bits, bounded=bounded)
+    stages = [
+        ("forward", bits - 4, bits, 1),
+        ("backward", bits - 2, bits, 0),
+        ("reduce", bits - 3, bits, 4),
+        ("optimizer", 15, 24, 5),
+    ]
+    reason = "AdamW divides by the root of the second moment, which is irrational at step 0"
+    case: Case = {
+        "id": f"{path}-{precision}-{workload}", "trainer": trainer,
+        "target": f"conformance.trainers.{trainer}",
+        "backend": backend, "layout": "accumulated" if accumulation > 1 else "batched", "world_size": world,
+        "accumulation": accumulation, "micro_batch_size": 12 // world // accumulation, "precision": precision,
+        "workload": workload, "device": "cpu", "path": path, "seconds": 0.09 + 0.013 * world,
+        "verdict": "PASS (bounded)" if bounded else "PASS (exact)",
+        "headline": "within the bound at every step" if bounded else "bit-identical after every step",
+        "notes": [], "command": f"conformance run {trainer} --case {path}-{precision}-{workload}",
+        "certificate": {"exact": not bounded, "reason": reason if bounded else None, "stages": [
+            {"stage": name, "bits": need, "available": have, "step": at, "exact": True}
+            for name, need, have, at in ([] if bounded else stages)]},
+        "power": {"value": 41.3 if bounded else "inf", "fault": "divided by the nominal window length",
+                  "text": "One sample moved to the next rank is seen, too."},
+        "guards": [
+            {"name": "world size", "holds": True, "expected": str(world), "observed": str(world)},
+            {"name": "optimizer steps", "holds": True, "expected": str(count), "observed": str(count)},
+            {"name": "shards differ", "holds": True, "expected": "disjoint", "observed": "disjoint"},
+            {"name": "weights moved", "holds": True, "expected": "yes", "observed": "yes"},
+        ],
+        "parameters": PARAMETERS, "steps": rows, "skips": [], "scales": [], "diverged": None,
+        "first_difference": None, "diagnosis": None,
+        "semantics": "averaged by its true length" if accumulation == 3 else None,
+        "ranks": ranks_of(world, count),
+    }  # fmt: skip
+    if precision == "fp16" and not bounded:
+        for row in rows:
+            row["window"] += row["step"] >= 2
+        case |= {"skips": [2], "scales": [65536.0] * 3 + [32768.0] * 4}
+    return case
+
+
+def failing(case: Case, bug: Bug, diagnosis: str | None, verdict: str = "FAIL (numerics)") -> Case:
+    """`case` as a trainer with `bug` would leave it."""
+    rows = steps_of(len(case["steps"]), PRECISIONS[case["precision"]], bug)
+    first = next(row for row in rows if any(row["error"]))
+    i = next(i for i, error in enumerate(first["error"]) if error)
+    difference = {"step": first["step"], "quantity": "weights", "parameter": PARAMETERS[i], "bound": 0.0}
+    difference |= {name: first[name][i] for name in ("expected", "observed", "error")}
+    headline = f"weights differ from step {first['step']} on"
+    changes = {"verdict": verdict, "steps": rows, "first_difference": difference, "diagnosis": diagnosis}
+    return case | changes | {"headline": headline, "skips": [], "scales": []}
+
+
+def idle(case: Case, verdict: str, reason: str) -> Case:
+    """`case` as it is recorded when it is not run."""
+    empty: Case = {
+        "certificate": None,
+        "power": None,
+        "guards": [],
+        "steps": [],
+        "ranks": [],
+        "seconds": None,
+    }
+    return (
+        case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "semantics": None}
+    )
+
+
+def references() -> Iterator[Case]:
+    """The reference trainers: all right, Horovod not installed."""
+    for workload in WORKLOADS:
+        for precision in PRECISIONS:
+            for world, accumulation in ((1, 1), (1, 2), (1, 3)):
+                yield passing("single", "single", world, accumulation, precision, workload)
+            for world, accumulation in ((2, 1), (2, 2), (4, 1)):
+                yield passing("ddp", "ddp", world, accumulation, precision, workload)
+        horovod = passing("horovod", "horovod", 2, 1, "fp32", workload)
+        yield idle(horovod, "UNAVAILABLE", "horovod is not installed: pip install horovod==0.28.1")
+        cuda = passing("ddp", "ddp", 2, 1, "fp16", workload)
+        cuda |= {"device": "cuda", "id": cuda["id"] + "-cuda"}
+        yield idle(cuda, "UNAVAILABLE", "this machine has no CUDA device")
+
+
+def my_loop() -> Iterator[Case]:
+    """A trainer of a user's own with several bugs."""
+
+    def base(world: int, accumulation: int, precision: str, workload: str) -> Case:
+        case = passing("my_loop", "ddp", world, accumulation, precision, workload)
+        return case | {
+            "target": "my_loop.py:train",
+            "command": f"conformance run my_loop.py --case {case['id']}",
+        }
+
+    summed = "the numbers are those of a trainer that sums over ranks instead of averaging"
+    for workload in WORKLOADS[:4]:
+        yield base(2, 1, "fp32", workload)
+        wrong = failing(base(2, 2, "fp32", workload), lambda g, k: [2 * v for v in g], summed)
+        yield wrong | {"power": {"value": "inf", "fault": "sum over ranks", "text": "At step 0 already."}}
+        late = failing(base(3, 2, "fp32", workload), lambda g, k: [v * F(1 + (k > 2), 1) for v in g], None)
+        yield late
+        yield idle(base(2, 1, "fp16", workload), "UNSUPPORTED", "my_loop.py does not declare precision fp16")
+    apart = failing(base(2, 2, "bf16", "line"), lambda g, k: [v + F(k, 64) for v in g], None, "DIVERGED")
+    weights = [row["observed"] for row in apart["steps"][1:2]] + [apart["steps"][1]["expected"]]
+    yield apart | {
+        "headline": "ranks 0 and 1 differ after step 1",
+        "diverged": {"step": 1, "weights": weights},
+    }
+    crash = base(2, 2, "bf16", "two-workers") | {
+        "verdict": "CRASH",
+        "steps": [],
+        "certificate": None,
+        "power": None,
+    }
+    crash["headline"] = "rank 1 raised AssertionError: No inf checks were recorded for this optimizer."
+    crash["ranks"] = ranks_of(2, 0, output=f"epoch 0\nwarning: {HOSTILE}\n" * 3)
+    crash["ranks"][1] |= {"exit": "exited 1 before it finished", "traceback": TRACEBACK}
+    yield crash
+    hang = base(2, 2, "bf16", "weighted") | {"verdict": "HANG", "certificate": None, "power": None}
+    hang["headline"] = "no end within 20 s: rank 0 waits in all_reduce, rank 1 has finished"
+    hang["steps"] = hang["steps"][:2]
+    hang["ranks"] = ranks_of(2, 2)
+    hang["ranks"][0] |= {"exit": "killed at the time limit", "stack": STACK}
+    yield hang
+    weak = base(2, 1, "bf16", "adamw-noisy") | {"verdict": "INCONCLUSIVE"}
+    weak |= {"headline": "the bound is wider than the smallest bug: power 0.4, needed 4"}
+    weak |= {"power": {"value": 0.4, "fault": "weight decay applied twice", "text": None}}
+    yield weak
+    law = base(2, 1, "bf16", "momentum-clip-value") | {
+        "verdict": "FAIL (law)",
+        "headline": "clip came before unscale",
+    }
+    yield law | {"notes": ["The numbers agree all the same: no gradient was long enough to be clipped."]}
+    lost = failing(base(2, 1, "bf16", "line"), lambda g, k: g if k < 2 else [v + F(1, 8) for v in g], None)
+    lost["steps"][4]["observed"][0] = lost["steps"][4]["error"][0] = lost["steps"][4]["ulp"][0] = float("nan")
+    lost["guards"][2] |= {"holds": False, "observed": "ranks 0 and 1 read the same 6 samples"}
+    yield lost | {"headline": "weight[0] is not a number after step 4"}
+
+
+def all_cases() -> list[Case]:
+    """About 150 cases with every verdict."""
+    return [*references(), *my_loop()]
+
+
+def mutants() -> list[Case]:
+    """Two rows of the table mutant x check, one not caught."""
+    return [
+        {"mutant": "sum_over_ranks", "what": "the all-reduce sums and nobody divides", "caught": True,
+         "verdicts": {"ddp-w2-fp32-line": "FAIL (numerics)", "single-fp32-line": "PASS (exact)"},
+         "by": ["weights"]},
+        {"mutant": "no_broadcast", "what": "ranks start from different weights", "caught": False,
+         "verdicts": {"ddp-w2-fp32-line": "PASS (exact)"}, "by": []},
+    ]  # fmt: skip
+
+
+def write(path: Path, cases: list[Case] | None = None, planned: int | None = None) -> None:
+    """Writes a results file with these cases; with more `planned` than there are, it is one that was
+    stopped.
+    """
+    cases = all_cases() if cases is None else cases
+    header = {
+        "tool": "trainer-conformance", "version": "0.1.0", "started": "2026-01-05T09:12:44+00:00",
+        "seed": 20260105, "command": "conformance run my_loop.py --output out",
+        "planned": len(cases) if planned is None else planned,
+        "machine": {"python": "3.11.7", "platform": "Linux-6.1-x86_64", "cpus": 2, "torch": "2.13.0+cpu",
+                    "cuda": None, "horovod": None},
+    }  # fmt: skip
+    with ResultsWriter(path, header) as writer:
+        for case in cases:
+            writer.case(case)
+        writer.mutants(mutants())
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
+    found = read_results(sys.argv[1])
+    render_html(found, sys.argv[2])
+    render_terminal(found, Console(), sys.argv[2])

@@ -1,0 +1,73 @@
+"""Matrix, causes and reasons: nothing lost, worst first, in an order that does not depend on the run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from conformance.report import Results
+from conformance.report.grouping import causes, overall, precisions, reasons, trainers
+from conformance.report.verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, worst
+
+from .regression import Case
+
+
+def test_every_case_is_in_the_matrix_once(results: Results) -> None:
+    found = [
+        case.id + case.trainer
+        for trainer in trainers(results)
+        for path in trainer.paths
+        for cell in path.cells
+        for case in cell.cases
+    ]
+    assert sorted(found) == sorted(case.id + case.trainer for case in results.cases)
+
+
+def test_order_does_not_depend_on_which_case_finished_first(
+    read: Callable[..., Results], cases: list[Case]
+) -> None:
+    shuffled = random.Random(1).sample(cases, len(cases))
+    assert trainers(read(shuffled)) == trainers(read(cases))
+
+
+def test_rows_and_columns(results: Results) -> None:
+    assert precisions(results) == ["fp64", "fp32", "bf16", "fp16"]
+    assert [trainer.name for trainer in trainers(results)][:2] == ["single", "ddp"]
+    assert [path.name for path in trainers(results)[1].paths] == [
+        "ddp-w2",
+        "ddp-w2-acc2",
+        "ddp-w4",
+        "ddp-w2 on cuda",
+    ]
+
+
+def test_a_cell_shows_the_worst_verdict_that_was_reached() -> None:
+    assert worst(["PASS (exact)", "PASS (bounded)"]).verdict == "PASS (bounded)"
+    assert worst(["PASS (exact)", "INCONCLUSIVE", "CRASH"]).verdict == "CRASH"
+    assert worst(["PASS (exact)", "UNSUPPORTED"]).verdict == "PASS (exact)"
+    assert worst(["UNSUPPORTED", "UNAVAILABLE"]).verdict == "UNAVAILABLE"
+
+
+def test_each_verdict_is_of_one_kind() -> None:
+    assert sorted(PASSED + NOT_CONFORMING + NOT_RUN) == sorted(LOOKS)
+    assert len({look.key for look in LOOKS.values()}) == len({look.glyph for look in LOOKS.values()}) == 10
+
+
+def test_one_cause_is_one_entry(results: Results) -> None:
+    found = causes(results)
+    assert sum(len(cause.cases) for cause in found) == results.failed
+    summed = next(cause for cause in found if "sums over ranks" in cause.text)
+    assert len(summed.cases) == 4
+    assert summed.example.id == "ddp-w2-acc2-fp32-line"
+
+
+def test_one_reason_is_one_entry(results: Results) -> None:
+    found = reasons(results)
+    assert [(reason.look.verdict, len(reason.cases)) for reason in found] == [
+        ("UNAVAILABLE", 5), ("UNAVAILABLE", 5), ("UNSUPPORTED", 4),
+    ]  # fmt: skip
+    assert sum(len(reason.cases) for reason in found) == results.not_run
+
+
+def test_the_counts_of_a_run_add_up(results: Results) -> None:
+    assert sum(count for _, count in overall(results)) == len(results.cases)

@@ -1,0 +1,173 @@
+"""The page: one file that fetches nothing, says everything without JavaScript, and runs nothing foreign."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from conformance.report import Results, ResultsError
+from conformance.report.html import render_html
+from conformance.report.verdicts import LOOKS
+
+from .regression import Case
+
+VOID = {"meta", "path", "rect", "use", "circle", "br"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and visible text of a page; fails on elements that are not closed in order."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.parts: list[str] = []
+        self.feed(content)
+        self.close()
+        assert self.open == []
+        self.text = "".join(self.parts)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.parts.append(data)
+
+
+@pytest.fixture(scope="module")
+def html(results: Results, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    render_html(results, path)
+    return path.read_text(encoding="utf-8")
+
+
+def test_it_fetches_nothing(html: str) -> None:
+    page = Page(html)
+    for name, value in page.attributes:
+        assert name not in ("src", "srcset", "style") and not name.startswith("on")
+        if name == "href":
+            assert value.startswith("#")
+    assert not re.search(r"url\(|@import|https?://", html)
+
+
+def test_its_policy_allows_its_own_style_and_script_and_no_other(html: str) -> None:
+    policy = re.search(r'content="(default-src[^"]*)"', html)
+    assert policy
+    allowed = policy[1].replace("&#39;", "'")
+    assert allowed.startswith("default-src 'none'; ")
+    for tag in ("style", "script"):
+        inside = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        assert inside
+        digest = base64.b64encode(hashlib.sha256(inside[1].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in allowed
+
+
+def test_every_link_leads_somewhere_and_ids_are_unique(html: str) -> None:
+    page = Page(html)
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    assert {value[1:] for name, value in page.attributes if name == "href"} <= set(ids)
+
+
+def test_every_case_is_there_without_javascript(html: str, results: Results) -> None:
+    text = Page(html).text
+    for case in results.cases:
+        assert case.id in text
+        assert case.headline in text
+        assert case.command in text
+    for look in LOOKS.values():
+        assert look.meaning in text
+    assert "3.11.7" in text
+    assert "Appendix" in text
+
+
+def test_evidence_of_a_failure(html: str) -> None:
+    text = Page(html).text
+    assert "Diagnosis: the numbers are those of a trainer that sums over ranks" in text
+    assert "First difference: weights after step 0, weight[0]" in text
+    assert "AssertionError: No inf checks were recorded for this optimizer." in text
+    assert 'File "my_loop.py", line 58 in average_gradients' in text
+    assert "ranks 0 and 1 read the same 6 samples" in text
+
+
+def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: Case, hostile: str) -> None:
+    """Every string of a case is replaced by text that would break out of an element, attribute or line."""
+
+    def poisoned(value: object, key: str = "") -> object:
+        if isinstance(value, dict):
+            return {poisoned(name, "key") if key == "collectives" else name: poisoned(item, name)
+                    for name, item in value.items()}  # fmt: skip
+        if isinstance(value, list):
+            return [poisoned(item, key) for item in value]
+        return hostile + value if isinstance(value, str) and key not in ("verdict", "value") else value
+
+    rank = {"rank": 0, "exit": "x", "output": "o", "stack": "s", "traceback": "t"}
+    full = one_case | {
+        "verdict": "CRASH",
+        "notes": ["n"],
+        "diagnosis": "d",
+        "semantics": "s",
+        "ranks": [rank],
+    }
+    content = page([poisoned(full), poisoned(one_case)])
+    parsed = Page(content)
+    assert "img" not in parsed.tags
+    assert parsed.tags.count("script") == 1
+    assert not any(name.startswith("on") for name, _ in parsed.attributes)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u2028\u202e]", content)
+    assert "\\u202egnp.exe" in parsed.text
+    assert "red" in parsed.text
+
+
+def test_a_cut_run_is_marked_loudly(page: Callable[..., str], one_case: Case) -> None:
+    text = Page(page([one_case], planned=120)).text
+    assert "Incomplete. The run was cut off: 1 of 120 cases." in text
+    assert "Not shown to conform" in text
+
+
+def test_what_did_not_run_is_never_counted_as_passed(page: Callable[..., str], one_case: Case) -> None:
+    text = Page(page([one_case | {"verdict": "UNAVAILABLE", "headline": "pip install it"}] * 3)).text
+    assert "Nothing was judged" in text
+    assert "3 more were not run" not in text
+    assert "No case ran." in text
+
+
+def test_a_run_without_a_case(page: Callable[..., str]) -> None:
+    assert "Nothing was judged" in Page(page([])).text
+
+
+def test_long_output_is_cut_and_says_so(page: Callable[..., str], one_case: Case) -> None:
+    one_case["ranks"][0]["output"] = "begin" + "x" * 20_000 + "end"
+    text = Page(page([one_case])).text
+    assert "begin" not in text
+    assert "xend" in text
+    assert "19608 characters before this are in the results file" in text
+
+
+def test_a_full_run_stays_light(page: Callable[..., str], cases: list[Case]) -> None:
+    """1,500 cases, ten trainers as bad as the worst: below 10 MB."""
+    many = [case | {"trainer": f"{case['trainer']}-{k}"} for k in range(10) for case in cases]
+    assert len(page(many).encode()) < 10_000_000
+
+
+def test_a_folder_that_is_not_there(results: Results, tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="cannot write"):
+        render_html(results, tmp_path / "none" / "report.html")

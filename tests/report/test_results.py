@@ -1,0 +1,167 @@
+"""The results file: what is written is read; a cut file is marked; every other fault is one clear line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.report import Incomplete, Results, ResultsError, ResultsWriter, read_results
+
+from .regression import Case
+
+HEADER = {"tool": "trainer-conformance", "version": "0.1.0", "started": "now", "command": "c", "planned": 2}
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines(keepends=True)
+
+
+def error_of(path: Path) -> str:
+    with pytest.raises(ResultsError) as caught:
+        read_results(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_written_is_read(results: Results, cases: list[Case]) -> None:
+    assert [case.id for case in results.cases] == [case["id"] for case in cases]
+    first, written = results.cases[0], cases[0]
+    assert first.steps[3].observed == tuple(written["steps"][3]["observed"])
+    assert first.certificate is not None
+    assert first.certificate.stages[0].bits == written["certificate"]["stages"][0]["bits"]
+    assert results.header.machine["horovod"] is None
+    assert results.mutants is not None
+    assert [row.caught for row in results.mutants.rows] == [True, False]
+    assert results.complete
+
+
+def test_numbers_that_json_cannot_say_are_read_back(read: Callable[..., Results], one_case: Case) -> None:
+    one_case["steps"][0]["observed"] = [math.nan, math.inf, -math.inf]
+    observed = read([one_case]).cases[0].steps[0].observed
+    assert math.isnan(observed[0] or 0)
+    assert observed[1:] == (math.inf, -math.inf)
+
+
+def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path, one_case: Case) -> None:
+    writer = ResultsWriter(tmp_path / "r.jsonl", HEADER)
+    writer.case(one_case)
+    assert len(lines_of(tmp_path / "r.jsonl")) == 2
+    assert len(read_results(tmp_path / "r.jsonl").cases) == 1
+    writer.close()
+
+
+def test_a_run_that_was_interrupted_has_no_footer(tmp_path: Path, one_case: Case) -> None:
+    def interrupted() -> None:
+        with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer:
+            writer.case(one_case)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    found = read_results(tmp_path / "r.jsonl")
+    assert found.footer is None
+    assert not found.complete
+
+
+def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tmp_path: Path) -> None:
+    """However many bytes are lost at the end, the cases before are read, and the run is not complete."""
+    whole = results_file.read_bytes()
+    header = whole.index(b"\n") + 1
+    path = tmp_path / "cut.jsonl"
+    for length in (header, header + 1, header + 7000, len(whole) // 2, len(whole) - 200, len(whole) - 2):
+        path.write_bytes(whole[:length])
+        found = read_results(path)
+        assert not found.complete
+        assert not found.conforming
+        assert isinstance(found.cut_off, Incomplete)
+        assert str(found.cut_off) == f"the run was cut off: {len(found.cases)} of 152 cases"
+
+
+def test_a_run_that_was_stopped_before_all_cases_is_not_complete(
+    read: Callable[..., Results], one_case: Case
+) -> None:
+    found = read([one_case], planned=120)
+    assert found.footer is not None
+    assert str(found.cut_off) == "the run was cut off: 1 of 120 cases"
+    assert not found.conforming
+
+
+@pytest.mark.parametrize(
+    ("verdict", "conforming"),
+    [("PASS (exact)", True), ("PASS (bounded)", True), ("INCONCLUSIVE", False), ("HANG", False),
+     ("UNAVAILABLE", False), ("UNSUPPORTED", False)],
+)  # fmt: skip
+def test_what_conforms(read: Callable[..., Results], one_case: Case, verdict: str, conforming: bool) -> None:
+    """A run in which nothing was judged proves nothing."""
+    assert read([one_case | {"verdict": verdict}]).conforming is conforming
+
+
+def test_what_did_not_run_does_not_spoil_what_did(read: Callable[..., Results], one_case: Case) -> None:
+    found = read([one_case, one_case | {"verdict": "UNAVAILABLE"}])
+    assert found.conforming
+    assert (found.passed, found.failed, found.not_run) == (1, 0, 1)
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    assert "No such file" in error_of(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"hello", b"\xff\xfe\x00", b"[]\n", b"{}\n", b'{"kind":"case"}\n']
+)
+def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.txt"
+    path.write_bytes(content)
+    assert str(path) in error_of(path)
+
+
+def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
+    header = json.loads(lines_of(results_file)[0]) | {"schema": 2, "version": "9.1"}
+    path = tmp_path / "newer.jsonl"
+    path.write_text(json.dumps(header) + "\n")
+    message = error_of(path)
+    assert "schema version 2" in message
+    assert "9.1" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [*lines[:3], "{broken\n", *lines[3:]], "line 4 is not JSON"),
+        (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]], "line 4 has the kind 'law'"),
+        (lambda lines: [*lines, lines[1]], "comes after the footer"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
+        (lambda lines: [lines[0], lines[1].replace('"id":', '"it":', 1), *lines[2:]], "unknown field 'it'"),
+        (lambda lines: [lines[0], lines[1].replace("PASS (exact)", "PASS", 1), *lines[2:]], "'verdict'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file(
+    results_file: Path, tmp_path: Path, change: Callable[[list[str]], list[str]], message: str
+) -> None:
+    path = tmp_path / "damaged.jsonl"
+    path.write_text("".join(change(lines_of(results_file))))
+    assert message in error_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verdict": "OK"}, "'verdict'"), ({"extra": 1}, "'extra'"), ({"steps": 3}, "'steps'"),
+        ({"id": None}, "'id'"),
+    ],
+)  # fmt: skip
+def test_the_writer_refuses_what_the_reader_would(
+    tmp_path: Path, one_case: Case, change: Case, message: str
+) -> None:
+    with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer, pytest.raises(ResultsError, match=message):
+        writer.case(one_case | change)
+    assert read_results(tmp_path / "r.jsonl").cases == ()
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="cannot write"):
+        ResultsWriter(tmp_path / "none" / "r.jsonl", HEADER)

@@ -1,0 +1,123 @@
+"""The three descriptions of a results file agree: the dataclasses, schema.json and SCHEMA.md."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from conformance.report import records
+from conformance.report.shape import ShapeError, read_shape
+
+FOLDER = files("conformance.report")
+SCHEMA = json.loads(FOLDER.joinpath("schema.json").read_text(encoding="utf-8"))
+WORDS = FOLDER.joinpath("SCHEMA.md").read_text(encoding="utf-8")
+CLASSES = {
+    name: cls
+    for name, cls in vars(records).items()
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type)
+}
+LINES = {
+    "header": records.Header,
+    "case": records.CaseRecord,
+    "mutants": records.Mutants,
+    "footer": records.Footer,
+}
+PROBES: list[Any] = [None, "text", "nan", 1, 1.5, True, [], [1], ["text"], {}, {"a": 1}, {"a": "text"}]
+validator = Draft202012Validator(SCHEMA)
+
+
+def fields(cls: Any) -> tuple[set[str], set[str]]:
+    """All fields of a dataclass, and those that must be there."""
+    known = dataclasses.fields(cls)
+    none = dataclasses.MISSING
+    return {f.name for f in known}, {f.name for f in known if f.default is f.default_factory is none}
+
+
+def is_valid(line: dict[str, Any]) -> bool:
+    return not list(validator.iter_errors(line))
+
+
+def is_read(line: dict[str, Any]) -> bool:
+    content = {key: value for key, value in line.items() if key not in ("kind", "schema")}
+    try:
+        read_shape(LINES[line["kind"]], content, "here")
+    except ShapeError:
+        return False
+    return True
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in `value` with each of its keys, but only the first item of a list."""
+    keys = value.keys() if isinstance(value, dict) else range(min(len(value), 1))
+    for key in list(keys):
+        yield value, key
+        if isinstance(value[key], dict | list):
+            yield from places(value[key])
+
+
+def test_the_schema_is_a_json_schema() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_what_the_writer_writes_is_valid(results_file: Path) -> None:
+    lines = [json.loads(line) for line in results_file.read_text().splitlines()]
+    assert {line["kind"] for line in lines} == set(LINES)
+    assert [line for line in lines if not is_valid(line)] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_fields(name: str) -> None:
+    known, required = fields(CLASSES[name])
+    described = SCHEMA["$defs"][name]
+    assert set(described["properties"]) - {"kind", "schema"} == known
+    assert set(described["required"]) - {"kind", "schema"} == required
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_fields_in_words(name: str) -> None:
+    known, required = fields(CLASSES[name])
+    section = WORDS.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`( \*)? \|", section, re.MULTILINE)
+    assert {field for field, _ in rows} - {"schema"} == known
+    assert {field for field, star in rows if star} - {"schema"} == required
+
+
+def test_reader_and_schema_refuse_the_same_values(results_file: Path) -> None:
+    """Every place of a line is given values of every kind: either both take the line, or none does."""
+    lines = [json.loads(line) for line in results_file.read_text().splitlines()]
+    full = next(line for line in lines if line.get("first_difference") and line["trainer"] == "my_loop")
+    apart = next(line for line in lines if line.get("diverged"))
+    full |= {"diverged": apart["diverged"], "scales": [1024.0], "skips": [0], "notes": ["a"]}
+    samples = [lines[0], full, *(line for line in lines if line["kind"] in ("mutants", "footer"))]
+    tried = 0
+    for sample in samples:
+        changed = copy.deepcopy(sample)
+        for container, key in places(changed):
+            if key in ("kind", "schema"):
+                continue
+            before = container[key]
+            for probe in PROBES:
+                container[key] = probe
+                assert is_valid(changed) == is_read(changed), (key, probe)
+                tried += 1
+            container[key] = before
+    assert tried > 1000
+
+
+def test_absent_and_unknown_fields_are_refused_alike(results_file: Path) -> None:
+    line = json.loads(results_file.read_text().splitlines()[1])
+    for key in set(line) - {"kind"}:
+        less = {name: value for name, value in line.items() if name != key}
+        assert is_valid(less) == is_read(less), key
+    more = line | {"surprise": 1}
+    assert not is_valid(more)
+    assert not is_read(more)

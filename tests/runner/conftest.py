@@ -1,0 +1,160 @@
+"""What the runner's tests share: small trainers in files, a small case, a look at the process tree."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import shared
+
+# The textbook loop that most of these tests vary; `{inside}` runs in each rank, with the process group up.
+TEMPLATE = """
+import os, signal, sys, threading
+from contextlib import nullcontext
+import torch
+import torch.distributed as dist
+from conformance import Task, trainer
+{before}
+
+@trainer(backends=["single", "ddp"], precisions=["fp32", "fp16"])
+def train(task: Task) -> None:
+    model = wrapped = task.model()
+    if task.world_size > 1:
+        dist.init_process_group(task.collective_backend)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = task.optimizer(model.parameters())
+    scaler = task.grad_scaler()
+{inside}
+    for window in task.windows():
+        optimizer.zero_grad()
+        for number, batch in enumerate(window):
+            last = number == len(window) - 1
+            with nullcontext() if last or task.world_size == 1 else wrapped.no_sync():
+                with task.autocast():
+                    loss = task.loss(wrapped(batch.inputs), batch) / len(window)
+                scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+HOROVOD = """
+import horovod.torch as hvd
+from conformance import Task, trainer
+
+@trainer(backends=["horovod"])
+def train(task: Task) -> None:
+    hvd.init()
+    model = task.model()
+    optimizer = hvd.DistributedOptimizer(
+        task.optimizer(model.parameters()), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+{inside}
+    for batch in task.dataloader():
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote_is_ended() -> Iterator[None]:
+    yield
+    shared.close()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    """Write a trainer to a file; the result is its target."""
+    numbers = itertools.count()
+
+    def write_trainer(inside: str = "", before: str = "", *, template: str = TEMPLATE) -> str:
+        indented = textwrap.indent(textwrap.dedent(inside), "    ")
+        path = tmp_path / f"trainer_{next(numbers)}.py"
+        path.write_text(template.format(before=textwrap.dedent(before), inside=indented))
+        return str(path)
+
+    return write_trainer
+
+
+@pytest.fixture
+def horovod(write: Callable[..., str]) -> Callable[[str], str]:
+    """Write a trainer for Horovod to a file; the result is its target."""
+
+    def write_trainer(inside: str = "") -> str:
+        return write(inside, template=HOROVOD)
+
+    return write_trainer
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., dict[str, Any]]:
+    """A case of one feature per rank's share, three steps long, exact in every precision."""
+
+    def make(backend: str = "ddp", world_size: int = 2, accumulation: int = 1) -> dict[str, Any]:
+        count = world_size * accumulation * 2
+        return {
+            "case": f"{backend}-w{world_size}",
+            "backend": backend,
+            "world_size": world_size,
+            "accumulation": accumulation,
+            "micro_batch_size": 2,
+            "steps": 3,
+            "epochs": 3,
+            "precision": "fp32",
+            "loss": "mean",
+            "device": "cpu",
+            "model": {"features": 1, "bias": False, "weights": [[0.0]] * world_size},
+            "samples": {
+                "x": [[float(1 + number % 3)] for number in range(count)],
+                "y": [float(number % 4) for number in range(count)],
+                "weight": [1.0] * count,
+            },
+            "micro_batches": [
+                [[2 * (turn * world_size + rank) + k for k in range(2)] for turn in range(accumulation)]
+                for rank in range(world_size)
+            ],
+            "optimizer": {
+                "kind": "sgd",
+                "lr": 0.125,
+                "momentum": 0.0,
+                "dampening": 0.0,
+                "nesterov": False,
+                "weight_decay": 0.0,
+            },
+            "schedule": None,
+            "clip": None,
+            "scaler": None,
+        }
+
+    return make
+
+
+@pytest.fixture
+def descendants() -> Callable[[int], dict[int, Path]]:
+    """All processes below a given one, as their folders in /proc."""
+
+    def parent(folder: Path) -> int:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+    def look(root: int) -> dict[int, Path]:
+        children: dict[int, list[int]] = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                children.setdefault(parent(folder), []).append(int(folder.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        found: dict[int, Path] = {}
+        waiting = [root]
+        while waiting:
+            for child in children.get(waiting.pop(), []):
+                found[child] = Path("/proc", str(child))
+                waiting.append(child)
+        return found
+
+    return look

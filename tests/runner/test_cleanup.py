@@ -1,0 +1,132 @@
+"""Nothing stays behind: no process, no zombie, no descriptor, however a case or the front process ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer, TrainerError
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+Descendants = Callable[[int], dict[int, Path]]
+
+FRONT = """
+import json, sys
+from conformance.runner.client import ForkServer
+with ForkServer({target!r}, "ddp") as server:
+    server.run(json.loads({spec!r}), 600.0)
+"""
+
+
+@pytest.fixture
+def open_descriptors(descendants: Descendants) -> Callable[[], dict[int, int]]:
+    """How many descriptors this process and each one below it has open; a zombie has none."""
+
+    def count() -> dict[int, int]:
+        processes = {os.getpid(): Path("/proc/self"), **descendants(os.getpid())}
+        return {pid: len(os.listdir(folder / "fd")) for pid, folder in processes.items()}
+
+    return count
+
+
+def test_thirty_cases_leave_nothing_behind(
+    write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
+) -> None:
+    target = write(
+        """
+        import subprocess
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        subprocess.Popen(["sleep", "1000"])
+        """
+    )
+    files = set(os.listdir(tempfile.gettempdir()))
+    with ForkServer(target, "ddp") as server:
+        before = open_descriptors()
+        for number in range(30):
+            outcome = server.run(make_spec("ddp" if number % 2 else "single", 1 + number % 2), LIMIT)
+            assert all(rank.finished for rank in outcome.ranks)
+            assert open_descriptors() == before
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - files if "conformance" in name]
+
+
+def test_failed_cases_leave_nothing_behind(
+    write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
+) -> None:
+    with ForkServer(write("if task.rank == 1: os.abort()\nthreading.Event().wait()"), "ddp") as server:
+        before = open_descriptors()
+        server.run(make_spec("ddp"), LIMIT)
+        assert open_descriptors() == before
+
+
+def test_a_process_that_the_import_started_stays(
+    write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
+) -> None:
+    target = write("", "import subprocess\nhelper = subprocess.Popen(['sleep', '1000'])")
+    with ForkServer(target, "single") as server:
+        before = open_descriptors()
+        server.run(make_spec("single", 1), LIMIT)
+        assert open_descriptors() == before
+
+
+def test_servers_leave_nothing_behind(write: Write, open_descriptors: Callable[[], dict[int, int]]) -> None:
+    good, bad = write(), write("", "raise ValueError")
+    with ForkServer(good, "ddp"):
+        pass
+    before = open_descriptors()
+    for _ in range(5):
+        with ForkServer(good, "ddp"):
+            pass
+        with pytest.raises(TrainerError), ForkServer(bad, "ddp"):
+            pass
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("where", ["inside", "before"])
+def test_a_front_process_that_is_killed_takes_all_with_it(
+    write: Write, make_spec: MakeSpec, descendants: Descendants, tmp_path: Path, where: str
+) -> None:
+    """Killed while the ranks train, or while the server imports the trainer."""
+    import json
+
+    os.mkfifo(fifo := tmp_path / "here")
+    hang = f"with open({str(fifo)!r}, 'w') as pipe: pipe.write('x')\nthreading.Event().wait()"
+    script = FRONT.format(target=write(**{where: hang}), spec=json.dumps(make_spec("ddp")))
+    front = subprocess.Popen([sys.executable, "-c", script])
+    with open(fifo) as pipe:
+        pipe.read()
+    processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
+    assert len(processes) == (2 if where == "before" else 5)
+    front.send_signal(signal.SIGKILL)
+    front.wait()
+    for process in processes:
+        ended, _, _ = select.select([process], [], [], 60.0)
+        assert ended
+        os.close(process)
+
+
+def test_an_interrupted_case_is_ended(
+    write: Write,
+    make_spec: MakeSpec,
+    open_descriptors: Callable[[], dict[int, int]],
+    tmp_path: Path,
+) -> None:
+    """Ctrl-C reaches the front process only."""
+    front = str(os.getpid())
+    target = write(f"os.kill({front}, signal.SIGINT)\nthreading.Event().wait()")
+    with ForkServer(write(), "single"):
+        pass
+    before = open_descriptors()
+    with pytest.raises(KeyboardInterrupt), ForkServer(target, "single") as server:
+        server.run(make_spec("single", 1), LIMIT)
+    assert open_descriptors() == before

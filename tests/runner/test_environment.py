@@ -1,0 +1,52 @@
+"""The launch variables: enough for each framework to find its rank, none where there is nothing to find."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.runner.environment import base_environment, rank_environment
+
+NATIVE = {"case": "ddp-w4", "backend": "ddp", "world_size": 4}
+
+
+def test_a_single_process_sees_no_launcher() -> None:
+    assert rank_environment({"case": "single", "backend": "single", "world_size": 1}, 0, None) == {}
+
+
+def test_ddp_ranks_see_what_torchrun_sets() -> None:
+    environment = rank_environment(NATIVE, 3, 1234)
+    assert environment.items() >= {
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1234"),
+        ("RANK", "3"),
+        ("LOCAL_RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_WORLD_SIZE", "4"),
+        ("GROUP_RANK", "0"),
+        ("TORCHELASTIC_RUN_ID", "ddp-w4"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    }
+    assert not any(name.startswith("HOROVOD") for name in environment)
+
+
+def test_horovod_ranks_see_what_horovodrun_sets() -> None:
+    environment = rank_environment({**NATIVE, "backend": "horovod"}, 3, 1234)
+    assert environment.items() >= {
+        ("HOROVOD_RANK", "3"),
+        ("HOROVOD_SIZE", "4"),
+        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"),
+        ("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234"),
+        ("HOROVOD_CONTROLLER", "gloo"),
+    }
+    assert "RANK" not in environment
+
+
+@pytest.mark.parametrize(
+    "name", ["RANK", "WORLD_SIZE", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"]
+)
+def test_another_launcher_is_not_inherited(name: str) -> None:
+    assert name not in base_environment({name: "1"})
+
+
+def test_what_the_user_set_is_inherited() -> None:
+    assert base_environment({"ACCELERATE_USE_CPU": "true"})["ACCELERATE_USE_CPU"] == "true"

@@ -1,0 +1,197 @@
+"""Ranks that raise, leave, die, hang or abort: what is said of each, and that the next case still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer, Outcome, RunnerError
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
+    """Run a two-rank case with this in each rank; a second one on the same server ends alike."""
+
+    def run_case(inside: str, time_limit: float = LIMIT, before: str = "") -> Outcome:
+        with ForkServer(write(inside, before), "ddp") as server:
+            outcome = server.run(make_spec("ddp"), time_limit)
+            again = server.run(make_spec("ddp"), time_limit)
+        assert [rank.finished for rank in again.ranks] == [rank.finished for rank in outcome.ranks]
+        assert again.timed_out == outcome.timed_out
+        return outcome
+
+    return run_case
+
+
+def test_a_rank_that_raises(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if task.rank == 1:
+            raise ValueError("no such luck")
+        """
+    )
+    zero, one = outcome.ranks
+    raised = one.events[-1]
+    assert raised["event"] == "raised"
+    assert (raised["type"], raised["message"]) == ("ValueError", "no such luck")
+    assert 'raise ValueError("no such luck")' in raised["traceback"]
+    assert "conformance/runner" not in raised["traceback"]
+    assert one.exit == "exited 1 before it finished"
+    assert not zero.finished
+    assert not one.finished
+    assert zero.exit.endswith("after rank 1 failed")
+    assert not outcome.timed_out
+
+
+def test_the_causes_of_what_was_raised_are_told(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise RuntimeError("wrapped") from error
+        """
+    )
+    traceback = outcome.ranks[0].events[-1]["traceback"]
+    assert "KeyError: 'key'" in traceback
+    assert "RuntimeError: wrapped" in traceback
+
+
+@pytest.mark.parametrize("code", ["", "0", "3"])
+def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], code: str) -> None:
+    outcome = run(f"sys.exit({code})")
+    for rank in outcome.ranks:
+        assert not rank.finished
+        assert rank.exit.startswith(f"exited {code or 0} before it finished")
+        assert rank.events[-1]["type"] == "SystemExit"
+
+
+def test_leaving_without_a_word_is_not_finishing(run: Callable[..., Outcome]) -> None:
+    outcome = run("if task.rank == 0: os._exit(0)")
+    assert not outcome.ranks[0].finished
+    assert outcome.ranks[0].exit == "exited 0 before it finished"
+    assert "after rank 0 failed" in outcome.ranks[1].exit
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
+def test_a_rank_that_is_killed(run: Callable[..., Outcome], name: str) -> None:
+    outcome = run(f"if task.rank == 0: os.kill(os.getpid(), signal.{name})")
+    zero, one = outcome.ranks
+    assert zero.exit == f"killed by {name}"
+    assert not zero.finished
+    assert "after rank 0 failed" in one.exit
+    assert not outcome.timed_out
+
+
+def test_a_crash_in_native_code_shows_the_python_line(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        import ctypes
+        if task.rank == 0:
+            ctypes.string_at(0)
+        """
+    )
+    assert outcome.ranks[0].exit == "killed by SIGSEGV"
+    assert "Segmentation fault" in outcome.ranks[0].output
+    assert "in train" in outcome.ranks[0].output
+
+
+def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if task.rank == 1:
+            wait_for_godot()
+        """,
+        time_limit=3.0,
+        before="""
+        def wait_for_godot():
+            threading.Event().wait()
+        """,
+    )
+    zero, one = outcome.ranks
+    assert outcome.timed_out
+    assert one.exit == "killed at the time limit of 3 s"
+    assert "in wait_for_godot" in str(one.stack)
+    assert zero.exit == "killed at the time limit of 3 s"
+    assert "in train" in str(zero.stack)
+    assert not zero.finished
+    assert not one.finished
+
+
+def test_a_rank_that_delivered_while_its_peer_hangs(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if task.rank == 0:
+            return
+        threading.Event().wait()
+        """,
+        time_limit=3.0,
+    )
+    zero, one = outcome.ranks
+    assert outcome.timed_out
+    assert zero.finished
+    assert zero.exit == "exited 0"
+    assert zero.stack is None
+    assert not one.finished
+
+
+def test_a_hanging_peer_of_a_rank_that_failed_is_not_a_hang(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if task.rank == 1:
+            raise ValueError
+        threading.Event().wait()
+        """
+    )
+    assert outcome.ranks[0].exit == "killed after rank 1 failed"
+    assert not outcome.timed_out
+
+
+def test_a_rank_that_aborts_after_it_delivered(run: Callable[..., Outcome]) -> None:
+    outcome = run("if task.rank == 0: os._exit = lambda code: os.abort()")
+    zero, one = outcome.ranks
+    assert zero.finished
+    assert zero.exit == "aborted after it delivered: SIGABRT"
+    assert one.exit == "exited 0"
+
+
+def test_a_rank_that_aborts_before_it_delivered(run: Callable[..., Outcome]) -> None:
+    outcome = run("if task.rank == 0: os.abort()")
+    assert not outcome.ranks[0].finished
+    assert outcome.ranks[0].exit == "killed by SIGABRT"
+
+
+def test_a_server_that_died_is_replaced(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+    flag = tmp_path / "armed"
+    flag.touch()
+    target = write(f"if os.path.exists({str(flag)!r}): os.kill(os.getppid(), signal.SIGKILL)")
+    with ForkServer(target, "ddp") as server:
+        outcome = server.run(make_spec("ddp"), LIMIT)
+        assert [rank.finished for rank in outcome.ranks] == [False, False]
+        assert {rank.exit for rank in outcome.ranks} == {"the trainer's server died (killed by SIGKILL)"}
+        flag.unlink()
+        assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
+
+
+def test_a_rendezvous_that_dies_is_the_harness_failing(write: Write, make_spec: MakeSpec) -> None:
+    """No trainer is to be blamed for it."""
+    target = write(
+        """
+        children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
+        if task.rank == 0:
+            os.kill(min(map(int, children)), signal.SIGKILL)
+        threading.Event().wait()
+        """
+    )
+    with (
+        ForkServer(target, "ddp") as server,
+        pytest.raises(RunnerError, match=r"ddp-w2: the process that keeps the rendezvous .* SIGKILL"),
+    ):
+        server.run(make_spec("ddp"), LIMIT)

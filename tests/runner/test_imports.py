@@ -1,0 +1,119 @@
+"""Trainers that cannot be imported, or whose backend is missing: one clear line, whatever the import does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer, TrainerError, Unavailable
+
+Write = Callable[..., str]
+
+TROUBLE = {
+    "raises": ("raise ValueError('bad day')", r"trainer_0\.py:\d+: ValueError: bad day"),
+    "leaves": ("sys.exit(3)", r"trainer_0\.py:\d+: SystemExit: 3"),
+    "misspelt": ("def :", r"trainer_0\.py:\d+: SyntaxError"),
+    "ends the process": ("print('goodbye'); os._exit(3)", r"ended the process \(exited 3\).*goodbye"),
+    "crashes": (
+        "import ctypes; ctypes.string_at(0)",
+        r"process \(killed by SIGSEGV\) at .*trainer_0\.py:\d+$",
+    ),
+    "hangs": ("threading.Event().wait()", r"did not end within 2 s at .*trainer_0\.py:\d+"),
+    "hangs deaf": (
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); threading.Event().wait()",
+        r"did not end within 2 s$",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLE)
+def test_an_import_that_fails(write: Write, kind: str) -> None:
+    source, message = TROUBLE[kind]
+    server = ForkServer(write("", source), "ddp", import_limit=2.0 if "hangs" in kind else 60.0)
+    with pytest.raises(TrainerError, match=message) as caught, server:
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_import_prints_is_not_ours_to_show(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
+    with ForkServer(write("", "print('loading'); print('warning', file=sys.stderr)"), "ddp"):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(TrainerError, match=r"nowhere\.py"), ForkServer("nowhere.py", "ddp"):
+        pass
+
+
+def test_a_requirement_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "needs.py"
+    path.write_text(
+        "from conformance import Task, trainer\n"
+        "@trainer(requires=['no_such_framework'])\n"
+        "def train(task: Task) -> None:\n"
+        "    import no_such_framework\n"
+    )
+    with pytest.raises(Unavailable) as caught, ForkServer(str(path), "single"):
+        pass
+    assert caught.value.reason == "no_such_framework is not installed"
+    assert caught.value.command == "pip install no_such_framework"
+    assert caught.value.declaration is not None
+    assert caught.value.declaration.name == "needs"
+
+
+def test_a_requirement_that_is_missing_on_import(tmp_path: Path) -> None:
+    path = tmp_path / "needs.py"
+    path.write_text(
+        "import no_such_framework\n"
+        "from conformance import Task, trainer\n"
+        "@trainer(requires=['no_such_framework'])\n"
+        "def train(task: Task) -> None: ...\n"
+    )
+    with pytest.raises(Unavailable, match="pip install no_such_framework"), ForkServer(str(path), "single"):
+        pass
+
+
+@pytest.mark.parametrize("imports_it", [False, True])
+def test_horovod_that_cannot_be_imported(
+    write: Write, horovod: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_it: bool
+) -> None:
+    (tmp_path / "horovod").mkdir()
+    (tmp_path / "horovod" / "__init__.py").write_text("raise ImportError('built for another torch')")
+    monkeypatch.syspath_prepend(tmp_path)
+    target = horovod() if imports_it else write()
+    with pytest.raises(Unavailable) as caught, ForkServer(target, "horovod"):
+        pass
+    assert caught.value.reason == "Horovod cannot be imported: built for another torch"
+    assert "horovod" in caught.value.command
+
+
+def test_the_front_process_does_not_import_torch() -> None:
+    script = "import conformance.runner.client, sys; print('torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert printed.stdout == "False\n"
+
+
+def test_a_folder_of_the_user_s_hides_no_module(tmp_path: Path, write: Write) -> None:
+    """Users run this from a checkout of torch or Horovod, too."""
+    (tmp_path / "json.py").write_text("raise ImportError('not the one you want')")
+    script = f"""
+import sys
+from conformance.runner.client import ForkServer
+with ForkServer({write()!r}, "single") as server:
+    print(server.mode)
+"""
+    path: list[Any] = [folder for folder in sys.path if folder]
+    printed = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{script}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert printed.stdout == "fork\n", printed.stderr

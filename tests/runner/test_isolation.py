@@ -1,0 +1,137 @@
+"""One case, one trainer or the surroundings do not reach into the next; only loopback is listened on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+# Every socket that a process below the server listens on, as [address in hexadecimal, process].
+LISTENERS = """
+import glob, json, os
+
+def listeners():
+    server = os.getppid()
+    family = open(f"/proc/{server}/task/{server}/children").read().split()
+    inodes = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in open(table).readlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                inodes[f"socket:[{fields[9]}]"] = fields[1].partition(":")[0]
+    found = []
+    for pid in family:
+        for link in glob.glob(f"/proc/{pid}/fd/*"):
+            try:
+                name = os.readlink(link)
+            except FileNotFoundError:
+                continue
+            if name in inodes:
+                found.append((inodes[name], pid))
+    return found
+"""
+HOROVOD = """
+import horovod.torch as hvd
+from conformance import Task, trainer
+{before}
+
+@trainer(backends=["horovod"])
+def train(task: Task) -> None:
+    model = task.model()
+    if task.rank == 0:
+        while len(found := listeners()) < 2:
+            pass
+        print(json.dumps(found))
+    hvd.init()
+    for batch in task.dataloader():
+        task.loss(model(batch.inputs), batch)
+"""
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+def test_a_case_starts_afresh(write: Write, make_spec: MakeSpec) -> None:
+    target = write(
+        """
+        print(seen, started, torch.get_num_threads(), torch.get_rng_state().sum().item(), torch.rand(1))
+        seen.append(task.rank)
+        """,
+        """
+        seen = []
+        started = dist.is_initialized()
+        """,
+    )
+    with ForkServer(target, "ddp") as server:
+        first, second = (server.run(make_spec("ddp"), LIMIT) for _ in range(2))
+    outputs = {rank.output for outcome in (first, second) for rank in outcome.ranks}
+    assert len(outputs) == 1
+    assert outputs.pop().startswith("[] False 1 ")
+
+
+def test_two_servers_side_by_side(write: Write, make_spec: MakeSpec) -> None:
+    def run(server: ForkServer) -> list[str]:
+        return [server.run(make_spec("ddp"), LIMIT).ranks[1].output for _ in range(3)]
+
+    with (
+        ForkServer(write("print(name)", "name = 'left'"), "ddp") as left,
+        ForkServer(write("print(name)", "name = 'right'"), "ddp") as right,
+        ThreadPoolExecutor() as pool,
+    ):
+        assert list(pool.map(run, [left, right])) == [["left\n"] * 3, ["right\n"] * 3]
+
+
+def test_ranks_work_in_the_current_folder(
+    write: Write, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write("print(os.getcwd())")
+    monkeypatch.chdir(tmp_path)
+    with ForkServer(Path(target).name, "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.output == f"{tmp_path}\n"
+
+
+def test_the_search_path_is_the_front_process_s(
+    write: Write, make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "only_here.py").write_text("name = 'found'")
+    monkeypatch.syspath_prepend(folder)
+    with ForkServer(write("print(only_here.name)", "import only_here"), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.output == "found\n"
+
+
+def test_descriptors_of_the_harness_are_closed_in_ranks(write: Write, make_spec: MakeSpec) -> None:
+    """A rank has three streams, the pipe and file that it reports through, the release, and the listing."""
+    with ForkServer(write("print(len(os.listdir('/proc/self/fd')))"), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert int(rank.output) == 3 + 3 + 1
+
+
+def test_ddp_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None:
+    target = write("dist.barrier(); print(json.dumps(listeners())); dist.barrier()", LISTENERS)
+    with ForkServer(target, "ddp") as server:
+        outcome = server.run(make_spec("ddp"), LIMIT)
+    for rank in outcome.ranks:
+        found = json.loads(rank.output)
+        assert len({pid for _, pid in found}) == 3  # the keeper and both ranks
+        assert {address for address, _ in found} <= LOOPBACK
+
+
+def test_horovod_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None:
+    """Its ranks listen until they have met, so rank 0 looks around before it joins rank 1."""
+    with ForkServer(write(before=LISTENERS, template=HOROVOD), "horovod") as server:
+        outcome = server.run(make_spec("horovod"), LIMIT)
+    assert all(rank.finished for rank in outcome.ranks), outcome
+    found = json.loads(outcome.ranks[0].output)
+    assert {address for address, _ in found} <= LOOPBACK

@@ -1,0 +1,83 @@
+"""Messages: whole lines of strict JSON, with descriptors beside them, whatever pieces they arrive in."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.runner.protocol import Channel, decode, encode
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    left, right = map(Channel, socket.socketpair())
+    yield left, right
+    left.close()
+    right.close()
+
+
+@given(st.dictionaries(st.text(), VALUES))
+def test_plain_values_arrive_as_they_were(message: dict[str, object]) -> None:
+    line = encode(message)
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+def test_floats_that_are_not_finite_are_text() -> None:
+    message = {"weights": [1.0, float("nan"), [float("inf")]], "scale": float("-inf")}
+    assert json.loads(encode(message)) == {"weights": [1.0, "nan", ["inf"]], "scale": "-inf"}
+
+
+def test_messages_that_arrive_together_are_told_apart(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    left.send({"n": 1})
+    left.send({"n": 2})
+    assert right.receive() == {"n": 1}
+    assert right.receive() == {"n": 2}
+
+
+def test_a_message_larger_than_the_socket_holds(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    message = {"text": "x" * 3_000_000}
+    sender = threading.Thread(target=left.send, args=[message])
+    sender.start()
+    assert right.receive() == message
+    sender.join()
+
+
+def test_descriptors_travel_with_a_message(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    read, write = os.pipe()
+    left.send({"here": "it is"}, [write])
+    os.close(write)
+    assert right.receive() == {"here": "it is"}
+    (received,) = right.take_descriptors()
+    assert not os.get_inheritable(received)
+    os.write(received, b"through")
+    assert os.read(read, 7) == b"through"
+    os.close(received)
+    os.close(read)
+
+
+def test_the_other_end_is_gone(ends: tuple[Channel, Channel]) -> None:
+    left, right = ends
+    left.close()
+    assert right.receive() is None
+
+
+def test_nothing_comes(ends: tuple[Channel, Channel]) -> None:
+    with pytest.raises(TimeoutError):
+        ends[0].receive(timeout=0.01)

@@ -1,0 +1,91 @@
+"""Trainers whose import makes forking unsafe run in fresh interpreters, and the server says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+THREAD = """
+class Weather(threading.Thread):
+    def __init__(self):
+        super().__init__(name="weather", daemon=True)
+        self.changed = threading.Event()
+
+    def run(self):
+        self.changed.wait()
+
+weather = Weather()
+weather.start()
+"""
+GROUP = """
+if "RANK" not in os.environ:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+def test_a_thread_started_on_import(write: Write, make_spec: MakeSpec) -> None:
+    target = write("print(weather.is_alive(), sys.argv)", THREAD)
+    with ForkServer(target, "ddp") as server:
+        assert server.mode == "spawn"
+        assert server.mode_reason is not None
+        assert "weather" in server.mode_reason
+        outcome = server.run(make_spec("ddp"), LIMIT)
+    for rank in outcome.ranks:
+        assert rank.finished, rank
+        assert rank.exit == "exited 0"
+        assert rank.output == f"True [{target!r}]\n"
+        assert [event["event"] for event in rank.events].count("step") == 3
+
+
+def test_threads_that_ended_on_import_are_forgiven(write: Write) -> None:
+    pool = """
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(abs, range(99)))
+    """
+    with ForkServer(write("", pool), "ddp") as server:
+        assert server.mode == "fork", server.mode_reason
+
+
+def test_a_process_group_set_up_on_import(write: Write) -> None:
+    with ForkServer(write("", GROUP), "ddp") as server:
+        assert server.mode == "spawn"
+
+
+def test_failures_of_spawned_ranks(write: Write, make_spec: MakeSpec) -> None:
+    inside = """
+    if task.rank == 1:
+        wait_for_godot()
+    """
+    godot = "def wait_for_godot(): threading.Event().wait()"
+    with ForkServer(write(inside, f"{THREAD}\n{godot}"), "ddp") as server:
+        outcome = server.run(make_spec("ddp"), 3.0)
+    assert outcome.timed_out
+    assert "in wait_for_godot" in str(outcome.ranks[1].stack)
+
+
+def test_an_import_that_fails_only_in_the_rank(write: Write, make_spec: MakeSpec) -> None:
+    target = write("", f"{THREAD}\nif 'RANK' in os.environ: raise OSError('port is taken')")
+    with ForkServer(target, "ddp") as server:
+        outcome = server.run(make_spec("ddp"), LIMIT)
+    for rank in outcome.ranks:
+        assert not rank.finished
+        assert "port is taken" in rank.events[-1]["message"]
+
+
+@pytest.mark.parametrize("world_size", [1])
+def test_horovod_in_spawned_ranks(write: Write, make_spec: MakeSpec, horovod: Write, world_size: int) -> None:
+    with open(target := horovod("print(hvd.size())"), "a") as file:
+        file.write(f"\nimport threading\n{THREAD}")
+    with ForkServer(target, "horovod") as server:
+        assert server.mode == "spawn"
+        outcome = server.run(make_spec("horovod", world_size), LIMIT)
+    assert [rank.exit for rank in outcome.ranks] == ["exited 0"] * world_size

@@ -1,0 +1,42 @@
+"""The process that all others are forked from: shared, replaced when it died, clear when it cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import ForkServer, RunnerError
+from conformance.runner.zygote_handle import Zygote, shared
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+
+def test_all_servers_share_one() -> None:
+    assert shared.get() is shared.get()
+
+
+def test_one_that_died_is_replaced(
+    write: Write, make_spec: MakeSpec, descendants: Callable[[int], dict[int, Path]]
+) -> None:
+    before = shared.get()
+    (pid,) = descendants(os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with ForkServer(write(), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.finished
+    assert shared.get() is not before
+
+
+def test_one_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
+        Zygote()
