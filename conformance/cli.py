@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(options, command, console)
         return _report(options, console)
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
+        # Whoever read our output is gone; Python must not complain of that once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return HARNESS
 
 
@@ -49,14 +50,29 @@ def _parser() -> argparse.ArgumentParser:
         help="path.py, path.py:function, package.module:function, or the name of a reference trainer "
         "(default: all reference trainers)",
     )
-    run.add_argument("--backend", action="append", default=[], choices=("single", "ddp", "horovod"), help="only this one")
+    run.add_argument(
+        "--backend", action="append", default=[], choices=("single", "ddp", "horovod"), help="only this one"
+    )
     run.add_argument("--case", action="append", default=[], metavar="ID", help="only this case, or ids that begin so")
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where the results go (default: here)")
-    run.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help="of one case (default: %(default)g)")
     run.add_argument(
-        "-n", "--processes", type=int, default=os.cpu_count() or 1, metavar="N", help="cases at a time (default: one a core)"
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help="of one case (default: %(default)g)",
     )
-    report = actions.add_parser("report", help="render a results file again", description="Render a results file again.")
+    run.add_argument(
+        "-n",
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="cases at a time (default: one a core)",
+    )
+    report = actions.add_parser(
+        "report", help="render a results file again", description="Render a results file again."
+    )
     report.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
     report.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
     return parser

@@ -28,7 +28,7 @@ class Case:
     @property
     def path(self) -> str:
         """Backend and layout: ``single-batched``, ``ddp-w2-acc3``; on a GPU ``cuda-ddp-w2-acc3``."""
-        parts = [self.device] if self.device != "cpu" else []
+        parts: list[str] = [self.device] if self.device != "cpu" else []
         parts.append(self.backend)
         parts += [f"w{self.world_size}"] if self.world_size > 1 else []
         if self.kind == "accumulated":

@@ -1,7 +1,7 @@
 """Which workloads run on which paths in which precisions.
 
-Two core workloads, one clipped and one not, run on every path in every precision. The others vary one thing each and run
-on paths that are representative for it.
+Two core workloads, one clipped and one not, run on every path in every precision. The others vary one thing each and
+run on paths that are representative for it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ RULES: tuple[Rule, ...] = (
     Rule("adamw", shapes=REPRESENTATIVE),
     Rule("overflow", ("fp16",), REPRESENTATIVE | {("batched", 1, 1), ("batched", 4, 1)}),
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
-    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 2, 1), ("accumulated", 2, 2), ("batched", 4, 1)})),
+    Rule(
+        "ranks-start-apart",
+        ("fp32",),
+        frozenset({("batched", 2, 1), ("accumulated", 2, 2), ("batched", 4, 1)}),
+    ),
     Rule(
         "short-window",
         ("fp64", "fp32"),

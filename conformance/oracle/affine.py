@@ -202,7 +202,7 @@ class Symbols:
 
 
 def square_root(value: Fraction) -> tuple[Fraction, Fraction]:
-    """Two rationals around the square root of ``value`` >= 0, relatively 2^-250 or less apart; equal where it is rational."""
+    """Two rationals around the root of ``value`` >= 0, relatively 2^-250 or less apart; equal where it is rational."""
     root = isqrt(value.numerator), isqrt(value.denominator)
     if root[0] ** 2 == value.numerator and root[1] ** 2 == value.denominator:
         return Fraction(*root), Fraction(*root)

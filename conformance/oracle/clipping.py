@@ -14,7 +14,7 @@ NORM_GUARD = Fraction(1e-6)
 
 
 def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger) -> Affine:
-    """``gradient`` after clipping. Clamping never rounds; scaling by the norm does, unless the norm is below the limit."""
+    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the limit."""
     if clip.kind == "value":
         if not fmt.holds(clip.threshold):
             ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")

@@ -1,8 +1,8 @@
 """The catalogue of numeric faults: what trainers get wrong, as one changed decision of the recurrence.
 
-Each fault says what its trajectory would be. A comparison has *power* against a fault if the fault's enclosure and the
-right answer's have no point in common at some step: then no trainer with that fault can pass. And a trajectory that lies
-in a fault's enclosure tells the author what to look for.
+Each fault says what its trajectory would be. A comparison has *power* against a fault if the fault's enclosure and
+the right answer's have no point in common at some step: then no trainer with that fault can pass. And a trajectory
+that lies in a fault's enclosure tells the author what to look for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Applies = Callable[[Workload, Layout, Precision], bool]
 
 @dataclass(frozen=True)
 class Fault:
-    """``name``: an id. ``text``: completes "the numbers are those of a trainer that ...". ``applies``: where it shows."""
+    """``text`` completes "the numbers are those of a trainer that ..."; ``applies`` says in which cases it shows."""
 
     name: str
     text: str
@@ -120,7 +120,11 @@ class NotSynchronised(Recurrence):
         return _scaled(scaled, 1 / sum(scaled, Fraction(0))) if any(scaled) else scaled
 
 
-@fault("zero-grad-in-window", "clears gradients inside the window, so that only its last micro-batch counts", _accumulating)
+@fault(
+    "zero-grad-in-window",
+    "clears gradients inside the window, so that only its last micro-batch counts",
+    _accumulating,
+)
 class ZeroGradInWindow(Recurrence):
     def coefficients(self, window: Window) -> Vector:
         last = set(chain.from_iterable(share[-1] for share in window.shares))
@@ -142,7 +146,11 @@ class SampleDropped(Recurrence):
         return _only(right, set(range(len(right))) - {last})
 
 
-@fault("sample-repeated", "reads a sample twice and its neighbour never", lambda workload, layout, precision: workload.batch_size > 1)
+@fault(
+    "sample-repeated",
+    "reads a sample twice and its neighbour never",
+    lambda workload, layout, precision: workload.batch_size > 1,
+)
 class SampleRepeated(Recurrence):
     def coefficients(self, window: Window) -> Vector:
         right = super().coefficients(window)
@@ -154,9 +162,7 @@ class SampleRepeated(Recurrence):
 @fault(
     "mean-of-micro-batch-means",
     "averages the micro-batches' weighted means instead of dividing by the global weight",
-    lambda workload, layout, precision: (
-        workload.loss == "weighted" and layout.accumulation * layout.world_size > 1
-    ),
+    lambda workload, layout, precision: workload.loss == "weighted" and layout.accumulation * layout.world_size > 1,
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def coefficients(self, window: Window) -> Vector:
@@ -183,7 +189,9 @@ def _mean_of_means(window: Window, groups: list[tuple[int, ...]]) -> Vector:
 
 
 @fault(
-    "sample-weights-ignored", "ignores the samples' weights", lambda workload, layout, precision: workload.loss == "weighted"
+    "sample-weights-ignored",
+    "ignores the samples' weights",
+    lambda workload, layout, precision: workload.loss == "weighted",
 )
 class WeightsIgnored(Recurrence):
     def coefficients(self, window: Window) -> Vector:
@@ -241,7 +249,11 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: li
     return total
 
 
-@fault("scale-left-in", "steps on gradients that still carry the loss scale", lambda workload, layout, precision: precision.scaled)
+@fault(
+    "scale-left-in",
+    "steps on gradients that still carry the loss scale",
+    lambda workload, layout, precision: precision.scaled,
+)
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)
@@ -283,13 +295,16 @@ def _has_momentum(workload: Workload, layout: Layout, precision: Precision) -> b
 @fault("momentum-lost", "forgets the momentum", _has_momentum)
 class MomentumLost(Recurrence):
     def optimizer(self) -> SGD | AdamW:
-        return replace(super().optimizer(), momentum=Fraction(0), nesterov=False)
+        right = super().optimizer()
+        return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
 @fault(
     "schedule-per-micro-batch",
     "advances the learning-rate schedule once per micro-batch",
-    lambda workload, layout, precision: workload.schedule is not None and layout.accumulation > 1 and workload.steps > 1,
+    lambda workload, layout, precision: (
+        workload.schedule is not None and layout.accumulation > 1 and workload.steps > 1
+    ),
 )
 class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:

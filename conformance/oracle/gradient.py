@@ -150,12 +150,18 @@ def _proved(
     )
     shrink, grow = min(Fraction(1), scale) / total, max(Fraction(1), scale)
     return all(
-        ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow) for stage, groups, fmt in stages
+        ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
+        for stage, groups, fmt in stages
     )
 
 
 def _radii(
-    workload: Workload, window: Window, form: NormalForm, weights: Affine, precision: Precision, scale: Fraction
+    workload: Workload,
+    window: Window,
+    form: NormalForm,
+    weights: Affine,
+    precision: Precision,
+    scale: Fraction,
 ) -> list[Fraction]:
     """The largest error of each entry: relative to the magnitudes of all its terms, plus what may underflow."""
     compute, master, wire = precision.compute, precision.master, precision.wire
@@ -175,6 +181,5 @@ def _radii(
     operations = len(window.batch) + 2 * _SCALINGS + size
     tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
     return [
-        relative * magnitude + tiny * (1 + row)
-        for magnitude, row in zip(magnitudes, form.row_magnitude, strict=True)
+        relative * magnitude + tiny * (1 + row) for magnitude, row in zip(magnitudes, form.row_magnitude, strict=True)
     ]

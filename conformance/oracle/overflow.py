@@ -22,25 +22,25 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     largest is the undivided sum of magnitudes over a micro-batch; if that fits, the overflow is impossible.
     """
     total = total_weight(workload, window)
-    columns = range(len(weights.center))
-    possible = False
+    undivided = Fraction(0)
     for micro_batch in (mb for share in window.shares for mb in share):
-        sums = [Fraction(0)] * len(weights.center)
+        largest_sum = Fraction(0)
         for index in micro_batch:
             sample = window.batch[index]
             row = (*sample.x, Fraction(1)) if workload.bias else sample.x
             center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
-            spread = sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
-            weight = sample.weight if workload.loss == "weighted" else 1
-            least, most = max(Fraction(0), abs(center) - spread), abs(center) + spread
+            spread = (
+                Fraction(0)
+                if weights.exact
+                else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
+            )
+            weight = 2 * scale * (sample.weight if workload.loss == "weighted" else 1)
             # Twice the range: no rounding of the forward pass in this format brings it back below.
-            if 2 * weight * least * scale / total > 2 * fmt.largest:
+            if weight * (abs(center) - spread) / total > 2 * fmt.largest:
                 return "certain"
-            possible |= 2 * weight * most * scale > fmt.largest / 2
-            for j in columns:
-                sums[j] += 2 * weight * most * abs(row[j]) * scale
-        possible |= any(value > fmt.largest / 2 for value in sums)
-    return "possible" if possible else "impossible"
+            largest_sum += weight * (abs(center) + spread) * max([Fraction(1), *map(abs, row)])
+        undivided = max(undivided, largest_sum)
+    return "possible" if undivided > fmt.largest / 2 else "impossible"
 
 
 class Scaler:

@@ -10,7 +10,8 @@ from conformance.workloads.workload import Vector
 
 
 class OneSampleMoved(Recurrence):
-    """In every window one sample is read in place of another: one of the neighbouring rank, else of the next micro-batch.
+    """In every window one sample is read in place of another: one of the neighbouring rank, else of the next micro-
+    batch.
 
     With one rank and one micro-batch it is the neighbouring sample.
     """

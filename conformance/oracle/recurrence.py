@@ -1,8 +1,8 @@
 """The right answer: the trajectory of weights, gradients and losses that every correct trainer must produce.
 
-:class:`Recurrence` is the textbook: one gradient per accumulation window, averaged over the global batch, clipped, applied
-once. Each method is one decision that a trainer can get wrong; the faults in :mod:`conformance.oracle.faults` override
-exactly one of them.
+:class:`Recurrence` is the textbook: one gradient per accumulation window, averaged over the global batch, clipped,
+applied once. Each method is one decision that a trainer can get wrong; the faults in :mod:`conformance.oracle.faults`
+override exactly one of them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Certificate:
         worst: dict[str, StageProof] = {}
         for proof in self.proofs:
             known = worst.get(proof.stage)
-            if known is None or (known.exact and (not proof.exact or proof.available - proof.bits < known.available - known.bits)):
+            if known is None or (
+                known.exact and (not proof.exact or proof.available - proof.bits < known.available - known.bits)
+            ):
                 worst[proof.stage] = proof
         return tuple(worst.values())
 

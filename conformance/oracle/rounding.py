@@ -1,10 +1,10 @@
 """One stage of a training step in a floating-point format: proved exact, or given a rigorous error radius.
 
-A *stage* is a set of products and sums that a correct trainer may evaluate in any order and association. It is exact if
-all terms are multiples of one power of two q and their magnitudes add up to less than 2^p q: every partial sum is then an
-integer below 2^p times q, hence representable, so no operation rounds. Otherwise n operations in a row err by at most
-gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section 4.2, valid for
-every order of summation), plus one quantum for each operation whose result underflows.
+A *stage* is a set of products and sums that a correct trainer may evaluate in any order and association. It is exact
+if all terms are multiples of one power of two q and their magnitudes add up to less than 2^p q: every partial sum is
+then an integer below 2^p times q, hence representable, so no operation rounds. Otherwise n operations in a row err by
+at most gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section
+4.2, valid for every order of summation), plus one quantum for each operation whose result underflows.
 """
 
 from __future__ import annotations
@@ -97,18 +97,20 @@ class Ledger:
         grow: Fraction = Fraction(1),
     ) -> bool:
         """Prove that each group's terms and sums, scaled by anything from ``shrink`` to ``grow``, stay in range."""
+        finest = (shrink.denominator // odd_part(shrink.denominator)) * fmt.quantum
         for terms in groups:
             if sum(map(abs, terms), Fraction(0)) * grow > fmt.largest:
                 return self._note(stage, 0, fmt, f"a value may overflow {fmt.name}")
-            if any((term * shrink / fmt.quantum).denominator != 1 for term in terms):
+            # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is.
+            if max((term.denominator for term in terms), default=1) * finest > 1:
                 return self._note(stage, 0, fmt, f"a value may underflow {fmt.name}")
         return True
 
     def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
         """Prove that dividing a multiple of d by d is exact in ``fmt`` even as a product with the rounded 1/d.
 
-        With fl(1/d) = (1 + delta) / d, the product of k d and fl(1/d) is k (1 + delta) before rounding. It rounds to k for
-        every representable k if abs(delta) <= u / 2, because half an ulp of k is more than k u / 2.
+        With fl(1/d) = (1 + delta) / d, the product of k d and fl(1/d) is k (1 + delta) before rounding. It rounds to
+        k for every representable k if abs(delta) <= u / 2, because half an ulp of k is more than k u / 2.
         """
         for divisor in sorted({odd_part(d) for d in divisors}):
             delta = abs(nearest(Fraction(1, divisor), fmt) * divisor - 1)
@@ -156,7 +158,11 @@ def combined(
     bound = gamma(len(parts) + 3, fmt)
     magnitudes = [vector.magnitude for _, vector in parts]
     radii = [
-        bound * sum((abs(factor) * sizes[i] for (factor, _), sizes in zip(parts, magnitudes, strict=True)), Fraction(0))
+        bound
+        * sum(
+            (abs(factor) * sizes[i] for (factor, _), sizes in zip(parts, magnitudes, strict=True)),
+            Fraction(0),
+        )
         + 2 * len(parts) * fmt.quantum
         for i in range(size)
     ]

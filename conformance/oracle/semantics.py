@@ -12,7 +12,7 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Interpretation:
-    """An accepted reading of the workload. ``name`` is None where there is only one; ``windows``: how many are stepped."""
+    """An accepted reading of the workload, of which ``windows`` are stepped; ``name`` is None if it is the only one."""
 
     name: str | None
     recurrence: type[Recurrence]
@@ -34,8 +34,8 @@ class MeanOfMicroBatchMeans(Recurrence):
 def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation, ...]:
     """The accepted readings, the strictest first.
 
-    A short last window may be averaged by its true length or dropped. An uneven last micro-batch may count by its samples
-    or as much as the others; PyTorch's loops do the latter unless they say otherwise.
+    A short last window may be averaged by its true length or dropped. An uneven last micro-batch may count by its
+    samples or as much as the others; PyTorch's loops do the latter unless they say otherwise.
     """
     windows = layout.windows(workload)
     last = windows[-1]
@@ -47,6 +47,8 @@ def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation,
     if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
         return (
             Interpretation("every sample weighs the same in an uneven window", Recurrence, len(windows)),
-            Interpretation("every micro-batch weighs the same in an uneven window", MeanOfMicroBatchMeans, len(windows)),
+            Interpretation(
+                "every micro-batch weighs the same in an uneven window", MeanOfMicroBatchMeans, len(windows)
+            ),
         )
     return (Interpretation(None, Recurrence, len(windows)),)

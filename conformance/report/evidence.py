@@ -60,9 +60,7 @@ def setting(case: CaseRecord) -> list[tuple[str, str]]:
 
 def tightest(certificate: Certificate) -> Stage | None:
     """The stage with the fewest bits to spare."""
-    counted = [
-        stage for stage in certificate.stages if stage.bits is not None and stage.available is not None
-    ]
+    counted = [stage for stage in certificate.stages if stage.bits is not None and stage.available is not None]
     return min(counted, key=lambda stage: (stage.available or 0) - (stage.bits or 0), default=None)
 
 

@@ -26,9 +26,7 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
     points = [point for series in plot.series for point in series.points]
     skipped = list(skips) if plot.by_window else []
     across = counting(max([point.at for point in points] + skipped), LEFT + 6, RIGHT - 4)
-    values = linear(
-        (value for p in points for value in (p.expected, p.observed) if value is not None), *VALUES
-    )
+    values = linear((value for p in points for value in (p.expected, p.observed) if value is not None), *VALUES)
     errors = magnitudes((value for p in points for value in (p.error, p.bound) if value is not None), *ERRORS)
     parts = [_frame(values, VALUES), _frame(errors, ERRORS), _steps(across, plot.by_window)]
     unit = f" in {plot.unit}" if plot.unit else ""
@@ -45,9 +43,7 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
 def _frame(axis: Axis, span: tuple[int, int]) -> str:
     """Grid lines and labels of a panel."""
     lines = "".join(f"M{LEFT} {axis(value)}H{RIGHT}" for value, _ in axis.ticks)
-    labels = "".join(
-        f'<text x="{LEFT - 6}" y="{axis(value) + 3}">{label}</text>' for value, label in axis.ticks
-    )
+    labels = "".join(f'<text x="{LEFT - 6}" y="{axis(value) + 3}">{label}</text>' for value, label in axis.ticks)
     spine = f'<path class="fs" d="M{LEFT} {span[1]}V{span[0]}"/>'
     return f'<path class="fg" d="{lines}"/><g class="fy">{labels}</g>{spine}'
 
@@ -63,9 +59,7 @@ def _series(series: Series, bounded: bool, across: Axis, values: Axis, errors: A
     limits = ((p.at, p.bound) for p in series.points if bounded)
     bound = _line(across, lambda v: errors(exponent(v)), limits)
     observed, lost = _dots(across, values, VALUES[1], ((p.at, p.observed) for p in series.points))
-    off, far = _dots(
-        across, lambda v: errors(exponent(v)), ERRORS[1], ((p.at, p.error) for p in series.points)
-    )
+    off, far = _dots(across, lambda v: errors(exponent(v)), ERRORS[1], ((p.at, p.error) for p in series.points))
     paths = (("fe", expected), ("fb", bound), ("fo", observed + off), ("fw", lost + far))
     return "".join(f'<path class="{name}" d="{path}"/>' for name, path in paths if path)
 

@@ -57,7 +57,8 @@ class Path:
     @property
     def name(self) -> str:
         """The path, with the device where that is not the usual one."""
-        return self.path if self.device == "cpu" else f"{self.path} on {self.device}"
+        told = self.device == "cpu" or self.device in self.path
+        return self.path if told else f"{self.path} on {self.device}"
 
     @cached_property
     def cases(self) -> tuple[CaseRecord, ...]:
@@ -82,6 +83,12 @@ class Trainer:
     paths: tuple[Path, ...]
 
     @cached_property
+    def matrix(self) -> tuple[Path, ...]:
+        """The rows of the matrix: paths on which something ran. The others are told of once, with their reasons."""
+        ran = tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
+        return ran or self.paths[:1]
+
+    @cached_property
     def counts(self) -> list[tuple[Look, int]]:
         """How many cases have each verdict, worst first."""
         return tally(case.verdict for path in self.paths for case in path.cases)
@@ -98,18 +105,14 @@ class Alike:
     @property
     def example(self) -> CaseRecord:
         """The case to look at first: the smallest run in which it shows."""
-        return min(
-            self.cases, key=lambda case: (case.world_size or 1, case.accumulation or 1, natural(case.id))
-        )
+        return min(self.cases, key=lambda case: (case.world_size or 1, case.accumulation or 1, natural(case.id)))
 
     @property
     def where(self) -> str:
         """The trainers, paths and precisions concerned, in one line."""
         trainers = _listed((case.trainer for case in self.cases), "trainers")
         paths = _listed((case.path for case in self.cases), "paths")
-        precisions = _listed(
-            sorted({case.precision for case in self.cases}, key=_precision_order), "precisions"
-        )
+        precisions = _listed(sorted({case.precision for case in self.cases}, key=_precision_order), "precisions")
         return " · ".join([trainers, paths, precisions])
 
 
@@ -122,9 +125,7 @@ def tally(verdicts: Iterable[str]) -> list[tuple[Look, int]]:
 def overall(results: Results) -> list[tuple[Look, int]]:
     """How many cases of the run have each verdict: passed, not conforming, not run."""
     counts = results.counts
-    return [
-        (LOOKS[verdict], counts[verdict]) for verdict in PASSED + NOT_CONFORMING + NOT_RUN if counts[verdict]
-    ]
+    return [(LOOKS[verdict], counts[verdict]) for verdict in PASSED + NOT_CONFORMING + NOT_RUN if counts[verdict]]
 
 
 def precisions(results: Results) -> list[str]:

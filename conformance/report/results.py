@@ -108,13 +108,9 @@ def read_results(path: str | Path) -> Results:
             raise ResultsError(str(error)) from error
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
-        raise ResultsError(
-            f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file"
-        )
+        raise ResultsError(f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file")
     cut = torn or footer is None or not footer.complete
-    return Results(
-        header, tuple(cases), footer, mutants, Incomplete(len(cases), header.planned) if cut else None
-    )
+    return Results(header, tuple(cases), footer, mutants, Incomplete(len(cases), header.planned) if cut else None)
 
 
 def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -135,9 +131,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
         except ValueError as error:
             if unfinished and number == len(texts) > 1:
                 return found, True
-            what = (
-                "is not JSON" if number > 1 else "is not the header of a results file of trainer-conformance"
-            )
+            what = "is not JSON" if number > 1 else "is not the header of a results file of trainer-conformance"
             raise ResultsError(f"{path}: line {number} {what}") from error
         if not isinstance(line, dict):
             raise ResultsError(f"{path}: line {number} is not a JSON object")
@@ -147,9 +141,7 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _header(path: Path, lines: list[dict[str, Any]]) -> Header:
     if not lines or lines[0].get("kind") != "header":
-        raise ResultsError(
-            f"{path} is not a results file of trainer-conformance: it does not begin with a header"
-        )
+        raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not begin with a header")
     version = lines[0].get("schema")
     if version != SCHEMA_VERSION:
         raise ResultsError(

@@ -35,9 +35,7 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     whole = summary(results)
     console.print()
     if results.cut_off:
-        console.print(
-            Text(f"INCOMPLETE: {results.cut_off}. This is no evidence of conformance.", "bold yellow")
-        )
+        console.print(Text(f"INCOMPLETE: {results.cut_off}. This is no evidence of conformance.", "bold yellow"))
     console.print(Text.assemble((whole.title, TONES[whole.tone]), f"  {whole.detail}"))
     counts = [_counted(look.glyph, look.verdict, count, look.style) for look, count in overall(results)]
     console.print(Columns(counts, padding=(0, 3)))
@@ -53,7 +51,7 @@ def _matrix(results: Results) -> Table:
         table.add_column(visible(precision))
     for trainer in trainers(results):
         table.add_row(Text(visible(trainer.name), "bold"))
-        for path in trainer.paths:
+        for path in trainer.matrix:
             cells = (path.cell(precision) for precision in columns)
             table.add_row(Text("  " + visible(path.name)), *map(_cell, cells))
     return table
@@ -70,9 +68,7 @@ def _cell(cell: Cell | None) -> Text:
 
 def _mixed(cell: Cell) -> Text:
     """A cell that passed, but not all of it as exact: ✓ 4 + 1, explained by `MIXED`."""
-    exact, bounded, idle = (
-        sum(count for look, count in cell.counts if look.verdict in kind) for kind in KINDS
-    )
+    exact, bounded, idle = (sum(count for look, count in cell.counts if look.verdict in kind) for kind in KINDS)
     rest = f", {idle} not run" if idle else ""
     passed = " + ".join(str(count) for count in (exact, bounded) if count)
     return Text.assemble((f"✓ {passed}", "green"), (rest, "dim"))
@@ -94,9 +90,7 @@ def _print_causes(results: Results, console: Console) -> None:
         console.print(Text(f"  $ {visible(cause.example.command)}", "cyan"), soft_wrap=True)
     if len(found) > MOST_CAUSES:
         rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
-        console.print(
-            Text(f"\nand {plural(rest, 'case')} more of other causes: the report has them all", "dim")
-        )
+        console.print(Text(f"\nand {plural(rest, 'case')} more of other causes: the report has them all", "dim"))
 
 
 def _times(cause: Alike) -> str:

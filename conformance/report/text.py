@@ -76,6 +76,4 @@ def runs(values: Iterable[float]) -> list[tuple[str, int]]:
 
 def natural(text: str) -> list[tuple[int, int, str]]:
     """A key that sorts w2 before w10."""
-    return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part
-    ]
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part]

@@ -70,9 +70,7 @@ class ResultsWriter:
 
     def _checked(self, cls: type[T], value: Mapping[str, object], where: str) -> T:
         try:
-            return read_shape(
-                cls, {key: item for key, item in value.items() if key not in ("kind", "schema")}, where
-            )
+            return read_shape(cls, {key: item for key, item in value.items() if key not in ("kind", "schema")}, where)
         except ShapeError as error:
             raise ResultsError(f"{self.path}: {error}") from error
 

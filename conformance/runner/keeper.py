@@ -29,9 +29,7 @@ def _keep_store(listener: socket.socket) -> NoReturn:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     port = listener.getsockname()[1]
-    _hold(
-        TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    )
+    _hold(TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
 
 
 def _hold(store: object) -> NoReturn:

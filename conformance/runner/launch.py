@@ -16,9 +16,7 @@ from conformance.trainers.loading import Train
 class Launch(Protocol):
     """Becomes the rank, and returns its exit code if it returns at all."""
 
-    def __call__(
-        self, spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]
-    ) -> int: ...
+    def __call__(self, spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int: ...
 
 
 def forked(train: Train) -> Launch:

@@ -54,8 +54,8 @@ class Zygote:
         self.owner = os.getpid()
         try:
             hello = self._receive(_START_LIMIT)
-        self.versions: dict[str, str] = hello["versions"]
-        self.gpus: dict[str, Any] = hello["gpus"]
+            self.versions: dict[str, str] = hello["versions"]
+            self.gpus: dict[str, Any] = hello["gpus"]
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""Drives pytest over the suite for the command line: a progress bar while it works, and the results file as it grows."""
+"""Drives pytest over the suite for the command line, with a progress bar, and appends the results as they come."""
 
 from __future__ import annotations
 
@@ -41,10 +41,25 @@ class Engine:
         return self._counts.total()
 
     def run(
-        self, trainers: Sequence[str], backends: Sequence[str], cases: Sequence[str], time_limit: float, processes: int
+        self,
+        trainers: Sequence[str],
+        backends: Sequence[str],
+        cases: Sequence[str],
+        time_limit: float,
+        processes: int,
     ) -> None:
         """Run the suite. Raises ResultsError if the results file cannot be written."""
-        arguments = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "-p", "no:cacheprovider", "-p", "no:terminal", "--assert=plain"]
+        arguments = [
+            "-c",
+            str(SUITE / "pytest.ini"),
+            "--rootdir",
+            str(SUITE),
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:terminal",
+            "--assert=plain",
+        ]
         arguments += ["--time-limit", str(time_limit), "-n", str(processes if processes > 1 else 0)]
         for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
             for value in values:

@@ -9,7 +9,10 @@ from conformance.suite.running import run
 
 
 def test_case(
-    item: Item | BadInput, conformance_servers: Servers, conformance_time_limit: float, request: pytest.FixtureRequest
+    item: Item | BadInput,
+    conformance_servers: Servers,
+    conformance_time_limit: float,
+    request: pytest.FixtureRequest,
 ) -> None:
     if isinstance(item, BadInput):
         request.node.bad_input = item.line

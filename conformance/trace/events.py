@@ -42,13 +42,11 @@ KINDS: dict[str, str] = {
         "GradScaler that is enabled called the step"
     ),
     "skip": (
-        "an enabled GradScaler was asked to step and did not: {forwards, scale, gradients_finite, gradients, "
-        "weights}"
+        "an enabled GradScaler was asked to step and did not: {forwards, scale, gradients_finite, gradients, weights}"
     ),
     "update": "GradScaler.update of an enabled scaler: {scale_before, scale_after}",
     "foreign_optimizer": (
-        "an optimizer stepped that holds no parameter of the task's model, noted once for each: {optimizer, "
-        "shapes}"
+        "an optimizer stepped that holds no parameter of the task's model, noted once for each: {optimizer, shapes}"
     ),
     "finished": "the trainer's function returned: {weights}",
     "raised": "the trainer's function raised: {type, message, traceback}",

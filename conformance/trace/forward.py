@@ -22,12 +22,14 @@ class Rows:
         self._index: dict[torch.dtype, dict[tuple[float, ...], int]] = {}
 
     def of(self, inputs: torch.Tensor) -> list[int | None]:
-        """The index of each row of `inputs` (..., features) among the distinct rows."""
+        """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape."""
+        features = self._distinct.shape[-1]
+        if inputs.dim() == 0 or inputs.shape[-1] != features:
+            return []
         if inputs.dtype not in self._index:
             known = self._distinct.to(inputs.dtype).double().tolist()
             self._index[inputs.dtype] = {tuple(row): index for index, row in reversed(list(enumerate(known)))}
         index = self._index[inputs.dtype]
-        features = self._distinct.shape[-1]
         rows = inputs.detach().double().reshape(-1, features).tolist()
         return [index.get(tuple(row)) for row in rows]
 

@@ -129,7 +129,8 @@ def _learning_rate(optimizer: torch.optim.Optimizer, parameters: Found) -> float
     identities = {id(parameter) for parameter in parameters}
     for group in optimizer.param_groups:
         if any(id(parameter) in identities for parameter in group["params"]):
-            return float(group["lr"])
+            rate = group.get("lr")
+            return None if rate is None else float(rate)
     return None
 
 

@@ -90,9 +90,9 @@ class Recorder:
     def keep_alive(self, groups: Iterable[torch.distributed.ProcessGroup]) -> None:
         """Hold on to process groups for as long as the recorder lives.
 
-        A trainer that destroys its process group before its DDP model is gone hangs now and then (torch 2.13):
-        the model's reducer then owns the group and frees it with the GIL held, which joins the group's threads
-        while one of them waits for the GIL to let go of the last collective.
+        A trainer that destroys its process group before its DDP model is gone hangs now and then (torch
+        2.13): the model's reducer then owns the group and frees it with the GIL held, which joins the group's
+        threads while one of them waits for the GIL to let go of the last collective.
         """
         self._groups.update(groups)
 

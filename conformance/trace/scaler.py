@@ -56,9 +56,7 @@ class ScalerCalls:
             )
         return result
 
-    def update(
-        self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any
-    ) -> Any:
+    def update(self, original: Callable[..., Any], scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         """Around `GradScaler.update`."""
         if self._updating or not scaler.is_enabled():
             return original(scaler, *args, **kwargs)

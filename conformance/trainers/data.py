@@ -23,9 +23,7 @@ class Batch(NamedTuple):
 class Samples(Dataset[Batch]):
     """The stream of samples: one epoch's samples, `epochs` times over."""
 
-    def __init__(
-        self, samples: dict[str, Any], epochs: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, samples: dict[str, Any], epochs: int, device: torch.device, dtype: torch.dtype) -> None:
         def column(values: list[Any]) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device).view(len(values), -1)
 
@@ -72,13 +70,9 @@ def collate(samples: Batch | list[Batch]) -> Batch:
     return Batch(*(torch.stack(column) for column in zip(*samples, strict=True)))
 
 
-def micro_batch_loader(
-    samples: Samples, micro_batches: list[list[int]], micro_batch_size: int
-) -> DataLoader[Batch]:
+def micro_batch_loader(samples: Samples, micro_batches: list[list[int]], micro_batch_size: int) -> DataLoader[Batch]:
     """A loader over exactly these micro-batches, in order, every epoch."""
-    return DataLoader(
-        samples, batch_sampler=MicroBatches(samples, micro_batches, micro_batch_size), collate_fn=collate
-    )
+    return DataLoader(samples, batch_sampler=MicroBatches(samples, micro_batches, micro_batch_size), collate_fn=collate)
 
 
 def stream_loader(samples: Samples, micro_batch_size: int) -> DataLoader[Batch]:

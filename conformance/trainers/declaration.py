@@ -91,9 +91,7 @@ def trainer(
 ) -> Callable[[Function], Function]: ...
 
 
-def trainer(
-    function: Function | None = None, /, **declares: Any
-) -> Function | Callable[[Function], Function]:
+def trainer(function: Function | None = None, /, **declares: Any) -> Function | Callable[[Function], Function]:
     """Mark a function as a trainer under test and declare what it supports.
 
     backends: of "single", "ddp", "horovod".

@@ -105,9 +105,7 @@ class Task:
             self.device.type, dtype=_AUTOCAST.get(self.precision), enabled=self.precision in _AUTOCAST
         )
 
-    def loss(
-        self, outputs: torch.Tensor, batch: Batch, reduction: Literal["mean", "sum"] = "mean"
-    ) -> torch.Tensor:
+    def loss(self, outputs: torch.Tensor, batch: Batch, reduction: Literal["mean", "sum"] = "mean") -> torch.Tensor:
         """The squared-error loss of `outputs` (m, 1) against `batch.targets`, a scalar.
 
         "mean" divides by the samples of this batch or, for a weighted workload, by their weight; "sum" does

@@ -64,7 +64,9 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         attempts=_attempts([event for event in events if event["event"] in ("step", "skip")], outcome.rank, windows),
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
         updates=tuple(
-            (_number(event["scale_before"]), _number(event["scale_after"])) for event in events if event["event"] == "update"
+            (_number(event["scale_before"]), _number(event["scale_after"]))
+            for event in events
+            if event["event"] == "update"
         ),
         collectives=_collectives(events),
         rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),

@@ -46,7 +46,13 @@ def _stepped(case: Case, workload: Workload, windows: Sequence[Window], ranks: S
             f"rank {_list(without)} stepped parameters of shape {foreign['shapes']}, which are not the task's model; "
             "train the module that task.model() returns"
         )
-    return Guard("optimizer steps seen", not without, "on every rank", "all" if not without else f"not on {_list(without)}", text)
+    return Guard(
+        "optimizer steps seen",
+        not without,
+        "on every rank",
+        "all" if not without else f"not on {_list(without)}",
+        text,
+    )
 
 
 def _world_size(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:

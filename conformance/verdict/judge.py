@@ -12,7 +12,7 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.faults import applicable
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import Power, power
-from conformance.oracle.recurrence import Recurrence, Trajectory
+from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.semantics import Interpretation, interpretations
 from conformance.runner.outcome import Outcome
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
@@ -76,7 +76,7 @@ def _ended(ranks: tuple[RankEvidence, ...], outcome: Outcome) -> Judgement | Non
 
 
 def _numbers(case: Case, ranks: tuple[RankEvidence, ...], held: tuple[Guard, ...]) -> Judgement:
-    workload, layout = case.build()
+    workload, _layout = case.build()
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=held)
     broken = next((guard for guard in held if not guard.holds), None)
     divergence = first_divergence(ranks)
@@ -149,10 +149,14 @@ def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) ->
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
     elif right.certificate.exact:
         judgement.verdict = "PASS (exact)"
-        judgement.headline = f"{len(right.steps)} steps, weights and gradients equal to the oracle to the bit on every rank"
+        judgement.headline = (
+            f"{len(right.steps)} steps, weights and gradients equal to the oracle to the bit on every rank"
+        )
     else:
         judgement.verdict = "PASS (bounded)"
-        judgement.headline = f"{len(right.steps)} steps, weights and gradients within the rounding-error bound on every rank"
+        judgement.headline = (
+            f"{len(right.steps)} steps, weights and gradients within the rounding-error bound on every rank"
+        )
     return judgement
 
 

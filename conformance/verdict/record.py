@@ -58,7 +58,10 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
         "scales": list(map(float, trajectory.scales)) if trajectory and case.arithmetic.scaled else [],
         "diverged": None
         if judgement.divergence is None
-        else {"step": judgement.divergence.attempt, "weights": [list(w) for w in judgement.divergence.weights]},
+        else {
+            "step": judgement.divergence.attempt,
+            "weights": [list(w) for w in judgement.divergence.weights],
+        },
         "first_difference": _difference(judgement, workload.parameters),
         "diagnosis": judgement.diagnosis,
         "semantics": judgement.semantics,
@@ -105,7 +108,8 @@ def _steps(expected: Sequence[Step], rank: RankEvidence, fmt: Format) -> list[di
 def _quantity(prefix: str, box: Enclosure, observed: Observed) -> dict[str, Any]:
     values = [rational((value,)) for value in observed]
     errors = [
-        None if value is None else _float(abs(value[0] - center)) for value, center in zip(values, box.center, strict=False)
+        None if value is None else _float(abs(value[0] - center))
+        for value, center in zip(values, box.center, strict=False)
     ]
     return {
         f"{prefix}expected": [_float(center) for center in box.center],

@@ -39,7 +39,9 @@ def scaler_faults(workload: Workload, trajectory: Trajectory, ranks: Sequence[Ra
         own = seen[0].scale != float(workload.scale.initial)
         expected = [float(scale) for scale in trajectory.scales]
         if not own and len(expected) == len(seen) + 1 and rank.updates[-1][1] != expected[-1]:
-            faults.append(f"{name} ends with a loss scale of {rank.updates[-1][1]:g}, GradScaler's rule gives {expected[-1]:g}")
+            faults.append(
+                f"{name} ends with a loss scale of {rank.updates[-1][1]:g}, GradScaler's rule gives {expected[-1]:g}"
+            )
     scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]
     if any(other != scales[0] for other in scales[1:]):
         faults.append("the ranks' loss scales differ")

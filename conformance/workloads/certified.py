@@ -1,9 +1,9 @@
 """Workloads over small dyadic rationals, on which correct trainers agree to the bit.
 
-Weights live on a coarse grid and never leave it: each step's targets are set so that the residuals are small multiples of
-the odd divisor, and a batch is drawn again until the state after the step lies on the grid. So the bits needed do not grow
-with the number of steps, and eight of them (bf16's) are enough for a whole run. The arithmetic here only steers; what
-proves exactness is the certificate in :mod:`conformance.oracle`.
+Weights live on a coarse grid and never leave it: each step's targets are set so that the residuals are small
+multiples of the odd divisor, and a batch is drawn again until the state after the step lies on the grid. So the bits
+needed do not grow with the number of steps, and eight of them (bf16's) are enough for a whole run. The arithmetic
+here only steers; what proves exactness is the certificate in :mod:`conformance.oracle`.
 """
 
 from __future__ import annotations

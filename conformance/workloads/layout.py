@@ -81,7 +81,9 @@ class Layout:
         batch = workload.batch(step)
         per_rank, rest = divmod(len(batch), self.world_size)
         if rest:
-            raise ValueError(f"workload {workload.name}: {len(batch)} samples do not divide over {self.world_size} ranks")
+            raise ValueError(
+                f"workload {workload.name}: {len(batch)} samples do not divide over {self.world_size} ranks"
+            )
         chunk = min(self.micro_batch_size, per_rank)
         deal: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
         position = 0

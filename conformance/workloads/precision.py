@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -15,17 +16,17 @@ class Format:
     max_exponent: int
     min_exponent: int
 
-    @property
+    @cached_property
     def unit_roundoff(self) -> Fraction:
         """u = 2^-p, the largest relative error of one rounding to nearest (Higham, ASNA, section 2.2)."""
         return Fraction(1, 2**self.p)
 
-    @property
+    @cached_property
     def largest(self) -> Fraction:
         """The largest finite number."""
         return (2 - Fraction(2, 2**self.p)) * Fraction(2) ** self.max_exponent
 
-    @property
+    @cached_property
     def quantum(self) -> Fraction:
         """The smallest subnormal number: every finite number is a multiple of it."""
         return Fraction(2) ** (self.min_exponent - self.p + 1)
@@ -60,9 +61,9 @@ FP16 = Format("fp16", 11, 15, -14)
 class Precision:
     """A precision variant of a case.
 
-    ``compute``: the format of forward and backward inside a micro-batch (autocast's). ``master``: the format of weights,
-    gradients, their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks. ``scaled``: a
-    GradScaler multiplies the loss.
+    ``compute``: the format of forward and backward inside a micro-batch (autocast's). ``master``: the format of
+    weights, gradients, their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks.
+    ``scaled``: a GradScaler multiplies the loss.
     """
 
     name: str

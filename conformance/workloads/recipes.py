@@ -11,7 +11,7 @@ from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
-SCHEDULE = tuple(map(Fraction, (1, HALF, 1, HALF, HALF, 1, HALF, 1)))
+SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -78,7 +78,8 @@ RECIPES: dict[str, Recipe] = {
 
 @cache
 def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
-    """The certified workload ``name`` with global batches of ``batch_size``, the last one of ``short`` samples if given.
+    """The certified workload ``name`` with global batches of ``batch_size``, the last one of ``short`` samples if
+    given.
 
     Raises:
         KeyError: no such recipe.

@@ -14,7 +14,7 @@ Vector = tuple[Fraction, ...]
 
 
 def exact(value: float | int | str | Fraction) -> Fraction:
-    """The rational value of ``value`` as a trainer will receive it: strings and ints exactly, floats as IEEE doubles."""
+    """The rational value of ``value`` as a trainer receives it: strings and ints exactly, floats as doubles."""
     return Fraction(value)
 
 
@@ -29,7 +29,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SGD:
-    """Stochastic gradient descent as :class:`torch.optim.SGD` defines it (momentum buffer starts as the first gradient)."""
+    """SGD as :class:`torch.optim.SGD` defines it: the momentum buffer starts as the first gradient."""
 
     lr: Fraction
     momentum: Fraction = Fraction(0)
@@ -63,7 +63,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The dynamics of :class:`torch.amp.GradScaler`: growth after ``growth_interval`` steps in a row without overflow."""
+    """The dynamics of :class:`torch.amp.GradScaler`: it grows after ``growth_interval`` clean steps in a row."""
 
     initial: Fraction
     growth_interval: int = 2**31 - 1

@@ -72,7 +72,8 @@ def test_horovod_ranks_deliver(horovod: Write, make_spec: MakeSpec, world_size: 
     for rank in outcome.ranks:
         assert rank.finished, rank
         assert rank.exit == "exited 0"
-        assert rank.output == f"{rank.rank} {world_size} {rank.rank}\n"
+        # Gloo may add a line about a peer that left first.
+        assert rank.output.startswith(f"{rank.rank} {world_size} {rank.rank}\n")
 
 
 def test_ddp_and_horovod_agree(write: Write, horovod: Write, make_spec: MakeSpec) -> None:

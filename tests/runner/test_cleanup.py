@@ -102,15 +102,17 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
     os.mkfifo(fifo := tmp_path / "here")
     hang = f"with open({str(fifo)!r}, 'w') as pipe: pipe.write('x')\nthreading.Event().wait()"
     script = FRONT.format(target=write(**{where: hang}), spec=json.dumps(make_spec("ddp")))
+    pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     front = subprocess.Popen([sys.executable, "-c", script])
-    with open(fifo) as pipe:
-        pipe.read()
+    arrived, _, _ = select.select([pipe], [], [], LIMIT)
+    os.close(pipe)
+    assert arrived
     processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
     assert len(processes) == (2 if where == "before" else 5)
     front.send_signal(signal.SIGKILL)
     front.wait()
     for process in processes:
-        ended, _, _ = select.select([process], [], [], 60.0)
+        ended, _, _ = select.select([process], [], [], LIMIT)
         assert ended
         os.close(process)
 

@@ -125,7 +125,9 @@ def check(spec: Spec, events: Sequence[dict[str, Any]], skipped: frozenset[int] 
     assert events[-1]["weights"] == steps[-1]["weights"]
 
 
-def trajectory(spec: Spec, skipped: frozenset[int] = frozenset()) -> tuple[list[list[float]], list[list[float]]]:
+def trajectory(
+    spec: Spec, skipped: frozenset[int] = frozenset()
+) -> tuple[list[list[float]], list[list[float]]]:
     """Gradients and weights of each step that is taken, when all ranks and micro-batches act as one batch.
 
     Windows in `skipped` take no step. Plain formulas of torch's documentation for SGD and AdamW, in float64.
@@ -154,7 +156,8 @@ def trajectory(spec: Spec, skipped: frozenset[int] = frozenset()) -> tuple[list[
 def _windows(spec: Spec) -> list[list[int]]:
     length = spec["accumulation"]
     shares = [
-        [share[start : start + length] for start in range(0, len(share), length)] for share in spec["micro_batches"]
+        [share[start : start + length] for start in range(0, len(share), length)]
+        for share in spec["micro_batches"]
     ]
     return [
         [index for share in ranks for micro_batch in share for index in micro_batch]

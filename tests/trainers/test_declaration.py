@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -64,8 +65,8 @@ def test_repeated_names_count_once():
             "unknown precision 'float32' (allowed: fp64, fp32, bf16, fp16, fp16-compression)",
         ),
         (
-            {"layouts": ["acumulated"]},
-            "unknown layout 'acumulated' (allowed: samples, batched, accumulated); did you mean 'accumulated'?",
+            {"layouts": ["batch"]},
+            "unknown layout 'batch' (allowed: samples, batched, accumulated); did you mean 'batched'?",
         ),
         ({"losses": ["sum"]}, "unknown loss 'sum' (allowed: mean, weighted)"),
         ({"clips": ["norms"]}, "unknown clip 'norms' (allowed: norm, value); did you mean 'norm'?"),
@@ -82,13 +83,14 @@ def test_repeated_names_count_once():
     ],
 )
 def test_what_is_unknown_is_refused_in_one_line(declares, message):
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         trainer(**declares)
-    assert str(refused.value) == message
 
 
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(ValueError, match=r"unknown argument of @trainer 'backend' .*; did you mean 'backends'\?"):
+    with pytest.raises(
+        ValueError, match=r"unknown argument of @trainer 'backend' .*; did you mean 'backends'\?"
+    ):
         trainer(backend=["ddp"])
 
 

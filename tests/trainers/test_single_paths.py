@@ -1,4 +1,4 @@
-"""The reference trainers of one device, against the formulas in float64. A smoke test: the oracle is another matter."""
+"""The reference trainers of one device, against the formulas in float64."""
 
 from __future__ import annotations
 
@@ -71,4 +71,3 @@ def test_every_sample_is_read_once(path):
     events = train(loading.load(path)[0], spec)
     rows = [row for forward in of_kind(events, "forward") for row in forward["rows"]]
     assert rows == list(range(16))
-

@@ -1,0 +1,63 @@
+"""What the tests of framework adapters share: the verdicts of a whole run, and single cases.
+
+nox's session `tests` leaves this folder out: each file here belongs to the session of its framework.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.report import read_results
+from conformance.report.records import CaseRecord
+from conformance.runner.client import ForkServer, RankOutcome, shared
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote_is_ended() -> Iterator[None]:
+    yield
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CaseRecord]:
+    """The cases of the module's TARGET that have a verdict, run by the command line."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-m", "conformance.cli", "run", request.module.TARGET, "--output", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    results = read_results(folder / "conformance-results.jsonl")
+    assert results.complete
+    return [case for case in results.cases if case.verdict not in ("UNSUPPORTED", "UNAVAILABLE")]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    """Write a trainer to a file; the result is its target."""
+
+    def write_trainer(source: str) -> str:
+        path = tmp_path / "trainer.py"
+        path.write_text(dedent(source))
+        return str(path)
+
+    return write_trainer
+
+
+@pytest.fixture
+def run() -> Callable[[str, Case], tuple[RankOutcome, ...]]:
+    """Run one case, in which every rank must come to its end."""
+
+    def run_case(target: str, case: Case) -> tuple[RankOutcome, ...]:
+        with ForkServer(target, backend=case.backend) as server:
+            assert server.mode == "fork", server.mode_reason
+            outcome = server.run(case.spec(), time_limit=60.0)
+        assert [rank.finished for rank in outcome.ranks] == [True] * case.world_size
+        return outcome.ranks
+
+    return run_case

@@ -1,0 +1,50 @@
+"""The adapter for Accelerate conforms in all that it declares, but for two things that are Accelerate's."""
+
+from __future__ import annotations
+
+from conformance.cases.case import Case
+
+TARGET = "conformance.trainers.accelerate"
+
+NOMINAL = "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
+
+FP16_ON_A_CPU = """
+    from accelerate import Accelerator
+    from conformance import Task, trainer
+
+    @trainer(backends=["single"], precisions=["fp16"])
+    def train(task: Task) -> None:
+        accelerator = Accelerator(cpu=True, mixed_precision="fp16")
+        model = task.model()
+        model.register_forward_hook(lambda module, args, output: print("forward in", output.dtype))
+        optimizer = task.optimizer(model.parameters())
+        model, optimizer, loader = accelerator.prepare(model, optimizer, task.global_dataloader())
+        for batch in loader:
+            accelerator.backward(task.loss(model(batch.inputs), batch))
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_every_verdict(judged):
+    """Known: `backward()` divides by `gradient_accumulation_steps` in a short last window too; and when the
+    last micro-batches do not go round, `even_batches` fills them up with the first samples of the data set.
+    """
+    divided = {case.id for case in judged if is_divided_by_the_nominal_length(case)}
+    filled = {case.id for case in judged if case.workload == "uneven-batch" and case.backend == "ddp"}
+    failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
+    assert failed.keys() == divided | filled
+    assert {case.verdict for case in failed.values()} == {"FAIL (numerics)"}
+    assert {case.id for case in failed.values() if case.diagnosis == NOMINAL} == divided
+    assert {case.backend for case in judged} == {"single", "ddp"}
+
+
+def is_divided_by_the_nominal_length(case):
+    return case.workload == "short-window" or (case.workload, case.path) == ("uneven-batch", "single-acc4")
+
+
+def test_fp16_on_a_cpu_is_float32(run, write):
+    """Which is why the adapter does not declare fp16."""
+    [rank] = run(write(FP16_ON_A_CPU), Case("single", "batched", 1, 1, "fp16", "overflow"))
+    assert set(rank.output.splitlines()) == {"forward in torch.float32"}
+    assert {event["scale"] for event in rank.events if event["event"] == "step"} == {None}

@@ -1,0 +1,83 @@
+"""The adapter for Lightning conforms in all that it declares, but for two things that are Lightning's."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.cases.case import Case
+
+TARGET = "conformance.trainers.lightning"
+
+NOMINAL = "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
+
+# The Trainer by its defaults, but for what is quiet. It gets a loader over all samples in order.
+PLAIN = """
+    import lightning as L
+    from conformance import Task, trainer
+    from conformance.trainers.lightning import Regression
+
+    class Printing(Regression):
+        def training_step(self, batch):
+            outputs = self.model(batch.inputs)
+            print("forward in", outputs.dtype)
+            return self.task.loss(outputs, batch)
+
+    @trainer(backends=["single", "ddp"], precisions=["fp32", "fp16"])
+    def train(task: Task) -> None:
+        fitter = L.Trainer(
+            accelerator="cpu", devices=task.world_size, precision="{precision}", max_epochs=1, logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )
+        fitter.fit(Printing(task), task.global_dataloader())
+"""
+
+
+def test_every_verdict(judged):
+    """Known: the loss is divided by `accumulate_grad_batches` in a short last window too; and the schedule goes
+    on when the GradScaler skips a step.
+    """
+    divided = {case.id for case in judged if is_divided_by_the_nominal_length(case)}
+    ahead = {case.id for case in judged if case.workload == "overflow"}
+    failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
+    assert failed.keys() == divided | ahead
+    assert {case.verdict for case in failed.values()} == {"FAIL (numerics)"}
+    assert {case.id for case in failed.values() if case.diagnosis == NOMINAL} == divided
+    assert {case.backend for case in judged} == {"single", "ddp"}
+
+
+def is_divided_by_the_nominal_length(case):
+    return case.workload == "short-window" or (case.workload, case.path) == ("uneven-batch", "single-acc4")
+
+
+def test_the_schedule_goes_on_when_a_step_is_skipped(run):
+    """Which is all that is wrong in the cases with an overflow."""
+    case = Case("single", "batched", 1, 1, "fp16", "overflow")
+    [rank] = run(TARGET, case)
+    [skipped] = [event["forwards"] for event in rank.events if event["event"] == "skip"]
+    rates = {event["forwards"]: event["lr"] for event in rank.events if event["event"] == "step"}
+    spec = case.spec()
+    by_window = enumerate((spec["optimizer"]["lr"] * multiplier for multiplier in spec["schedule"]), start=1)
+    assert rates == {window: rate for window, rate in by_window if window != skipped}
+
+
+def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
+    """Which is why the adapter hands over the plugin that "16-mixed" stands for."""
+    target = write(PLAIN.format(precision="16-mixed"))
+    [rank] = run(target, Case("single", "batched", 1, 1, "fp16", "momentum"))
+    seen = {line for line in rank.output.splitlines() if line.startswith("forward in")}
+    assert seen == {"forward in torch.bfloat16"}
+
+
+@pytest.mark.parametrize(("backend", "world_size", "in_order"), [("single", 1, True), ("ddp", 2, False)])
+def test_ranks_read_a_loader_shuffled_that_one_process_reads_in_order(
+    run, write, backend, world_size, in_order
+):
+    """Which is why the adapter brings this rank's own loader."""
+    case = Case(backend, "batched", world_size, 1, "fp32", "momentum")
+    ranks = run(write(PLAIN.format(precision="32-true")), case)
+    forwards = [next(event for event in rank.events if event["event"] == "forward") for rank in ranks]
+    read = [row for forward in forwards for row in forward["rows"]]
+    x = [tuple(row) for row in case.spec()["samples"]["x"]]
+    distinct = list(dict.fromkeys(x))
+    batch = [distinct.index(row) for row in x[: len(read)]]
+    assert (sorted(read) == sorted(batch)) is in_order

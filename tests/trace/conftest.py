@@ -1,0 +1,41 @@
+"""Recording in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.trace.recorder import Recorder
+from conformance.trainers.task import Task
+
+from ..trainers.tasks import make_spec
+
+
+class Recording:
+    """A recorder with its task and the events so far."""
+
+    def __init__(self, spec):
+        self.events = []
+        self.recorder = Recorder(self.events.append, spec, 0)
+        self.task = Task(spec, 0, self.recorder)
+
+    def of_kind(self, kind):
+        return [event for event in self.events if event["event"] == kind]
+
+    def kinds(self):
+        return [event["event"] for event in self.events]
+
+
+@pytest.fixture
+def record():
+    """Starts recorders, and takes off what a test left on."""
+    running = []
+
+    def start(**changes):
+        recording = Recording(make_spec(**changes))
+        recording.recorder.__enter__()
+        running.append(recording.recorder)
+        return recording
+
+    yield start
+    for recorder in running:
+        recorder.__exit__(None, None, None)

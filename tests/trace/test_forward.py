@@ -1,0 +1,90 @@
+"""Training forwards of the task's model, and the samples in them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from ..trainers.tasks import X
+
+
+def rows(recording):
+    return [event["rows"] for event in recording.of_kind("forward")]
+
+
+def test_rows_are_indices_of_samples(record):
+    recording = record(size=3, steps=1)
+    model = recording.task.model()
+    for batch in recording.task.dataloader():
+        model(batch.inputs)
+    assert rows(recording) == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [event["forward"] for event in recording.of_kind("forward")] == [0, 1, 2]
+
+
+def test_equal_samples_share_an_index(record):
+    """Indices are those of the distinct rows, in order of first appearance."""
+    samples = {"x": [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]], "y": [0.0] * 4, "weight": [1.0] * 4}
+    recording = record(samples=samples, micro_batches=[[[0, 1, 2, 3]]])
+    recording.task.model()(next(iter(recording.task.dataloader())).inputs)
+    assert rows(recording) == [[0, 1, 0, 2]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_cast_inputs_are_recognised(record, dtype):
+    """A trainer in true half precision casts its batches, which may change their values."""
+    samples = {"x": [[0.1, 0.2], [0.3, 0.7]], "y": [0.0] * 2, "weight": [1.0] * 2}
+    recording = record(samples=samples, micro_batches=[[[1, 0]]])
+    model = recording.task.model().to(dtype)
+    batch = next(iter(recording.task.dataloader()))
+    given = (
+        batch.inputs if dtype is not torch.float64 else torch.tensor([[0.3, 0.7], [0.1, 0.2]], dtype=dtype)
+    )
+    model(given.to(dtype))
+    assert rows(recording) == [[1, 0]]
+
+
+def test_what_is_no_sample_has_no_index(record):
+    """A row of padding, say."""
+    recording = record()
+    recording.task.model()(torch.tensor([X[1], [0.0, 0.0]]))
+    assert rows(recording) == [[1, None]]
+
+
+@pytest.mark.parametrize("shape", [(4, 3), ()])
+def test_inputs_of_a_wrong_shape_are_the_models_to_refuse(record, shape):
+    recording = record()
+    with pytest.raises(RuntimeError):
+        recording.task.model()(torch.zeros(shape))
+    assert rows(recording) == [[]]
+
+
+def test_forwards_that_do_not_train_are_not_noted(record):
+    recording = record()
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    with torch.no_grad():
+        model(batch.inputs)
+    model.eval()
+    model(batch.inputs)
+    torch.nn.Linear(2, 7)(batch.inputs)
+    assert rows(recording) == []
+
+
+def test_a_wrapped_model_is_noted_once_and_a_copy_too(record):
+    recording = record(size=2, steps=1)
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    torch.nn.Sequential(model)(batch.inputs)
+    copy.deepcopy(model)(batch.inputs)
+    assert rows(recording) == [[0, 1], [0, 1]]
+
+
+def test_the_model_carries_nothing_of_the_recorders(record):
+    """So that it can be copied, pickled and compiled like any other."""
+    model = record().task.model()
+    plain = torch.nn.Linear(2, 1)
+    assert {key: value for key, value in vars(model).items() if "hook" in key} == {
+        key: value for key, value in vars(plain).items() if "hook" in key
+    }

@@ -1,0 +1,64 @@
+"""What is seen of Horovod, in real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.runner.client import ForkServer
+
+from ..trainers.tasks import make_spec, sgd
+
+TRAINERS = f"{__file__.rpartition('/')[0]}/trainers.py"
+
+
+def ranks(target, backend, spec):
+    with ForkServer(target, backend=backend) as server:
+        outcome = server.run({**spec, "backend": backend}, time_limit=60.0)
+    assert [(rank.exit, rank.output) for rank in outcome.ranks] == [("exited 0", "")] * spec["world_size"]
+    return [rank.events for rank in outcome.ranks]
+
+
+def test_collectives_and_nested_steps():
+    """Each gradient is averaged by itself; Horovod's step and the one that it wraps are one."""
+    spec = make_spec(world_size=2, accumulation=2, size=2, steps=1)
+    for events in ranks("horovod", "horovod", spec):
+        kinds = [event.get("op", event["event"]) for event in events]
+        assert kinds == [
+            *("started", "broadcast", "broadcast"),
+            *("forward", "forward", "allreduce", "allreduce", "topology", "step", "finished"),
+        ]
+        collectives = [event for event in events if event["event"] == "collective"]
+        assert {event["via"] for event in collectives} == {"horovod"}
+        assert [event["phase"] for event in collectives] == ["construction"] * 2 + ["training"] * 2
+        assert sorted(event["bytes"] for event in collectives) == [4, 4, 8, 8]
+
+
+def test_horovod_that_is_imported_late():
+    """In the trainer's function, when the recorder is already on."""
+    [events] = ranks(f"{TRAINERS}:imports_horovod_late", "single", make_spec(steps=1))
+    assert [event.get("op", event["event"]) for event in events] == [
+        "started",
+        "broadcast",
+        "broadcast",
+        "topology",
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("decay", "weights"), [(0.0, [0.5, -0.5, 0.25]), (0.5, [0.484375, -0.484375, 0.2421875])]
+)
+def test_a_step_that_only_makes_optimizer_state(decay, weights):
+    """Horovod 0.28.1 steps on zeros to broadcast the state of a new optimizer, which decays the weights."""
+    spec = make_spec(world_size=2, size=4, steps=1, optimizer=sgd(weight_decay=decay))
+    for events in ranks(f"{TRAINERS}:broadcasts_optimizer_state", "horovod", spec):
+        assert [event["weights"] for event in events if event["event"] == "state_init"] == [weights]
+        assert len([event for event in events if event["event"] == "step"]) == 1
+
+
+def test_a_process_group_that_is_destroyed_too_early():
+    """Without the recorder's hold on the group, about one such run in five hangs in torch 2.13."""
+    spec = make_spec(world_size=2, size=4, backend="ddp")
+    with ForkServer(f"{TRAINERS}:destroys_the_group_first", backend="ddp") as server:
+        outcomes = [server.run(spec, time_limit=30.0) for _ in range(20)]
+    assert [rank.exit for outcome in outcomes for rank in outcome.ranks] == ["exited 0"] * 40

@@ -1,0 +1,248 @@
+"""Optimizer steps: one event for each that was applied, with the gradients that the optimizer saw."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+
+def backward(task, model):
+    batch = next(iter(task.dataloader()))
+    task.loss(model(batch.inputs), batch).backward()
+
+
+def test_a_step(record):
+    """Gradients are read before the step, weights after it; weight first, then bias."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    backward(recording.task, model)
+    gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert step["gradients"] == gradients
+    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    assert (step["step"], step["forwards"], step["lr"], step["scale"]) == (0, 1, 0.0625, None)
+
+
+def test_values_are_exact(record):
+    """A float32 is written as the float64 of the same value, and one that is not finite as a word."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    recording.recorder.forwards = 1
+    model.weight.grad = torch.tensor([[0.1, float("nan")]])
+    model.bias.grad = torch.tensor([float("-inf")])
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert step["gradients"] == [float(torch.tensor(0.1).double()), "nan", "-inf"]
+    assert step["weights"][1:] == ["nan", "inf"]
+
+
+def test_an_optimizer_without_a_learning_rate(record):
+    """As one that finds its own rate: there is none to note."""
+
+    class Halving(torch.optim.Optimizer):
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data.mul_(0.5)
+
+    recording = record()
+    model = recording.task.model()
+    optimizer = Halving(model.parameters(), {})
+    backward(recording.task, model)
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert (step["lr"], step["weights"]) == (None, [0.25, -0.25, 0.125])
+
+
+def test_a_missing_gradient_is_null(record):
+    recording = record()
+    model = recording.task.model()
+    model.bias.requires_grad_(False)
+    optimizer = recording.task.optimizer(model.parameters())
+    backward(recording.task, model)
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert step["gradients"][2] is None
+    assert step["weights"][2] == 0.25
+
+
+def test_a_nested_step_is_one_step(record):
+    """As in Horovod's, whose `step` changes the gradients and then calls that of the class it wraps."""
+
+    class Wrapping(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(0.5)
+            return super().step(closure)
+
+    recording = record()
+    model = recording.task.model()
+    optimizer = Wrapping(model.parameters(), lr=0.0625)
+    backward(recording.task, model)
+    seen = (0.5 * model.bias.grad).item()
+    optimizer.step()
+    backward(recording.task, model)
+    optimizer.step()
+    steps = recording.of_kind("step")
+    assert [step["step"] for step in steps] == [0, 1]
+    assert steps[0]["gradients"][2] == seen
+    assert steps[1]["weights"][2] == model.bias.item()
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_with_a_closure_gradients_exist_only_after_it_ran(record, positional):
+    """As with Lightning, which runs forward, backward and clipping in a closure that it gives to the step."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    calls = []
+
+    def closure():
+        calls.append(optimizer)
+        optimizer.zero_grad()
+        backward(recording.task, model)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.125)
+        return 42.0
+
+    result = optimizer.step(closure) if positional else optimizer.step(closure=closure)
+    [step] = recording.of_kind("step")
+    assert result == 42.0
+    assert len(calls) == 1
+    assert step["forwards"] == 1
+    assert step["gradients"] == [0.125, -0.125, 0.125]
+
+
+def test_a_closure_through_a_nested_step(record):
+    class Wrapping(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    recording = record()
+    model = recording.task.model()
+    optimizer = Wrapping(model.parameters(), lr=0.0625)
+
+    def closure():
+        backward(recording.task, model)
+
+    optimizer.step(closure)
+    [step] = recording.of_kind("step")
+    assert step["gradients"][2] == model.bias.grad.item()
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a_fused_optimizer_unscales_in_its_kernel(record, kind, unscale):
+    """Its `.grad` still carries the loss scale; the event does not."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = kind(model.parameters(), lr=0.0625, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    batch = next(iter(recording.task.dataloader()))
+    scaler.scale(recording.task.loss(model(batch.inputs), batch)).backward()
+    expected = [
+        value / 1024.0 for value in [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+    ]
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    [step] = recording.of_kind("step")
+    assert step["gradients"] == expected
+    assert step["scale"] == 1024.0
+
+
+def test_a_copied_model_is_found_by_its_shapes(record):
+    """A framework may train a deep copy of what it was given."""
+    recording = record()
+    model = copy.deepcopy(recording.task.model())
+    optimizer = recording.task.optimizer(model.parameters())
+    backward(recording.task, model)
+    optimizer.step()
+    recording.recorder.finished(recording.task)
+    [step] = recording.of_kind("step")
+    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    assert recording.events[-1]["weights"] == step["weights"]
+
+
+def test_parameters_in_groups_and_any_order(record):
+    recording = record()
+    model = recording.task.model()
+    groups = [{"params": [model.bias], "lr": 0.5}, {"params": [model.weight], "lr": 0.25}]
+    optimizer = torch.optim.SGD(groups)
+    backward(recording.task, model)
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+
+
+def test_another_models_optimizer_is_noted_once_and_ignored(record):
+    recording = record()
+    recording.task.model()
+    other = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(2):
+        other(torch.ones(1, 5)).sum().backward()
+        optimizer.step()
+    assert recording.kinds() == ["foreign_optimizer"]
+    assert recording.events[0]["optimizer"] == "SGD"
+    assert recording.events[0]["shapes"] == [[3, 5], [3]]
+
+
+def test_an_interrupted_step_does_not_swallow_the_next(record):
+    """A step that raised never ends; the one after it is not nested in it."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+
+    def closure():
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        optimizer.step(closure)
+    backward(recording.task, model)
+    optimizer.step()
+    assert len(recording.of_kind("step")) == 1
+
+
+def test_a_step_before_the_first_forward_makes_state(record):
+    """Horovod's broadcast_optimizer_state steps on zeros so that there is a state to send."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.5)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert recording.kinds() == ["state_init"]
+    assert recording.events[0]["weights"] == [0.375, -0.375, 0.1875]
+
+
+def test_topology_is_noted_at_the_first_step(record):
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    for _ in range(2):
+        backward(recording.task, model)
+        optimizer.step()
+    recording.recorder.finished(recording.task)
+    assert recording.kinds() == ["forward", "topology", "step", "forward", "step", "finished"]
+    [topology] = recording.of_kind("topology")
+    assert (topology["world_size"], topology["rank_reached"], topology["via"]) == (1, 0, None)
+
+
+def test_a_trainer_that_never_steps(record):
+    recording = record()
+    recording.task.model()
+    recording.recorder.finished(recording.task)
+    assert recording.kinds() == ["topology", "finished"]
+    assert recording.events[-1]["weights"] == [0.5, -0.5, 0.25]
+
+
+def test_a_trainer_that_takes_no_model(record):
+    recording = record()
+    recording.recorder.finished(recording.task)
+    assert recording.events[-1]["weights"] == [None, None, None]

@@ -1,0 +1,88 @@
+"""Trainers that the recorder is tried on in real ranks."""
+
+from __future__ import annotations
+
+import importlib
+
+from conformance import trainer
+
+ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "fp16"]}
+
+
+def run(task, path):
+    """Train as the reference trainer does, and print the last weights to the bit."""
+    models = []
+    hand_out = task.model
+
+    def model():
+        models.append(hand_out())
+        return models[-1]
+
+    task.model = model
+    importlib.import_module(f"conformance.trainers.{path}").train(task)
+    print([value.hex() for parameter in models[0].parameters() for value in parameter.flatten().tolist()])
+
+
+@trainer(backends=["single", "ddp", "horovod"], **ALL)
+def recorded(task):
+    """With the recorder on."""
+    run(task, reference(task))
+
+
+@trainer(backends=["single", "ddp", "horovod"], **ALL)
+def unrecorded(task):
+    """With the recorder taken off."""
+    task._recorder.__exit__(None, None, None)
+    run(task, reference(task))
+
+
+def reference(task):
+    backend = task._spec["backend"]
+    if backend == "single":
+        return "batched" if task.accumulation == 1 else "accumulated"
+    return backend
+
+
+@trainer(backends=["single"])
+def imports_horovod_late(task):
+    """Horovod is imported when the recorder already runs."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    hvd.broadcast_parameters(task.model().state_dict(), root_rank=0)
+    hvd.shutdown()
+
+
+@trainer(backends=["horovod"])
+def broadcasts_optimizer_state(task):
+    """As Horovod's examples do, with an optimizer that is new: Horovod takes a step to give it a state."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    model = task.model()
+    optimizer = hvd.DistributedOptimizer(
+        task.optimizer(model.parameters()), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    for batch in task.dataloader():
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+    hvd.shutdown()
+
+
+@trainer(backends=["ddp"])
+def destroys_the_group_first(task):
+    """The process group is destroyed while the DDP model still lives."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group(task.collective_backend)
+    model = DistributedDataParallel(task.model())
+    optimizer = task.optimizer(model.parameters())
+    for batch in task.dataloader():
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+    dist.destroy_process_group()
