@@ -57,6 +57,18 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
         session.run("conformance", "run", *arguments, "--output", str(REPORTS / session.name))
 
 
+def framework(session: nox.Session) -> None:
+    """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
+
+    The tests run all its cases too, and know which of them do not conform.
+    """
+    install_wheel(session, "test", session.name)
+    if session.posargs:
+        conformance_run(session, f"conformance.trainers.{session.name}")
+    else:
+        session.run("pytest", f"tests/frameworks/test_{session.name}.py")
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format; types, strictly."""
@@ -89,16 +101,14 @@ def horovod(session: nox.Session) -> None:
 
 @nox.session
 def accelerate(session: nox.Session) -> None:
-    """Hugging Face Accelerate."""
-    install_wheel(session, "accelerate")
-    conformance_run(session, "conformance.trainers.accelerate")
+    """Hugging Face Accelerate; without arguments, that it does what is known of it."""
+    framework(session)
 
 
 @nox.session
 def lightning(session: nox.Session) -> None:
-    """Lightning's Trainer."""
-    install_wheel(session, "lightning")
-    conformance_run(session, "conformance.trainers.lightning")
+    """Lightning's Trainer; without arguments, that it does what is known of it."""
+    framework(session)
 
 
 @nox.session

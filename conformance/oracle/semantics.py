@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from conformance.oracle.recurrence import Recurrence
@@ -12,11 +12,11 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Interpretation:
-    """An accepted reading of the workload, of which ``windows`` are stepped; ``name`` is None if it is the only one."""
+    """An accepted reading: the workload as it is read, and its recurrence; ``name`` is None if it is the only one."""
 
     name: str | None
     recurrence: type[Recurrence]
-    windows: int
+    workload: Workload
 
 
 class MeanOfMicroBatchMeans(Recurrence):
@@ -37,18 +37,16 @@ def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation,
     A short last window may be averaged by its true length or dropped. An uneven last micro-batch may count by its
     samples or as much as the others; PyTorch's loops do the latter unless they say otherwise.
     """
-    windows = layout.windows(workload)
-    last = windows[-1]
+    last = layout.windows(workload)[-1]
     if last.length < last.nominal:
+        without = replace(workload, batches=workload.batches[:-1])
         return (
-            Interpretation("the short last window is averaged by its true length", Recurrence, len(windows)),
-            Interpretation("the short last window is dropped", Recurrence, len(windows) - 1),
+            Interpretation("the short last window is averaged by its true length", Recurrence, workload),
+            Interpretation("the short last window is dropped", Recurrence, without),
         )
     if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
         return (
-            Interpretation("every sample weighs the same in an uneven window", Recurrence, len(windows)),
-            Interpretation(
-                "every micro-batch weighs the same in an uneven window", MeanOfMicroBatchMeans, len(windows)
-            ),
+            Interpretation("every sample weighs the same in an uneven window", Recurrence, workload),
+            Interpretation("every micro-batch weighs the same in an uneven window", MeanOfMicroBatchMeans, workload),
         )
-    return (Interpretation(None, Recurrence, len(windows)),)
+    return (Interpretation(None, Recurrence, workload),)

@@ -52,8 +52,11 @@ class RankEvidence:
 
     @property
     def trained_collectively(self) -> bool:
-        """Whether at least one collective was seen after the first training forward."""
-        return any(entry["training"] for entry in self.collectives.values())
+        """Whether a collective that can average gradients was seen after the first training forward.
+
+        DDP also broadcasts while it trains, when it rebuilds its buckets; that says nothing of gradients.
+        """
+        return any(entry["training"] for op, entry in self.collectives.items() if not op.startswith("broadcast"))
 
 
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:

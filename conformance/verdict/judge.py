@@ -114,33 +114,33 @@ def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Inter
     attempts = ranks[0].attempts
     stepped = frozenset(attempt.window for attempt in attempts if attempt.stepped)
     result = []
-    for interpretation in interpretations(workload, layout):
+    for number, interpretation in enumerate(interpretations(workload, layout)):
         skips: frozenset[int] | None = None
         scales: tuple[Fraction, ...] = ()
         if case.arithmetic.scaled and attempts:
-            skips = frozenset(range(interpretation.windows)) - stepped
+            skips = frozenset(range(interpretation.workload.steps)) - stepped
             seen = [attempt.scale for attempt in attempts if attempt.scale]
             scales = tuple(map(Fraction, seen)) if len(seen) == len(attempts) else ()
-        result.append((interpretation, _trajectory(case, interpretation, skips, scales)))
+        result.append((interpretation, _trajectory(case, number, skips, scales)))
     return result
 
 
 @lru_cache(maxsize=512)
-def _trajectory(
-    case: Case, interpretation: Interpretation, skips: frozenset[int] | None, scales: tuple[Fraction, ...]
-) -> Trajectory:
+def _trajectory(case: Case, reading: int, skips: frozenset[int] | None, scales: tuple[Fraction, ...]) -> Trajectory:
+    """The trajectory of a case's ``reading``-th interpretation."""
     workload, layout = case.build()
-    return interpretation.recurrence(workload, layout, case.arithmetic, skips, scales, interpretation.windows).run()
+    interpretation = interpretations(workload, layout)[reading]
+    return interpretation.recurrence(interpretation.workload, layout, case.arithmetic, skips, scales).run()
 
 
 def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) -> Judgement:
     """The numbers are right; now show that they could have been found wrong."""
     right = judgement.trajectory
     assert right is not None
-    workload, layout = case.build()
-    windows = min(interpretation.windows, _HORIZON)
-    moved = OneSampleMoved(workload, layout, case.arithmetic, right.skips, right.scales, windows)
-    judgement.power = power(workload, layout, case.arithmetic, right, windows)
+    workload = interpretation.workload
+    _, layout = case.build()
+    moved = OneSampleMoved(workload, layout, case.arithmetic, right.skips, right.scales, _HORIZON)
+    judgement.power = power(workload, layout, case.arithmetic, right, _HORIZON)
     if first_difference(judgement.ranks, moved.steps()) is None:
         judgement.verdict = "INCONCLUSIVE"
         judgement.headline = "the same check also holds for an answer with one sample moved to a neighbour"

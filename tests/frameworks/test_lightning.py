@@ -69,9 +69,7 @@ def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
 
 
 @pytest.mark.parametrize(("backend", "world_size", "in_order"), [("single", 1, True), ("ddp", 2, False)])
-def test_ranks_read_a_loader_shuffled_that_one_process_reads_in_order(
-    run, write, backend, world_size, in_order
-):
+def test_ranks_read_a_loader_shuffled_that_one_process_reads_in_order(run, write, backend, world_size, in_order):
     """Which is why the adapter brings this rank's own loader."""
     case = Case(backend, "batched", world_size, 1, "fp32", "momentum")
     ranks = run(write(PLAIN.format(precision="32-true")), case)

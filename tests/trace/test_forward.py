@@ -38,9 +38,7 @@ def test_cast_inputs_are_recognised(record, dtype):
     recording = record(samples=samples, micro_batches=[[[1, 0]]])
     model = recording.task.model().to(dtype)
     batch = next(iter(recording.task.dataloader()))
-    given = (
-        batch.inputs if dtype is not torch.float64 else torch.tensor([[0.3, 0.7], [0.1, 0.2]], dtype=dtype)
-    )
+    given = batch.inputs if dtype is not torch.float64 else torch.tensor([[0.3, 0.7], [0.1, 0.2]], dtype=dtype)
     model(given.to(dtype))
     assert rows(recording) == [[1, 0]]
 

@@ -45,9 +45,7 @@ def test_horovod_that_is_imported_late():
     ]
 
 
-@pytest.mark.parametrize(
-    ("decay", "weights"), [(0.0, [0.5, -0.5, 0.25]), (0.5, [0.484375, -0.484375, 0.2421875])]
-)
+@pytest.mark.parametrize(("decay", "weights"), [(0.0, [0.5, -0.5, 0.25]), (0.5, [0.484375, -0.484375, 0.2421875])])
 def test_a_step_that_only_makes_optimizer_state(decay, weights):
     """Horovod 0.28.1 steps on zeros to broadcast the state of a new optimizer, which decays the weights."""
     spec = make_spec(world_size=2, size=4, steps=1, optimizer=sgd(weight_decay=decay))

@@ -144,9 +144,7 @@ def test_a_fused_optimizer_unscales_in_its_kernel(record, kind, unscale):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     batch = next(iter(recording.task.dataloader()))
     scaler.scale(recording.task.loss(model(batch.inputs), batch)).backward()
-    expected = [
-        value / 1024.0 for value in [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
-    ]
+    expected = [value / 1024.0 for value in [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]]
     if unscale:
         scaler.unscale_(optimizer)
     scaler.step(optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 import horovod.torch.mpi_ops
 import pytest
@@ -19,10 +20,13 @@ from ..trainers.tasks import make_spec, overflowing, scaler, train
 
 TRAINERS = f"{__file__.rpartition('/')[0]}/trainers.py"
 
-SHAPES = {
-    "single": {"accumulation": 2, "size": 4},
-    "ddp": {"accumulation": 2, "size": 2, "world_size": 2},
-    "horovod": {"accumulation": 2, "size": 2, "world_size": 2},
+PATHS = {
+    "single": {"backend": "single", "accumulation": 8, "size": 1},
+    "batched": {"backend": "single", "size": 8},
+    "accumulated": {"backend": "single", "accumulation": 2, "size": 4},
+    "ddp": {"backend": "ddp", "accumulation": 2, "size": 2, "world_size": 2},
+    "horovod": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
+    "horovod_plain": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
 }
 
 
@@ -36,9 +40,7 @@ def state_of_torch():
             dict(torch_optimizers._global_optimizer_pre_hooks),
             dict(torch_optimizers._global_optimizer_post_hooks),
         ],
-        "module hooks": {
-            key: dict(value) for key, value in vars(torch_modules).items() if _is_hooks(key, value)
-        },
+        "module hooks": {key: dict(value) for key, value in vars(torch_modules).items() if _is_hooks(key, value)},
         "library": set(torch.library._impls),
         "kernels": [
             torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key)
@@ -76,16 +78,34 @@ def test_nothing_stays_after_an_error():
     assert state_of_torch() == before
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("backend", SHAPES)
-def test_it_changes_no_bit(backend, precision):
-    """The same ranks, with the recorder and with the recorder taken off."""
-    spec = make_spec(**SHAPES[backend], backend=backend, steps=3, precision=precision, scaler=scaler())
+@pytest.fixture(scope="module")
+def servers():
+    """The same training with the recorder and with the recorder taken off, a server for each and each
+    backend."""
+    with ExitStack() as stack:
+        yield {
+            (function, backend): stack.enter_context(ForkServer(f"{TRAINERS}:{function}", backend=backend))
+            for function in ("recorded", "unrecorded")
+            for backend in ("single", "ddp", "horovod")
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "precision"),
+    [
+        (path, precision)
+        for path in PATHS
+        for precision in ("fp32", "bf16", "fp16")
+        if (path, precision) != ("horovod_plain", "fp16")
+    ],
+)
+def test_it_changes_no_bit(servers, path, precision):
+    """Real data, so that every rounding counts, in all ranks of every path."""
+    spec = make_spec(**PATHS[path], case=path, steps=3, precision=precision, scaler=scaler())
     spec["samples"]["x"] = [[value / 3 for value in row] for row in spec["samples"]["x"]]
     outputs = {}
     for function in ("recorded", "unrecorded"):
-        with ForkServer(f"{TRAINERS}:{function}", backend=backend) as server:
-            outcome = server.run(spec, time_limit=60.0)
+        outcome = servers[function, spec["backend"]].run(spec, time_limit=60.0)
         assert all(rank.finished for rank in outcome.ranks)
         outputs[function] = [rank.output for rank in outcome.ranks]
         steps = [event for event in outcome.ranks[0].events if event["event"] == "step"]

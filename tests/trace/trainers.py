@@ -6,11 +6,11 @@ import importlib
 
 from conformance import trainer
 
-ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "fp16"]}
+ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "bf16", "fp16"]}
 
 
-def run(task, path):
-    """Train as the reference trainer does, and print the last weights to the bit."""
+def run(task):
+    """Train as the reference trainer does that the case is called by; print the last weights to the bit."""
     models = []
     hand_out = task.model
 
@@ -19,28 +19,21 @@ def run(task, path):
         return models[-1]
 
     task.model = model
-    importlib.import_module(f"conformance.trainers.{path}").train(task)
+    importlib.import_module(f"conformance.trainers.{task._spec['case']}").train(task)
     print([value.hex() for parameter in models[0].parameters() for value in parameter.flatten().tolist()])
 
 
 @trainer(backends=["single", "ddp", "horovod"], **ALL)
 def recorded(task):
     """With the recorder on."""
-    run(task, reference(task))
+    run(task)
 
 
 @trainer(backends=["single", "ddp", "horovod"], **ALL)
 def unrecorded(task):
     """With the recorder taken off."""
     task._recorder.__exit__(None, None, None)
-    run(task, reference(task))
-
-
-def reference(task):
-    backend = task._spec["backend"]
-    if backend == "single":
-        return "batched" if task.accumulation == 1 else "accumulated"
-    return backend
+    run(task)
 
 
 @trainer(backends=["single"])
@@ -60,9 +53,7 @@ def broadcasts_optimizer_state(task):
 
     hvd.init()
     model = task.model()
-    optimizer = hvd.DistributedOptimizer(
-        task.optimizer(model.parameters()), named_parameters=model.named_parameters()
-    )
+    optimizer = hvd.DistributedOptimizer(task.optimizer(model.parameters()), named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     for batch in task.dataloader():

@@ -20,9 +20,7 @@ Y = [3.0, 1.0, -2.0, 4.0, -1.0, 2.0, -3.0, -4.0]
 WEIGHT = [1.0, 0.0, 3.0, 2.0, 1.0, 0.0, 1.0, 4.0]
 
 
-def make_spec(
-    *, world_size: int = 1, accumulation: int = 1, size: int = 8, steps: int = 2, **changes: Any
-) -> Spec:
+def make_spec(*, world_size: int = 1, accumulation: int = 1, size: int = 8, steps: int = 2, **changes: Any) -> Spec:
     """A spec of `steps` windows over 8 * steps distinguishable samples, in micro-batches of `size`.
 
     Micro-batch t of rank r is the stream's chunk number t * world_size + r. `changes` replace entries.
@@ -125,9 +123,7 @@ def check(spec: Spec, events: Sequence[dict[str, Any]], skipped: frozenset[int] 
     assert events[-1]["weights"] == steps[-1]["weights"]
 
 
-def trajectory(
-    spec: Spec, skipped: frozenset[int] = frozenset()
-) -> tuple[list[list[float]], list[list[float]]]:
+def trajectory(spec: Spec, skipped: frozenset[int] = frozenset()) -> tuple[list[list[float]], list[list[float]]]:
     """Gradients and weights of each step that is taken, when all ranks and micro-batches act as one batch.
 
     Windows in `skipped` take no step. Plain formulas of torch's documentation for SGD and AdamW, in float64.
@@ -156,8 +152,7 @@ def trajectory(
 def _windows(spec: Spec) -> list[list[int]]:
     length = spec["accumulation"]
     shares = [
-        [share[start : start + length] for start in range(0, len(share), length)]
-        for share in spec["micro_batches"]
+        [share[start : start + length] for start in range(0, len(share), length)] for share in spec["micro_batches"]
     ]
     return [
         [index for share in ranks for micro_batch in share for index in micro_batch]

@@ -60,8 +60,7 @@ def test_a_function_without_the_decorator(write):
 def test_no_trainer_in_a_file(write):
     write("empty.py", "x = 1")
     assert message("empty.py") == (
-        "empty.py: no @trainer function in it: decorate your training function with @trainer(...) "
-        "from `conformance`"
+        "empty.py: no @trainer function in it: decorate your training function with @trainer(...) from `conformance`"
     )
 
 

@@ -88,9 +88,7 @@ def test_what_is_unknown_is_refused_in_one_line(declares, message):
 
 
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(
-        ValueError, match=r"unknown argument of @trainer 'backend' .*; did you mean 'backends'\?"
-    ):
+    with pytest.raises(ValueError, match=r"unknown argument of @trainer 'backend' .*; did you mean 'backends'\?"):
         trainer(backend=["ddp"])
 
 

@@ -111,9 +111,7 @@ def test_without_a_schedule_the_learning_rate_stays():
 
 
 def test_the_scaler_is_enabled_for_fp16_only():
-    scaling = Task(
-        make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0
-    ).grad_scaler()
+    scaling = Task(make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0).grad_scaler()
     assert type(scaling) is torch.amp.GradScaler
     assert scaling.is_enabled()
     assert (scaling.get_scale(), scaling.get_growth_interval()) == (8.0, 3)

@@ -1,0 +1,45 @@
+"""One rank of the case under a launcher other than ours: the reference trainer's loop, and nothing around it.
+
+As a script it is what torchrun runs: `bare_case.py JOB STORE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from conformance.trainers.ddp import fit
+from conformance.trainers.task import Task
+
+
+class KeepsModel(Task):
+    """Remembers the model that it handed out."""
+
+    def model(self) -> torch.nn.Module:
+        self.handed_out = super().model()
+        return self.handed_out
+
+
+def run(rank: int, job: str, store: str) -> None:
+    """Train as rank ``rank``, with a rendezvous in the file ``store``.
+
+    ``job`` is a JSON file: {"spec": what a rank is told, "weights": what must come out, to the bit}.
+    """
+    told = json.loads(Path(job).read_text())
+    torch.set_num_threads(1)
+    task = KeepsModel(told["spec"], rank)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=task.world_size)
+    fit(task)
+    weights = [value for parameter in task.handed_out.parameters() for value in parameter.flatten().tolist()]
+    if weights != told["weights"]:
+        raise AssertionError(f"rank {rank} reached {weights}, not {told['weights']}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(int(os.environ["RANK"]), *sys.argv[1:3])

@@ -1,0 +1,55 @@
+"""What the benchmarks share: the case they run, timing in turns, and the table at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from platform import python_version
+from time import perf_counter
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.cases.case import Case
+
+CASE = Case("ddp", "batched", world_size=2, accumulation=1, precision="fp16", workload="momentum")
+TIME_LIMIT = 60.0
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long ``work`` takes."""
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+def in_turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round; in turns, so that what else the machine does falls on all."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            times[name].append(seconds(work))
+    return times
+
+
+def stay_on_loopback() -> None:
+    """For this process and those that it starts; and one thread each, which is what torchrun sets too."""
+    interface = "lo0" if os.uname().sysname == "Darwin" else "lo"
+    os.environ.update(GLOO_SOCKET_IFNAME=interface, OMP_NUM_THREADS="1")
+
+
+def show(title: str, columns: Sequence[str], sections: Iterable[Iterable[Sequence[str]]], note: str) -> None:
+    """Print one table: the first column is words, all others numbers; a rule between sections."""
+    console = Console(highlight=False)
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    machine = f"{os.cpu_count()} cores, load average {load}, Python {python_version()}, torch {version('torch')}"
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for section in sections:
+        for row in section:
+            table.add_row(*row)
+        table.add_section()
+    console.print(table)
+    console.print(note, machine, sep="\n")

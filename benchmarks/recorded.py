@@ -1,0 +1,41 @@
+"""One rank that trains with the recorder on and with it off, in turns, in the same process."""
+
+from __future__ import annotations
+
+import json
+import os
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from measuring import in_turns
+
+from conformance.runner.protocol import encode
+from conformance.trace.recorder import Recorder
+from conformance.trainers.ddp import fit
+from conformance.trainers.task import Task
+
+ON, OFF = "recorder on", "recorder off"
+
+
+def compare(rank: int, spec: str, store: str, rounds: int, answer: SimpleQueue[dict[str, list[float]]]) -> None:
+    """Rank 0 answers with the seconds of each `fit`. Events are written, line by line, to nowhere."""
+    told: dict[str, Any] = json.loads(spec)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=told["world_size"])
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+
+    def on() -> None:
+        with Recorder(lambda event: os.write(nowhere, encode(event)), told, rank) as recorder:
+            task = Task(told, rank, recorder)
+            fit(task)
+            recorder.finished(task)
+
+    contenders = {OFF: lambda: fit(Task(told, rank)), ON: on}
+    # The first of all pays for what torch sets up when it is first used.
+    in_turns(contenders, 1)
+    times = in_turns(contenders, rounds)
+    if rank == 0:
+        answer.put(times)
+    dist.destroy_process_group()
