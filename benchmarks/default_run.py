@@ -9,6 +9,8 @@ It drives the engine that the command drives, and reads the times that pytest ta
 - judge: the rest of each test: building the case, the verdict, the record;
 - between: pytest between the cases, and a worker that waits for the last case of another;
 - report: the results file is read again and rendered.
+
+The processor time beneath the table says what the run would take of idle cores, should others be at work.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args()
     runs = [run(options.processes) for _ in range(options.repetitions)]
+    processor = sum(os.times()[:4]) / options.repetitions
     walls = [wall for wall, *_ in runs]
     # The run of the median wall time, so that its parts add up.
     wall, parts, cases, verdicts = min(runs, key=lambda found: abs(found[0] - median(walls)))
@@ -61,7 +64,8 @@ def main() -> None:
         ("", "seconds", "share", "ms a case"),
         [rows, [total]],
         f"Target: under {TARGET} s on 2 cores. Wall time of all repetitions: "
-        f"{', '.join(f'{found:.1f}' for found in walls)} s. {verdicts}.",
+        f"{', '.join(f'{found:.1f}' for found in walls)} s; processor time of one: {processor:.1f} s.\n"
+        f"{verdicts}.",
     )
 
 

@@ -60,7 +60,13 @@ def main() -> None:
 
     ours = median(times[OURS])
     rows = [
-        (name, f"{median(found):.3f}", f"{min(found):.3f}", f"{max(found):.3f}", f"{median(found) / ours:.1f}")
+        (
+            name,
+            f"{median(found):.3f}",
+            f"{min(found):.3f}",
+            f"{max(found):.3f}",
+            f"{median(found) / ours:.1f}",
+        )
         for name, found in times.items()
     ]
     show(
@@ -93,7 +99,8 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(CASE.world_size)]
         command += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-endpoint", store()]
         command += ["--local-addr", "127.0.0.1", bare_case.__file__, str(job), store()]
-        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        # It leaves a folder of logs behind, in the temporary folder that it is told.
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(job.parent)}
         subprocess.run(command, env=environment, check=True)
 
     def test_case() -> None:

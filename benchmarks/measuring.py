@@ -44,12 +44,11 @@ def show(title: str, columns: Sequence[str], sections: Iterable[Iterable[Sequenc
     console = Console(highlight=False)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     machine = f"{os.cpu_count()} cores, load average {load}, Python {python_version()}, torch {version('torch')}"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     for section in sections:
         for row in section:
             table.add_row(*row)
         table.add_section()
-    console.print(table)
-    console.print(note, machine, sep="\n")
+    console.print(f"\n[bold]{title}[/bold]", table, note, machine, sep="\n")

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from measuring import CASE, TIME_LIMIT, in_turns, seconds, show, stay_on_loopback
 
@@ -105,7 +106,7 @@ def verdict(rounds: int) -> Iterator[Row]:
     yield "judge, again", f"{again * 1e3:.1f}", f"x {again / first:.2f}"
 
 
-def times_epochs(spec: dict) -> dict:
+def times_epochs(spec: dict[str, Any]) -> dict[str, Any]:
     """The case made longer, so that what happens once does not count."""
     schedule = spec["schedule"] * EPOCHS
     return {**spec, "epochs": EPOCHS, "steps": spec["steps"] * EPOCHS, "schedule": schedule}

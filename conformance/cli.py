@@ -6,19 +6,21 @@ import argparse
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
-from conformance.plugin import TIME_LIMIT
+from conformance.plugin import TIME_LIMIT, time_limit
 
-CONFORMING, NOT_CONFORMING, USAGE, HARNESS = 0, 1, 2, 3
+CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed."""
+    """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed, 130 interrupted."""
     options = _parser().parse_args(arguments)
     console = Console(highlight=False)
     command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
@@ -26,14 +28,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.action == "run":
             return _run(options, command, console)
         return _report(options, console)
+    except KeyboardInterrupt:
+        return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output is gone; Python must not complain of that once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return HARNESS
+    except Exception as error:
+        traceback.print_exc()
+        return _say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage in front."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(_say(f"{message}; see: {self.prog} --help", USAGE))
+
+
+def _processes(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 on")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="conformance",
         description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
     )
@@ -42,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="train the standard workloads and judge them",
         description="Train the standard workloads through one or more trainers, judge each case, write a report.",
-        epilog="exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed",
+        epilog="exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted",
     )
     run.add_argument(
         "trainer",
@@ -57,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where the results go (default: here)")
     run.add_argument(
         "--time-limit",
-        type=float,
+        type=time_limit,
         default=TIME_LIMIT,
         metavar="SECONDS",
         help="of one case (default: %(default)g)",
@@ -65,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "-n",
         "--processes",
-        type=int,
+        type=_processes,
         default=os.cpu_count() or 1,
         metavar="N",
         help="cases at a time (default: one a core)",
@@ -84,30 +104,50 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.terminal import render_terminal
     from conformance.suite.engine import Engine
 
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return _usage(f"cannot write to {options.output}: {error.strerror}; name another folder with --output")
-    path = options.output / RESULTS
-    engine = Engine(path, command, console)
-    try:
-        engine.run(options.trainer, options.backend, options.case, options.time_limit, options.processes)
-    except ResultsError as error:
-        return _usage(str(error))
+    results_file, report = options.output / RESULTS, options.output / REPORT
+    for file in (results_file, report):
+        reason = _unwritable(file)
+        if reason is not None:
+            return _say(f"cannot write {file}: {reason}; name another folder with --output", USAGE)
+    engine = Engine(results_file, command, console)
+    engine.run(options.trainer, options.backend, options.case, options.time_limit, options.processes)
+    for line in engine.bad_input:
+        _say(line, USAGE)
     if engine.bad_input:
-        for line in engine.bad_input:
-            _usage(line)
         return USAGE
-    if engine.recorded:
-        results = read_results(path)
-        report = options.output / REPORT
-        render_html(results, report)
-        render_terminal(results, console, report)
     for line in engine.failures:
-        print(f"conformance: the harness failed: {line}", file=sys.stderr)
-    if engine.failures or not engine.recorded:
+        _say(f"the harness failed: {line}", HARNESS)
+    conforming = False
+    if engine.recorded:
+        try:
+            results = read_results(results_file)
+            render_html(results, report)
+        except ResultsError as error:
+            return _say(f"the harness failed: {error}", HARNESS)
+        render_terminal(results, console, report)
+        conforming = results.conforming
+    if engine.failures:
         return HARNESS
-    return CONFORMING if results.conforming else NOT_CONFORMING
+    if engine.interrupted:
+        return _say(f"interrupted; {engine.recorded} of {engine.planned} cases are in {results_file}", INTERRUPTED)
+    if not engine.recorded:
+        return _say("the harness failed: no case was run", HARNESS)
+    return CONFORMING if conforming else NOT_CONFORMING
+
+
+def _unwritable(file: Path) -> str | None:
+    """Why ``file`` cannot be written, if it cannot. Its folder is made."""
+    existed = file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("ab").close()
+    except (FileExistsError, NotADirectoryError):
+        return f"{file.parent} is not a folder"
+    except OSError as error:
+        return error.strerror
+    if not existed:
+        file.unlink()
+    return None
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
@@ -115,19 +155,19 @@ def _report(options: argparse.Namespace, console: Console) -> int:
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
 
+    report = options.output or options.results.with_name(REPORT)
     try:
         results = read_results(options.results)
+        render_html(results, report)
     except ResultsError as error:
-        return _usage(str(error))
-    report = options.output or options.results.with_name(REPORT)
-    render_html(results, report)
+        return _say(str(error), USAGE)
     render_terminal(results, console, report)
     return CONFORMING if results.conforming else NOT_CONFORMING
 
 
-def _usage(line: str) -> int:
+def _say(line: str, code: int) -> int:
     print(f"conformance: {line}", file=sys.stderr)
-    return USAGE
+    return code
 
 
 if __name__ == "__main__":

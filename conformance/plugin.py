@@ -1,10 +1,13 @@
-"""The pytest face: options, items, markers, and the results file.
+"""The pytest face: options, items and markers.
 
-Loaded in every pytest run where this package is installed, so nothing heavy is imported before the suite is collected.
+Loaded in every pytest run where this package is installed, so nothing heavy is imported before the suite is collected,
+and the options exist only in runs of the suite: a project's own ``--backend`` must not clash with ours.
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +18,36 @@ if TYPE_CHECKING:
 
 MARKERS = ("single", "ddp", "horovod", "fp64", "fp32", "bf16", "fp16", "fp16_compression", "cuda")
 TIME_LIMIT = 60.0
+LONGEST_TIME_LIMIT = 86_400.0
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def time_limit(text: str) -> float:
+    """The seconds that an option gives.
+
+    Raises:
+        argparse.ArgumentTypeError: no such time limit is possible.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_TIME_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, up to a day")
+    return seconds
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Add the options, if this is a run of the suite. Arguments are known only here, and read again once it is done."""
+    ours = ("conformance.suite", "conformance/suite")
+    if any(argument.startswith("--trainer") or any(name in argument for name in ours) for argument in args):
+        _add_options(parser)
+        known = copy.copy(early_config.known_args_namespace)
+        known.file_or_dir = []
+        early_config.known_args_namespace = parser.parse_known_args(args, namespace=known)
+
+
+def _add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "conformance of distributed trainers")
     group.addoption(
         "--trainer",
@@ -43,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--time-limit",
-        type=float,
+        type=time_limit,
         default=TIME_LIMIT,
         metavar="SECONDS",
         help=f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
@@ -58,15 +88,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__ != "conformance.suite.test_conformance":
         return
+    from conformance.runner.client import RunnerError
     from conformance.suite.items import BadInput, collect
 
-    options = metafunc.config.option
-    items = collect(_servers(metafunc.config), options.trainer, options.backend, options.case)
+    selected = [metafunc.config.getoption(name, []) for name in ("trainer", "backend", "case")]
+    try:
+        items = collect(_servers(metafunc.config), *selected)
+    except RunnerError as error:
+        raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
     several = len({item.target for item in items}) > 1
     parameters = []
     for item in items:
         if isinstance(item, BadInput):
-            parameters.append(pytest.param(item, id=f"{item.target}: cannot be run"))
+            parameters.append(pytest.param(item, id=f"{item.target}{item.MARK}"))
             continue
         names = (item.case.backend, item.case.precision.replace("-", "_"), item.case.device)
         marks = [getattr(pytest.mark, name) for name in names if name in MARKERS]
@@ -93,7 +127,7 @@ def conformance_servers(pytestconfig: pytest.Config) -> Servers:
 
 @pytest.fixture(scope="session")
 def conformance_time_limit(pytestconfig: pytest.Config) -> float:
-    return float(pytestconfig.option.time_limit)
+    return float(pytestconfig.getoption("time_limit", TIME_LIMIT))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ noise coefficients themselves are bounded and added as further noise, so an encl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -141,22 +141,19 @@ class Affine:
         return self.scaled(middle).widen([half * size for size in self.magnitude])
 
     def clamped(self, threshold: Fraction) -> Affine:
-        """Every entry clamped to [-threshold, threshold]."""
-        return self.mapped(lambda value: max(-threshold, min(threshold, value)))
-
-    def mapped(self, function: Callable[[Fraction], Fraction]) -> Affine:
-        """A monotonically increasing ``function`` of every entry. An entry that it leaves alone keeps its noise."""
+        """Every entry clamped to [-threshold, threshold]. One that surely lies there keeps its noise."""
         if self.exact:
-            return self._new([function(c) for c in self.center], self.noise, [])
+            return self._new([max(-threshold, min(threshold, c)) for c in self.center], self.noise, [])
         center, noise, radii = list(self.center), self.noise.copy(), []
         for index in range(len(self)):
             low, high = self.interval(index)
-            image_low, image_high = function(low), function(high)
-            untouched = (image_low, image_high) == (low, high)
-            if not untouched:
-                noise[index] = 0.0
-                center[index] = (image_low + image_high) / 2
-            radii.append(0.0 if untouched else _float_up((image_high - image_low) / 2))
+            if -threshold <= low and high <= threshold:
+                radii.append(0.0)
+                continue
+            low, high = (max(-threshold, min(threshold, bound)) for bound in (low, high))
+            noise[index] = 0.0
+            center[index] = (low + high) / 2
+            radii.append(_float_up((high - low) / 2))
         return self._new(center, noise, radii)
 
     def _slack(self, spread: Noise, operations: int) -> list[float]:

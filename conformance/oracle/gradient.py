@@ -6,9 +6,10 @@ For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, permutations
 from math import lcm
 
 from conformance.oracle.affine import Affine
@@ -53,6 +54,13 @@ class NormalForm:
             row_magnitude=tuple(Fraction(sum(abs(row[i]) for row in rows), x_unit) for i in range(size)),
         )
 
+    def gradient(self, weights: Vector) -> Vector:
+        """A w - r, in exact arithmetic."""
+        return tuple(
+            sum((a * w for a, w in zip(row, weights, strict=True)), -offset)
+            for row, offset in zip(self.matrix, self.offset, strict=True)
+        )
+
     def loss(self, weights: Vector) -> Fraction:
         """sum_i c_i (x_i . w + b - y_i)^2."""
         product = [sum((a * w for a, w in zip(row, weights, strict=True)), Fraction(0)) for row in self.matrix]
@@ -75,12 +83,46 @@ def total_weight(workload: Workload, window: Window) -> Fraction:
 
 
 def _divisors(workload: Workload, window: Window) -> tuple[int, ...]:
-    """The odd parts of everything that a correct trainer may divide by on the way."""
+    """The odd parts of everything that a correct trainer may divide by on the way; first that of the total."""
     total = total_weight(workload, window)
     factors = [total.numerator, window.world_size]
     if workload.loss == "mean":
         factors += [window.length, *(len(micro_batch) for share in window.shares for micro_batch in share)]
     return tuple(odd_part(factor) for factor in factors)
+
+
+def _constants(workload: Workload, window: Window) -> Iterator[tuple[Fraction, ...]]:
+    """What a correct trainer may multiply a term with on the way, in the order in which it may round.
+
+    Every factor may also be applied on its own, to a loss, a gradient or a sum of gradients; merged into one constant
+    before a residual is multiplied with it, factors round one after the other. A quotient is rounded once: the product
+    of two rounded reciprocals, as of ``loss * (1 / 3) * (1 / 3)``, is further off than any certificate allows.
+    """
+    total, world = total_weight(workload, window), Fraction(window.world_size)
+    yield (1 / total, world)
+    if workload.loss == "weighted":
+        for weight in {sample.weight for sample in window.batch if sample.weight}:
+            yield (1 / total, weight)
+            yield (1 / total, world, weight)
+            yield (weight / total, world)
+        return
+    for size in {len(micro_batch) for share in window.shares for micro_batch in share}:
+        yield (size / total, Fraction(1, size))
+        yield from permutations((Fraction(1, size), Fraction(1, window.length), 1 / world))
+
+
+def as_cast(weights: Affine, precision: Precision) -> Affine:
+    """The weights as autocast's forward sees them.
+
+    A weight within a quarter of an ulp of a number of the compute format is cast to that number (half an ulp, or a
+    quarter just below a power of two, is where rounding to nearest would leave it), so its own small error is gone.
+    """
+    compute = precision.compute
+    snaps = precision.autocast and all(
+        compute.holds(center) and 4 * radius < compute.ulp(center)
+        for center, radius in zip(weights.center, weights.radius, strict=True)
+    )
+    return weights.symbols.exactly(weights.center) if snaps else weights
 
 
 def gradient(
@@ -93,6 +135,7 @@ def gradient(
     ledger: Ledger,
 ) -> Affine:
     """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``."""
+    weights = as_cast(weights, precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
     if weights.exact:
         if _proved(workload, window, weights.center, precision, loss_scale, ledger):
@@ -101,7 +144,22 @@ def gradient(
             ledger.refuse("division", precision.master, "the averaged gradient is not representable")
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
-    return value.widen(_radii(workload, window, form, weights, precision, loss_scale))
+    return enclosed(workload, window, form, weights, precision, loss_scale)
+
+
+def enclosed(
+    workload: Workload,
+    window: Window,
+    form: NormalForm,
+    weights: Affine,
+    precision: Precision,
+    loss_scale: Fraction,
+    further_roundings: int = 0,
+) -> Affine:
+    """The gradient with its rounding-error bound, of which ``further_roundings`` are not the textbook's."""
+    weights = as_cast(weights, precision)
+    value = weights.transform(form.matrix, [-entry for entry in form.offset])
+    return value.widen(_radii(workload, window, form, weights, precision, loss_scale, further_roundings))
 
 
 def _proved(
@@ -135,20 +193,22 @@ def _proved(
         return ledger.refuse("division", master, f"a correct trainer may divide by {max(divisors)}, the total does not")
     if not all(is_dyadic(residual / by) for residual in residuals):
         return ledger.refuse("division", master, f"a residual is not a multiple of {by}")
-    if not (ledger.divisors("division", divisors, master) and ledger.divisors("division", divisors, wire)):
+    constants = _constants(workload, window)
+    if not (ledger.constants("division", constants, master) and ledger.divisors("division", divisors, wire)):
         return False
 
     columns = range(len(weights))
     shares = [list(chain.from_iterable(share)) for share in window.shares]
-    micro_batches = [[terms[i][j] for i in mb] for share in window.shares for mb in share for j in columns]
     everything = [[term[j] for term in terms] for j in columns]
     of_ranks = [[sum((terms[i][j] for i in share), Fraction(0)) for share in shares] for j in columns]
     stages = (
-        ("backward", [[residual] for residual in residuals] + micro_batches, compute),
+        # All terms, because a trainer may deal samples otherwise, and put a whole window through the model at once.
+        ("backward", [[residual] for residual in residuals] + everything, compute),
         ("accumulation", everything, master),
         ("all-reduce", of_ranks, wire),
     )
-    shrink, grow = min(Fraction(1), scale) / total, max(Fraction(1), scale)
+    shrink = min(Fraction(1), scale) * min(Fraction(1), 1 / total)
+    grow = max(Fraction(1), scale) * max(Fraction(1), window.world_size / total)
     return all(
         ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
         for stage, groups, fmt in stages
@@ -162,14 +222,17 @@ def _radii(
     weights: Affine,
     precision: Precision,
     scale: Fraction,
+    further_roundings: int,
 ) -> list[Fraction]:
     """The largest error of each entry: relative to the magnitudes of all its terms, plus what may underflow."""
     compute, master, wire = precision.compute, precision.master, precision.wire
     size = len(weights)
-    largest_micro_batch = max(len(micro_batch) for share in window.shares for micro_batch in share)
-    # Casting x, w and y, the dot product, the residual and its cast, the product with x, and the micro-batch's sum.
-    inner = gamma(3 + size + 3 + largest_micro_batch, compute)
-    outer = gamma(len(window.batch) + 2 * _SCALINGS, master)
+    # Casting x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
+    # micro-batch, or over all that a rank reads where a trainer puts it through the model at once, is a part of the
+    # sum over the batch.
+    largest_share = max(sum(map(len, share)) for share in window.shares) if precision.autocast else 0
+    inner = gamma(3 + size + 3 + largest_share, compute)
+    outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)
     across = gamma(window.world_size + 4, wire) if wire is not master else Fraction(0)
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
     sizes = weights.magnitude
@@ -178,7 +241,7 @@ def _radii(
         for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)
     ]
     descale = max(Fraction(1), 1 / scale)
-    operations = len(window.batch) + 2 * _SCALINGS + size
+    operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings
     tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
     return [
         relative * magnitude + tiny * (1 + row) for magnitude, row in zip(magnitudes, form.row_magnitude, strict=True)

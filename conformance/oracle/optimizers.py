@@ -61,16 +61,19 @@ class AdamWRule:
         # Each moment passes at most six roundings: both factors, both products, a difference (lerp) and the sum.
         self._first = [self._blend(m, g, spec.beta1) for m, g in zip(self._first, gradients, strict=True)]
         self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
-        rate = lr / (1 - spec.beta1**self._steps)
-        correction = square_root(1 - spec.beta2**self._steps)
+        rates = [lr / correction for correction in _bias_correction(spec.beta1, self._steps)]
+        corrections = _bias_correction(spec.beta2, self._steps)
+        correction_low, correction_high = square_root(corrections[0])[0], square_root(corrections[1])[1]
         steps = []
         for m, v in zip(self._first, self._second, strict=True):
-            low = square_root(max(v[0], Fraction(0)))[0] / correction[1] + spec.eps
-            high = square_root(v[1])[1] / correction[0] + spec.eps
+            low = square_root(max(v[0], Fraction(0)))[0] / correction_high + spec.eps
+            high = square_root(v[1])[1] / correction_low + spec.eps
             quotients = [bound / root for bound in m for root in (low, high)]
-            # The square root, its quotient and sum, the step size, product and quotient: eight roundings.
-            slack = gamma(8, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
-            steps.append((rate * (min(quotients) - slack), rate * (max(quotients) + slack)))
+            # Two square roots and a cast, their quotient, eps and the sum, the step size and its cast, product,
+            # quotient.
+            slack = gamma(10, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
+            moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
+            steps.append((min(moves), max(moves)))
         decayed = weights.scaled(1 - lr * spec.weight_decay)
         moved = decayed.plus(self._symbols.between([(-high, -low) for low, high in steps]))
         rounding = gamma(4, self._fmt)
@@ -89,6 +92,12 @@ class AdamWRule:
         low = beta * old[0] + (1 - beta) * new[0] - slack
         high = beta * old[1] + (1 - beta) * new[1] + slack
         return _short(low, down=True), _short(high, down=False)
+
+
+def _bias_correction(beta: Fraction, steps: int) -> tuple[Fraction, Fraction]:
+    """Bounds of 1 - beta^steps as doubles give it: a power that is an ulp off, and a difference that cancels."""
+    exact, error = 1 - beta**steps, Fraction(1, 2**52)
+    return exact - error, exact + error
 
 
 def _square(bounds: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:

@@ -1,8 +1,9 @@
-"""Whether the backward pass of a window overflows at a given loss scale, whatever the trainer's order of operations."""
+"""Whether a window overflows at a given loss scale, whatever the trainer's order of operations."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import chain
 from typing import Literal
 
 from conformance.oracle.affine import Enclosure
@@ -19,13 +20,16 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
 
     The smallest that a correct trainer can make the scaled gradient of a prediction is ``2 c e scale / W`` with all
     divisions before the backward pass; if that exceeds the format's range for one sample, the overflow is certain. The
-    largest is the undivided sum of magnitudes over a micro-batch; if that fits, the overflow is impossible.
+    largest is the undivided sum of magnitudes over all that a rank reads; if that and every sum of magnitudes in the
+    forward pass fit, the overflow is impossible.
     """
     total = total_weight(workload, window)
-    undivided = Fraction(0)
-    for micro_batch in (mb for share in window.shares for mb in share):
-        largest_sum = Fraction(0)
-        for index in micro_batch:
+    grow = 2 * scale * max(Fraction(1), window.world_size / total)
+    sizes = [abs(center) + radius for center, radius in zip(weights.center, weights.radius, strict=True)]
+    largest = max(sizes)
+    for share in window.shares:
+        undivided = Fraction(0)
+        for index in chain.from_iterable(share):
             sample = window.batch[index]
             row = (*sample.x, Fraction(1)) if workload.bias else sample.x
             center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
@@ -34,13 +38,15 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
                 if weights.exact
                 else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
             )
-            weight = 2 * scale * (sample.weight if workload.loss == "weighted" else 1)
+            weight = sample.weight if workload.loss == "weighted" else 1
             # Twice the range: no rounding of the forward pass in this format brings it back below.
-            if weight * (abs(center) - spread) / total > 2 * fmt.largest:
+            if 2 * scale * weight * (abs(center) - spread) / total > 2 * fmt.largest:
                 return "certain"
-            largest_sum += weight * (abs(center) + spread) * max([Fraction(1), *map(abs, row)])
-        undivided = max(undivided, largest_sum)
-    return "possible" if undivided > fmt.largest / 2 else "impossible"
+            widest = max([Fraction(1), *map(abs, row)])
+            undivided += grow * weight * (abs(center) + spread) * widest
+            largest = max(largest, widest, sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0)))
+        largest = max(largest, undivided)
+    return "possible" if largest > fmt.largest / 2 else "impossible"
 
 
 class Scaler:

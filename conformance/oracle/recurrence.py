@@ -145,10 +145,11 @@ class Recurrence:
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
         """``sum_i coefficients[i] grad_i``, unclipped. ``part`` tells sums over parts of one window apart."""
-        form = self._form(window, coefficients, part)
+        form = self.form(window, coefficients, part)
         return gradient(self.workload, window, form, weights, self.precision, self.loss_scale, self.ledger)
 
-    def _form(self, window: Window, coefficients: Vector, part: int | None = None) -> NormalForm:
+    def form(self, window: Window, coefficients: Vector, part: int | None = None) -> NormalForm:
+        """The window's loss as a quadratic form, kept for the next epoch; ``part`` as for :meth:`averaged`."""
         key = (window.index % len(self.workload.batches), part)
         if key not in self._forms:
             self._forms[key] = NormalForm.of(window, coefficients, self.workload.bias)
@@ -180,7 +181,7 @@ class Recurrence:
                 self._skipped.add(window.index)
                 continue
             vector = self.window_gradient(window, weights)
-            loss = self._form(window, self.coefficients(window)).loss(weights.center)
+            loss = self.form(window, self.coefficients(window)).loss(weights.center)
             weights = self.update(weights, vector, taken)
             taken += 1
             yield Step(window.index, vector.enclosure(), weights.enclosure(), loss)

@@ -106,17 +106,26 @@ class Ledger:
                 return self._note(stage, 0, fmt, f"a value may underflow {fmt.name}")
         return True
 
-    def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
-        """Prove that dividing a multiple of d by d is exact in ``fmt`` even as a product with the rounded 1/d.
+    def constants(self, stage: str, chains: Iterable[Sequence[Fraction]], fmt: Format) -> bool:
+        """Prove that multiplying by a constant, itself rounded to ``fmt``, is exact wherever the result is
+        representable.
 
-        With fl(1/d) = (1 + delta) / d, the product of k d and fl(1/d) is k (1 + delta) before rounding. It rounds to
-        k for every representable k if abs(delta) <= u / 2, because half an ulp of k is more than k u / 2.
+        A chain's constants are its products of one, two, ... factors, rounded after each. With c (1 + delta) in the
+        place of c, a result k becomes k (1 + delta) before it is rounded. It rounds to k for every representable k if
+        abs(delta) <= u / 2, because half an ulp of k is more than k u / 2. Only below a power of two it is no more than
+        that, and then the tie goes to the power of two, whose significand is even.
         """
-        for divisor in sorted({odd_part(d) for d in divisors}):
-            delta = abs(nearest(Fraction(1, divisor), fmt) * divisor - 1)
-            if delta > fmt.unit_roundoff / 2:
-                return self._note(stage, 0, fmt, f"multiplying by the rounded 1/{divisor} is not exact in {fmt.name}")
+        for chain in chains:
+            right = rounded = Fraction(1)
+            for factor in chain:
+                right, rounded = right * factor, nearest(rounded * factor, fmt)
+                if abs(rounded / right - 1) > fmt.unit_roundoff / 2:
+                    return self._note(stage, 0, fmt, f"multiplying by the rounded {right} is not exact in {fmt.name}")
         return True
+
+    def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
+        """Prove that dividing a multiple of d by d is exact in ``fmt``, also as a product with the rounded 1/d."""
+        return self.constants(stage, [(Fraction(1, odd_part(divisor)),) for divisor in divisors], fmt)
 
     def refuse(self, stage: str, fmt: Format, reason: str) -> bool:
         return self._note(stage, 0, fmt, reason)

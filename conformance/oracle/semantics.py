@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from conformance.oracle.affine import Affine
+from conformance.oracle.gradient import as_cast, enclosed, gradient
 from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.rounding import Ledger, odd_part
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.workload import Vector, Workload
 
@@ -31,6 +34,24 @@ class MeanOfMicroBatchMeans(Recurrence):
         return tuple(result)
 
 
+class AveragedInEveryMicroBatch(Recurrence):
+    """Ranks average after every backward, as DDP does without ``no_sync``.
+
+    Each average divides what was averaged before once more and adds it up again over the ranks. That changes nothing
+    but the rounding: with an odd world size a running average is no multiple of it, so exactness cannot be proved.
+    """
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
+        self.ledger.refuse("all-reduce", self.precision.master, "a running average is divided in every micro-batch")
+        form, precision, textbook = self.form(window, coefficients, part), self.precision, Ledger()
+        gradient(self.workload, window, form, weights, precision, self.loss_scale, textbook)
+        if textbook.exact:
+            # Up to the first average nothing rounds; from there on only the master format does.
+            weights = as_cast(weights, precision)
+            precision = replace(precision, compute=precision.master)
+        return enclosed(self.workload, window, form, weights, precision, self.loss_scale, 3 * window.length)
+
+
 def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation, ...]:
     """The accepted readings, the strictest first.
 
@@ -48,5 +69,10 @@ def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation,
         return (
             Interpretation("every sample weighs the same in an uneven window", Recurrence, workload),
             Interpretation("every micro-batch weighs the same in an uneven window", MeanOfMicroBatchMeans, workload),
+        )
+    if odd_part(layout.world_size) > 1 and layout.accumulation > 1:
+        return (
+            Interpretation(None, Recurrence, workload),
+            Interpretation("ranks average in every micro-batch", AveragedInEveryMicroBatch, workload),
         )
     return (Interpretation(None, Recurrence, workload),)

@@ -57,7 +57,7 @@ def _threads_now() -> list[str]:
 
 
 def _cuda_started() -> bool:
-    return bool(torch.cuda.is_initialized()) or _child_finds_cuda_spoilt()  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized()) or _child_finds_cuda_spoilt()
 
 
 def _child_finds_cuda_spoilt() -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,25 +17,37 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.report import ResultsWriter
+from conformance.suite.items import BadInput
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(__file__).parent
+_SAFE_PATH = "PYTHONSAFEPATH"
+_HARNESS = "the harness failed: "
 
 
 class Engine:
-    """One run. Afterwards ``bad_input`` and ``failures`` hold what went wrong, and ``recorded`` counts the cases."""
+    """One run.
+
+    Attributes:
+        recorded, planned: cases that are in the results file, and that should be.
+        bad_input: mistakes in the call, one line each; nothing ran then.
+        failures: what the harness itself failed at, one line each.
+        interrupted: the user stopped the run.
+    """
 
     def __init__(self, results: Path, command: str, console: Console) -> None:
         self._results, self._command = results, command
         self._writer: ResultsWriter | None = None
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[counts]}"), console=console, transient=True,
+            TextColumn("{task.fields[counts]}"), console=console, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
         self._task = self._bar.add_task("collecting cases", total=None, counts="")
         self._counts: Counter[str] = Counter()
+        self.planned = 0
         self.bad_input: list[str] = []
         self.failures: list[str] = []
+        self.interrupted = False
 
     @property
     def recorded(self) -> int:
@@ -48,40 +61,48 @@ class Engine:
         time_limit: float,
         processes: int,
     ) -> None:
-        """Run the suite. Raises ResultsError if the results file cannot be written."""
-        arguments = [
-            "-c",
-            str(SUITE / "pytest.ini"),
-            "--rootdir",
-            str(SUITE),
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:terminal",
-            "--assert=plain",
-        ]
+        """Run the suite and write the results file."""
+        arguments = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
+        for plugin in ("conformance.plugin", "xdist.plugin", "no:cacheprovider", "no:terminal"):
+            arguments += ["-p", plugin]
         arguments += ["--time-limit", str(time_limit), "-n", str(processes if processes > 1 else 0)]
         for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
-            for value in values:
-                arguments += [f"{option}={value}"]
-        # Options that a user keeps for tests of his own would change what is collected here.
-        os.environ.pop("PYTEST_ADDOPTS", None)
-        with self._bar:
+            arguments += [f"{option}={value}" for value in values]
+        with self._bar, _undisturbed():
             code = pytest.main([*arguments, str(SUITE / "test_conformance.py")], plugins=[self])
         if self._writer is not None:
-            self._writer.close()
-        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not self.failures and not self.bad_input:
+            with suppress(pytest.exit.Exception), self._writing():
+                self._writer.close()
+        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+        if code not in ended and not self.failures and not self.bad_input:
             self.failures.append(f"pytest ended with {pytest.ExitCode(code).name}")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Stop the run when the results file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            self.failures.append(f"cannot write {self._results}: {error.strerror}")
+            pytest.exit(self.failures[-1])
+
+    @pytest.hookimpl
+    def pytest_keyboard_interrupt(self) -> None:
+        self.interrupted = True
 
     @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if session.items:
-            self._start(len(session.items))
+        self._start([item.nodeid for item in session.items])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
         if self._writer is None:
-            self._start(len(ids))
+            self._start(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_newgateway(self, gateway: Any) -> None:
+        # It was for the start of the worker; Pythons that a trainer starts are none of our business.
+        gateway.remote_exec(f"import os; os.environ.pop({_SAFE_PATH!r}, None)").waitclose()
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -98,27 +119,47 @@ class Engine:
         if getattr(report, "bad_input", None):
             self.bad_input.append(report.bad_input)
         elif result is not None and self._writer is not None:
-            self._writer.case(result)
+            with self._writing():
+                self._writer.case(result)
             self._counts[result["verdict"]] += 1
             counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
             self._bar.update(self._task, advance=1, counts=counts)
         elif report.failed:
             self.failures.append(f"{report.nodeid}: {_last_line(report.longreprtext)}")
 
-    def _start(self, planned: int) -> None:
+    def _start(self, ids: Sequence[str]) -> None:
+        """Begin the results file, unless there is nothing to run. Earlier results stay where a call was mistaken."""
+        self.planned = planned = len(ids)
+        if not ids or any(BadInput.MARK in id for id in ids):
+            return
         self._bar.update(self._task, description="judging cases", total=planned)
-        self._writer = ResultsWriter(
-            self._results,
-            {
-                "tool": "trainer-conformance",
-                "version": version("trainer-conformance"),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "command": self._command,
-                "seed": SEED,
-                "planned": planned,
-                "machine": machine(),
-            },
-        )
+        header = {
+            "tool": "trainer-conformance",
+            "version": version("trainer-conformance"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": self._command,
+            "seed": SEED,
+            "planned": planned,
+            "machine": machine(),
+        }
+        with self._writing():
+            self._writer = ResultsWriter(self._results, header)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keep out what a user has for other purposes: plugins and options for tests of his own, and a ``types.py`` in the
+    current folder, which a worker of xdist would import.
+    """
+    before = dict(os.environ)
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ.pop("PYTEST_PLUGINS", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def machine() -> dict[str, object]:
@@ -138,4 +179,4 @@ def machine() -> dict[str, object]:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no message"
+    return lines[-1].strip().removeprefix(_HARNESS) if lines else "no message"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import SHAPES, plan
@@ -30,7 +32,7 @@ class Item:
 
     @property
     def command(self) -> str:
-        return f"conformance run {self.target} --case {self.case.id}"
+        return f"conformance run {shlex.quote(self.target)} --case {self.case.id}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,9 @@ class BadInput:
 
     target: str
     line: str
+
+    #: Ends the id of its item, by which the engine knows it: only ids cross from a worker before anything runs.
+    MARK: ClassVar[str] = ": cannot be run"
 
 
 class Servers:
@@ -64,22 +69,33 @@ def collect(
 ) -> list[Item | BadInput]:
     """All items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
 
-    ``patterns`` select cases by id, or by the beginning of an id; none selects all. A selected id that no trainer has
-    becomes a BadInput, and so does a trainer that cannot be loaded.
+    ``patterns`` select cases by id, or by the beginning of an id; none selects all. A trainer that cannot be loaded
+    becomes a BadInput, and so does a selected id that no trainer has: then nothing else is collected.
     """
-    items: list[Item | BadInput] = []
-    for target in targets or REFERENCE:
+    items: list[Item] = []
+    wrong: list[BadInput] = []
+    for target in dict.fromkeys(targets) or REFERENCE:
         try:
             items += _of(servers, target, backends or tuple(SHAPES), named=bool(targets and backends))
         except TrainerError as error:
-            items.append(BadInput(target, str(error)))
-    if not patterns:
-        return items
-    known = [item.case.id for item in items if isinstance(item, Item)]
+            wrong.append(BadInput(target, str(error)))
+    if wrong:
+        return [*wrong]
+    known = list(dict.fromkeys(item.case.id for item in items))
+    patterns = tuple(dict.fromkeys(patterns))
     unknown = [BadInput(p, _no_such_case(p, known)) for p in patterns if not any(selects(p, id) for id in known)]
-    wrong = [item for item in items if isinstance(item, BadInput)]
-    chosen = [item for item in items if isinstance(item, Item) and any(selects(p, item.case.id) for p in patterns)]
-    return [*wrong, *([] if wrong else unknown), *chosen]
+    if unknown:
+        return [*unknown]
+    chosen = [item for item in items if not patterns or any(selects(p, item.case.id) for p in patterns)]
+    return [*_told_apart(chosen)]
+
+
+def _told_apart(items: Sequence[Item]) -> list[Item]:
+    """The same items; trainers of one name are called by their targets."""
+    targets: dict[str, set[str]] = {}
+    for item in items:
+        targets.setdefault(item.trainer, set()).add(item.target)
+    return [item if len(targets[item.trainer]) == 1 else replace(item, trainer=item.target) for item in items]
 
 
 def selects(pattern: str, case_id: str) -> bool:

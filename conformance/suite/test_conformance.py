@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.runner.client import RunnerError
 from conformance.suite.items import BadInput, Item, Servers
 from conformance.suite.running import run
 
@@ -17,7 +18,10 @@ def test_case(
     if isinstance(item, BadInput):
         request.node.bad_input = item.line
         pytest.fail(item.line, pytrace=False)
-    result = run(item, conformance_servers, conformance_time_limit)
+    try:
+        result = run(item, conformance_servers, conformance_time_limit)
+    except RunnerError as error:
+        pytest.fail(f"the harness failed: {error}", pytrace=False)
     request.node.conformance = result
     if result["verdict"] in ("UNSUPPORTED", "UNAVAILABLE"):
         pytest.skip(f"{result['verdict']}: {result['headline']}")

@@ -44,7 +44,10 @@ KINDS: dict[str, str] = {
     "skip": (
         "an enabled GradScaler was asked to step and did not: {forwards, scale, gradients_finite, gradients, weights}"
     ),
-    "update": "GradScaler.update of an enabled scaler: {scale_before, scale_after}",
+    "update": (
+        "GradScaler.update of an enabled scaler: {scale_before, scale_after, growth_factor, backoff_factor, "
+        "growth_interval}, the last three being the scaler's own"
+    ),
     "foreign_optimizer": (
         "an optimizer stepped that holds no parameter of the task's model, noted once for each: {optimizer, shapes}"
     ),

@@ -66,7 +66,14 @@ class ScalerCalls:
             result = original(scaler, *args, **kwargs)
         finally:
             self._updating = False
-        self._recorder.note("update", scale_before=before, scale_after=number(scaler.get_scale()))
+        self._recorder.note(
+            "update",
+            scale_before=before,
+            scale_after=number(scaler.get_scale()),
+            growth_factor=number(scaler.get_growth_factor()),
+            backoff_factor=number(scaler.get_backoff_factor()),
+            growth_interval=scaler.get_growth_interval(),
+        )
         return result
 
 

@@ -78,15 +78,15 @@ class Divergence:
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
     """Ranks must agree to the bit after every window, whatever the precision: they see the same averaged gradients."""
     for number, attempts in enumerate(zip(*(rank.attempts for rank in ranks), strict=False)):
-        if any(_differs(attempts[0], other) for other in attempts[1:]):
+        if any(_differ(attempts[0], other) for other in attempts[1:]):
             return Divergence(number, tuple(attempt.weights for attempt in attempts))
     return None
 
 
-def _differs(one: Attempt, other: Attempt) -> bool:
-    return (one.stepped, one.window) != (other.stepped, other.window) or _bits(one.weights) != _bits(other.weights)
+def _differ(one: Attempt, other: Attempt) -> bool:
+    return (one.stepped, one.window) != (other.stepped, other.window) or not same(one.weights, other.weights)
 
 
-def _bits(values: Observed) -> list[str]:
-    """Comparable even where a value is NaN."""
-    return [str(value) for value in values]
+def same(one: Observed, other: Observed) -> bool:
+    """Whether two ranks hold the same numbers; one NaN is as good as another, and so is either zero."""
+    return one == other or [str(value) for value in one] == [str(value) for value in other]

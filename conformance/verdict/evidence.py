@@ -33,13 +33,24 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class Update:
+    """One call of GradScaler.update: the loss scale around it, and the rule that this scaler was given."""
+
+    before: float
+    after: float
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+
+
+@dataclass(frozen=True)
 class RankEvidence:
     """What one rank did, and how it ended."""
 
     outcome: RankOutcome
     attempts: tuple[Attempt, ...]
     world_size: int | None
-    updates: tuple[tuple[float, float], ...]
+    updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
     rows: tuple[tuple[int | None, ...], ...]
     final_weights: Observed | None
@@ -66,11 +77,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         outcome=outcome,
         attempts=_attempts([event for event in events if event["event"] in ("step", "skip")], outcome.rank, windows),
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
-        updates=tuple(
-            (_number(event["scale_before"]), _number(event["scale_after"]))
-            for event in events
-            if event["event"] == "update"
-        ),
+        updates=tuple(_update(event) for event in events if event["event"] == "update"),
         collectives=_collectives(events),
         rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
         final_weights=next((_values(event["weights"]) for event in events if event["event"] == "finished"), None),
@@ -108,12 +115,28 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return {op: dict(entry) for op, entry in counts.items()}
 
 
+def _update(event: dict[str, Any]) -> Update:
+    return Update(
+        _number(event["scale_before"]),
+        _number(event["scale_after"]),
+        _number(event["growth_factor"]),
+        _number(event["backoff_factor"]),
+        event["growth_interval"],
+    )
+
+
 def _number(value: float | str) -> float:
     return float(value)
 
 
 def _values(values: Sequence[float | str | None]) -> Observed:
     return tuple(None if value is None else float(value) for value in values)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in words: ``rank 0``, ``ranks 0 and 2``."""
+    *most, last = [str(rank) for rank in ranks] or ["none"]
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def rational(values: Observed) -> tuple[Fraction, ...] | None:

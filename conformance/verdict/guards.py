@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from conformance.cases.case import Case
-from conformance.verdict.evidence import RankEvidence, rational
+from conformance.verdict.comparison import same
+from conformance.verdict.evidence import Observed, RankEvidence, named, rational
 from conformance.workloads.layout import Window
 from conformance.workloads.workload import Workload
 
@@ -40,17 +41,17 @@ def guards(
 def _stepped(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
     without = [rank.outcome.rank for rank in ranks if not rank.attempts]
     foreign = next((rank.foreign for rank in ranks if rank.foreign), None)
-    text = f"rank {_list(without)} never stepped the task's model; call optimizer.step() on its parameters"
+    text = f"{named(without)} never stepped the task's model; call optimizer.step() on its parameters"
     if foreign:
         text = (
-            f"rank {_list(without)} stepped parameters of shape {foreign['shapes']}, which are not the task's model; "
+            f"{named(without)} stepped parameters of shape {foreign['shapes']}, which are not the task's model; "
             "train the module that task.model() returns"
         )
     return Guard(
         "optimizer steps seen",
         not without,
         "on every rank",
-        "all" if not without else f"not on {_list(without)}",
+        "on every rank" if not without else f"none on {named(without)}",
         text,
     )
 
@@ -61,8 +62,8 @@ def _world_size(case: Case, workload: Workload, windows: Sequence[Window], ranks
         "world size reached",
         all(size == case.world_size for size in reached),
         str(case.world_size),
-        _list(sorted(set(reached))),
-        f"the trainer came up with world size {_list(sorted(set(reached)))} instead of {case.world_size}; "
+        _sizes(reached),
+        f"the trainer came up with world size {_sizes(reached)} instead of {case.world_size}; "
         "initialise the process group in every rank",
     )
 
@@ -73,8 +74,8 @@ def _collectives(case: Case, workload: Workload, windows: Sequence[Window], rank
         "collectives while training",
         not silent,
         "at least one on every rank",
-        "seen" if not silent else f"none on rank {_list(silent)}",
-        f"rank {_list(silent)} never exchanged gradients: no collective was seen while it trained",
+        "seen" if not silent else f"none on {named(silent)}",
+        f"{named(silent)} never exchanged gradients: no collective was seen while training",
     )
 
 
@@ -83,18 +84,18 @@ def _shards(case: Case, workload: Workload, windows: Sequence[Window], ranks: Se
     first = windows[0]
     planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
     read = [frozenset(chain.from_iterable(rank.rows[: len(first.shares[0])])) for rank in ranks]
-    same = [
+    alike = [
         (one, two)
         for one in range(len(ranks))
         for two in range(one + 1, len(ranks))
         if planned[one] != planned[two] and read[one] == read[two] and read[one]
     ]
-    pairs = ", ".join(f"{one} and {two}" for one, two in same)
+    pairs = ", ".join(f"{one} and {two}" for one, two in alike)
     return Guard(
         "shards differ",
-        not same,
+        not alike,
         "every rank its own samples",
-        "they do" if not same else f"ranks {pairs} read the same samples",
+        "they do" if not alike else f"ranks {pairs} read the same samples",
         f"ranks {pairs} read the same samples; every rank must read its own shard",
     )
 
@@ -106,10 +107,11 @@ def _step_count(case: Case, workload: Workload, windows: Sequence[Window], ranks
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(
         "optimizer steps",
-        all((1 if unseen else fewest) <= count <= len(windows) for count in counts),
+        len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
         f"{len(windows)}, one per accumulation window",
-        _list(counts),
-        f"{_list(counts)} optimizer steps instead of {len(windows)}, one per accumulation window",
+        ", ".join(map(str, counts)),
+        f"{' or '.join(map(str, counts))} optimizer steps instead of {len(windows)}, one per accumulation window"
+        + ("; the ranks must agree" if len(counts) > 1 else ""),
     )
 
 
@@ -123,8 +125,8 @@ def _moved(case: Case, workload: Workload, windows: Sequence[Window], ranks: Seq
         "weights moved",
         not still,
         "on every rank",
-        "they did" if not still else f"not on rank {_list(still)}",
-        f"the weights of rank {_list(still)} never moved",
+        "they did" if not still else f"not on {named(still)}",
+        f"the weights of {named(still)} never moved",
     )
 
 
@@ -132,12 +134,12 @@ def _left_alone(case: Case, workload: Workload, windows: Sequence[Window], ranks
     """A skipped window leaves the weights as they were, and so does whatever follows the last step."""
     changed = []
     for rank in ranks:
-        before = tuple(map(float, workload.start_of(0)))
+        before: Observed = tuple(map(float, workload.start_of(0)))
         for attempt in rank.attempts:
-            if not attempt.stepped and attempt.weights != before and rational(attempt.weights) is not None:
+            if not attempt.stepped and not same(attempt.weights, before):
                 changed.append(f"rank {rank.outcome.rank}, skipped window {attempt.window}")
-            before = tuple(value if value is not None else float("nan") for value in attempt.weights)
-        if rank.attempts and rank.final_weights is not None and rank.final_weights != rank.attempts[-1].weights:
+            before = attempt.weights
+        if rank.attempts and rank.final_weights is not None and not same(rank.final_weights, before):
             changed.append(f"rank {rank.outcome.rank}, after the last step")
     return Guard(
         "weights change in steps only",
@@ -148,5 +150,5 @@ def _left_alone(case: Case, workload: Workload, windows: Sequence[Window], ranks
     )
 
 
-def _list(values: Sequence[int]) -> str:
-    return ", ".join(map(str, values)) or "none"
+def _sizes(reached: Sequence[int]) -> str:
+    return " or ".join(map(str, sorted(set(reached))))

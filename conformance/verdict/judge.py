@@ -9,19 +9,18 @@ from functools import lru_cache
 
 from conformance.cases.case import Case
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.faults import applicable
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import Power, power
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.semantics import Interpretation, interpretations
 from conformance.runner.outcome import Outcome
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
-from conformance.verdict.evidence import RankEvidence, read
+from conformance.verdict.diagnosis import HORIZON, diagnosis
+from conformance.verdict.ending import ending
+from conformance.verdict.evidence import RankEvidence, rational, read
 from conformance.verdict.guards import Guard, guards
+from conformance.verdict.reached import ignored_precision
 from conformance.verdict.scaling import scaler_faults
-
-#: Faults show early; following them through hundreds of epochs would only cost time.
-_HORIZON = 16
 
 
 @dataclass
@@ -46,66 +45,64 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
     workload, layout = case.build()
     windows = layout.windows(workload)
     ranks = tuple(read(rank, windows) for rank in outcome.ranks)
-    ended = _ended(ranks, outcome)
+    ended = ending(ranks, outcome)
     if ended is not None:
-        return ended
-    late = [f"rank {r.outcome.rank} {r.outcome.exit}" for r in ranks if not r.outcome.exit.startswith("exited 0")]
+        return Judgement(*ended, ranks)
+    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, workload, windows, ranks))
+    judgement.divergence = first_divergence(ranks)
+    findings = _without_oracle(judgement)
     try:
-        judgement = _numbers(case, ranks, guards(case, workload, windows, ranks))
+        _numbers(case, judgement, findings)
     except Unbounded as error:
-        judgement = Judgement("INCONCLUSIVE", f"no finite error bound: {error}", ranks)
-    judgement.notes += [f"{line}, after its evidence was complete" for line in late]
+        judgement.verdict = judgement.verdict if findings else "INCONCLUSIVE"
+        findings.append(f"no finite error bound: {error}")
+    if findings:
+        judgement.headline, judgement.notes = findings[0], findings[1:]
+    judgement.notes += [
+        f"rank {rank.outcome.rank} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
+        for rank in ranks
+        if rank.outcome.exit != "exited 0"
+    ]
     return judgement
 
 
-def _ended(ranks: tuple[RankEvidence, ...], outcome: Outcome) -> Judgement | None:
-    """HANG or CRASH, if not every rank delivered its evidence."""
-    missing = [rank for rank in ranks if not rank.outcome.finished]
-    if not missing:
-        return None
-    raised = next((rank for rank in missing if rank.raised), None)
-    if raised is not None and raised.raised is not None:
-        error = raised.raised
-        first_line = str(error["message"]).strip().splitlines()[:1] or [""]
-        return Judgement("CRASH", f"rank {raised.outcome.rank} raised {error['type']}: {first_line[0]}", ranks)
-    if outcome.timed_out:
-        late = ", ".join(str(rank.outcome.rank) for rank in missing)
-        return Judgement("HANG", f"rank {late} did not finish within the time limit", ranks)
-    first = missing[0].outcome
-    return Judgement("CRASH", f"rank {first.rank} {first.exit}", ranks)
+def _without_oracle(judgement: Judgement) -> list[str]:
+    """What is wrong whatever the right numbers are: a guard, or ranks that differ."""
+    findings = [guard.text for guard in judgement.guards if not guard.holds][:1]
+    if judgement.divergence is not None:
+        judgement.verdict = "DIVERGED"
+        findings.append(f"the ranks hold different weights after window {judgement.divergence.attempt}")
+    return findings
 
 
-def _numbers(case: Case, ranks: tuple[RankEvidence, ...], held: tuple[Guard, ...]) -> Judgement:
-    workload, _layout = case.build()
-    judgement = Judgement("FAIL (numerics)", "", ranks, guards=held)
-    broken = next((guard for guard in held if not guard.holds), None)
-    divergence = first_divergence(ranks)
+def _numbers(case: Case, judgement: Judgement, findings: list[str]) -> None:
+    """Compare with the oracle. What is wrong is added to ``findings``.
+
+    Raises:
+        Unbounded: the precision has no finite error bound here.
+    """
+    workload, layout = case.build()
+    ranks = judgement.ranks
     trajectories = _trajectories(case, ranks)
-    judgement.trajectory = trajectories[0][1]
-
-    if divergence is not None:
-        judgement.verdict, judgement.divergence = "DIVERGED", divergence
-        judgement.headline = f"the ranks hold different weights after window {divergence.attempt}"
     for interpretation, trajectory in trajectories:
-        if broken is None and divergence is None and matches(ranks, trajectory.steps):
+        if not findings and matches(ranks, trajectory.steps):
             judgement.trajectory, judgement.semantics = trajectory, interpretation.name
-            faults = scaler_faults(workload, trajectory, ranks) if case.arithmetic.scaled else []
-            if faults:
-                judgement.headline, judgement.notes = faults[0], faults[1:]
-                return judgement
-            return _passed(case, interpretation, judgement)
-
-    right = judgement.trajectory
+            if case.arithmetic.scaled:
+                findings += scaler_faults(trajectory, ranks, workload.clip)
+            ignored = ignored_precision(interpretation, layout, case.arithmetic, trajectory, ranks)
+            findings += [ignored] if ignored else []
+            if not findings:
+                _passed(case, interpretation, judgement)
+            return
+    right = judgement.trajectory = trajectories[0][1]
     judgement.difference = first_difference(ranks, right.steps)
-    if divergence is None and judgement.difference is not None:
-        judgement.headline = _describe(judgement.difference, workload.parameters)
+    if judgement.difference is not None:
+        findings.append(_describe(judgement.difference, workload.parameters))
+        judgement.diagnosis = diagnosis(workload, layout, case.arithmetic, right, judgement.difference, ranks)
+    elif not findings:
+        findings.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
     if case.arithmetic.scaled:
-        judgement.notes += scaler_faults(workload, right, ranks)
-    if broken is not None:
-        judgement.notes = [line for line in (judgement.headline, *judgement.notes) if line]
-        judgement.headline = broken.text
-    judgement.diagnosis = _diagnosis(case, ranks, right)
-    return judgement
+        findings += scaler_faults(right, ranks, workload.clip)
 
 
 def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Interpretation, Trajectory]]:
@@ -119,8 +116,8 @@ def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Inter
         scales: tuple[Fraction, ...] = ()
         if case.arithmetic.scaled and attempts:
             skips = frozenset(range(interpretation.workload.steps)) - stepped
-            seen = [attempt.scale for attempt in attempts if attempt.scale]
-            scales = tuple(map(Fraction, seen)) if len(seen) == len(attempts) else ()
+            seen = rational(tuple(attempt.scale for attempt in attempts)) or ()
+            scales = seen if all(seen) else ()
         result.append((interpretation, _trajectory(case, number, skips, scales)))
     return result
 
@@ -133,20 +130,27 @@ def _trajectory(case: Case, reading: int, skips: frozenset[int] | None, scales: 
     return interpretation.recurrence(interpretation.workload, layout, case.arithmetic, skips, scales).run()
 
 
-def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) -> Judgement:
+def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) -> None:
     """The numbers are right; now show that they could have been found wrong."""
     right = judgement.trajectory
     assert right is not None
     workload = interpretation.workload
     _, layout = case.build()
-    moved = OneSampleMoved(workload, layout, case.arithmetic, right.skips, right.scales, _HORIZON)
-    judgement.power = power(workload, layout, case.arithmetic, right, _HORIZON)
+    moved = OneSampleMoved(workload, layout, case.arithmetic, right.skips, right.scales, HORIZON)
+    judgement.verdict = "INCONCLUSIVE"
+    if not right.steps:
+        judgement.headline = "every window was skipped, which leaves nothing to compare; begin with a lower loss scale"
+        return
+    judgement.power = power(workload, layout, case.arithmetic, right, HORIZON)
     if first_difference(judgement.ranks, moved.steps()) is None:
-        judgement.verdict = "INCONCLUSIVE"
         judgement.headline = "the same check also holds for an answer with one sample moved to a neighbour"
     elif judgement.power is not None and not judgement.power.sufficient:
-        judgement.verdict = "INCONCLUSIVE"
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
+        if case.arithmetic.scaled and right.scales[0] != workload.scale.initial:
+            judgement.headline += (
+                f"; its own loss scale of {float(right.scales[0]):g} leads off the path on which this case is exact: "
+                f"take task.grad_scaler(), or begin with {float(workload.scale.initial):g}"
+            )
     elif right.certificate.exact:
         judgement.verdict = "PASS (exact)"
         judgement.headline = (
@@ -157,28 +161,13 @@ def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) ->
         judgement.headline = (
             f"{len(right.steps)} steps, weights and gradients within the rounding-error bound on every rank"
         )
-    return judgement
 
 
-def _describe(difference: Difference, parameters: tuple[str, ...]) -> str:
-    seen = "nothing" if difference.observed is None else f"{difference.observed:.9g}"
+def _describe(difference: Difference, parameters: Sequence[str]) -> str:
+    parameter = parameters[difference.index]
+    what = f"the gradient of {parameter} is" if difference.quantity == "gradient" else f"{parameter} becomes"
+    expected = float(difference.expected)
+    digits = 9 if difference.observed is None or f"{difference.observed:.9g}" != f"{expected:.9g}" else 17
+    seen = "missing" if difference.observed is None else f"{difference.observed:.{digits}g}"
     allowed = f" ± {float(difference.bound):.2g}" if difference.bound else ""
-    return (
-        f"step {difference.step}, rank {difference.rank}: the {difference.quantity} of {parameters[difference.index]} "
-        f"is {seen}, expected {float(difference.expected):.9g}{allowed}"
-    )
-
-
-def _diagnosis(case: Case, ranks: Sequence[RankEvidence], right: Trajectory) -> str | None:
-    """The catalogued fault whose numbers these are, judged by rank 0 so that it also names what makes ranks diverge."""
-    workload, layout = case.build()
-    taken = len(ranks[0].steps)
-    limit = min(taken + len(right.skips), len(layout.windows(workload)), _HORIZON)
-    for fault in applicable(workload, layout, case.arithmetic):
-        try:
-            wrong = tuple(fault.recurrence(workload, layout, case.arithmetic, right.skips, right.scales, limit).steps())
-        except Unbounded:
-            continue
-        if wrong and taken >= len(wrong) and first_difference(ranks[:1], wrong) is None:
-            return f"the numbers are those of a trainer that {fault.text}"
-    return None
+    return f"step {difference.step}, rank {difference.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"

@@ -40,7 +40,8 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
     """The evidence and the verdict, as plain JSON values."""
     workload, layout = case.build()
     trajectory = judgement.trajectory
-    first = judgement.ranks[0] if judgement.ranks else None
+    difference = judgement.difference
+    shown = judgement.ranks[0 if difference is None else difference.rank] if judgement.ranks else None
     return {
         "micro_batch_size": layout.micro_batch_size,
         "verdict": judgement.verdict,
@@ -53,7 +54,9 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
             {"name": g.name, "holds": g.holds, "expected": g.expected, "observed": g.observed} for g in judgement.guards
         ],
         "parameters": list(workload.parameters),
-        "steps": _steps(trajectory.steps, first, case.arithmetic.master) if trajectory and first else [],
+        "steps": []
+        if trajectory is None or shown is None
+        else _steps(trajectory.steps, shown, case.arithmetic.master, None if difference is None else difference.step),
         "skips": [] if trajectory is None else sorted(trajectory.skips),
         "scales": list(map(float, trajectory.scales)) if trajectory and case.arithmetic.scaled else [],
         "diverged": None
@@ -74,7 +77,7 @@ def _certificate(certificate: Certificate) -> dict[str, Any]:
         {
             "stage": proof.stage,
             "exact": proof.exact,
-            "bits": proof.bits,
+            "bits": proof.bits if proof.exact or proof.bits else None,
             "available": proof.available,
             "step": proof.window,
         }
@@ -90,8 +93,9 @@ def _power(judgement: Judgement) -> dict[str, Any] | None:
     return {"value": math.inf if gap is None else _float(gap), "fault": fault.name, "text": fault.text}
 
 
-def _steps(expected: Sequence[Step], rank: RankEvidence, fmt: Format) -> list[dict[str, Any]]:
+def _steps(expected: Sequence[Step], rank: RankEvidence, fmt: Format, first_wrong: int | None) -> list[dict[str, Any]]:
     every = max(1, (len(expected) - _FIRST) // _LATER)
+    always = {len(expected) - 1, first_wrong}
     return [
         {
             "step": number,
@@ -101,7 +105,7 @@ def _steps(expected: Sequence[Step], rank: RankEvidence, fmt: Format) -> list[di
             **_quantity("gradient_", right.gradient, attempt.gradients),
         }
         for number, (right, attempt) in enumerate(zip(expected, rank.steps, strict=False))
-        if number < _FIRST or number % every == 0 or number == len(expected) - 1
+        if number < _FIRST or number % every == 0 or number in always
     ]
 
 

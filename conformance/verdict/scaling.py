@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import isfinite
 
+from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.verdict.evidence import RankEvidence
-from conformance.workloads.workload import Workload
+from conformance.workloads.workload import Clip, LossScale
 
 
-def scaler_faults(workload: Workload, trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> list[str]:
+def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None) -> list[str]:
     """What is wrong, one line each; empty if nothing is.
 
     ``trajectory`` follows the observed skips, so its ``overflows`` say what could overflow at each window's scale.
     """
+    # Clipping by value makes a number of infinity before the scaler, which has seen it, decides to skip.
+    clamped = clip is not None and clip.kind == "value"
     faults = []
     for window, overflow in enumerate(trajectory.overflows):
         if window in trajectory.skips and overflow == "impossible":
@@ -21,28 +26,38 @@ def scaler_faults(workload: Workload, trajectory: Trajectory, ranks: Sequence[Ra
         if window not in trajectory.skips and overflow == "certain":
             faults.append(f"window {window} overflows, and the optimizer stepped all the same")
     for rank in ranks:
-        name = f"rank {rank.outcome.rank}"
-        seen = [attempt for attempt in rank.attempts if attempt.scale is not None]
-        for attempt in seen:
-            if not attempt.stepped and attempt.gradients_finite:
-                faults.append(f"{name} skipped window {attempt.window} with finite gradients")
-        if not seen:
-            continue
-        if len(rank.updates) != len(seen):
-            faults.append(f"{name} updated the loss scale {len(rank.updates)} times in {len(seen)} windows")
-            continue
-        for attempt, (before, after) in zip(seen, rank.updates, strict=True):
-            if not attempt.stepped and not after < before:
-                faults.append(f"{name} kept the loss scale at {before:g} after the overflow in window {attempt.window}")
-            if attempt.stepped and after < before:
-                faults.append(f"{name} backed the loss scale off without an overflow in window {attempt.window}")
-        own = seen[0].scale != float(workload.scale.initial)
-        expected = [float(scale) for scale in trajectory.scales]
-        if not own and len(expected) == len(seen) + 1 and rank.updates[-1][1] != expected[-1]:
-            faults.append(
-                f"{name} ends with a loss scale of {rank.updates[-1][1]:g}, GradScaler's rule gives {expected[-1]:g}"
-            )
+        faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
     scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]
     if any(other != scales[0] for other in scales[1:]):
         faults.append("the ranks' loss scales differ")
     return faults
+
+
+def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
+    scaled = [attempt for attempt in rank.attempts if attempt.scale is not None]
+    for attempt in scaled:
+        if not attempt.stepped and attempt.gradients_finite and not clamped:
+            yield f"skipped window {attempt.window} with finite gradients"
+    if len(rank.updates) != len(scaled):
+        yield f"updated the loss scale {len(rank.updates)} times in {len(scaled)} windows"
+        return
+    if not scaled:
+        return
+    beyond = next((update.after for update in rank.updates if not isfinite(update.before + update.after)), None)
+    if beyond is not None:
+        yield f"has a loss scale of {beyond:g}"
+        return
+    first = rank.updates[0]
+    rule = LossScale(
+        Fraction(first.before), first.growth_interval, Fraction(first.growth_factor), Fraction(first.backoff_factor)
+    )
+    scaler = Scaler(rule)
+    for attempt, update in zip(scaled, rank.updates, strict=True):
+        scaler.update(overflowed=not attempt.stepped)
+        if Fraction(update.after) != scaler.scale:
+            what = "its step" if attempt.stepped else "the overflow"
+            yield (
+                f"has a loss scale of {update.after:g} after {what} in window {attempt.window}, "
+                f"where GradScaler's rule gives {float(scaler.scale):g}"
+            )
+            return

@@ -16,13 +16,14 @@ SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fract
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("sgd", "Plain SGD; a model with a bias.", SGD(HALF), features=2, bias=True, spread=3),
+        Recipe("sgd", "Plain SGD; a model with a bias.", SGD(HALF), features=2, bias=True, spread=3, seed=2),
         Recipe("momentum", "Momentum and a learning-rate schedule.", SGD(HALF, momentum=HALF), schedule=SCHEDULE),
         Recipe(
             "clip-value",
             "Nesterov momentum and clipping by value that bites.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
-            clip=Clip("value", HALF),
+            clip=Clip("value", Fraction(1)),
+            seed=1,
             grid=Fraction(1, 8),
             largest_weight=2,
         ),
@@ -40,6 +41,7 @@ RECIPES: dict[str, Recipe] = {
             "A weighted mean over the global batch, with weights of zero; momentum.",
             SGD(HALF, momentum=HALF),
             weights=(0, 0, 0, 1, 1, 2, 3),
+            seed=5,
         ),
         Recipe(
             "overflow",
@@ -93,5 +95,6 @@ def adamw(batch_size: int) -> Workload:
         recipe("sgd", batch_size),
         name="adamw",
         optimizer=AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8)),
+        scale=LossScale(Fraction(2**5)),
         summary="AdamW with decoupled weight decay; judged by its rounding-error bound.",
     )

@@ -1,7 +1,7 @@
 """The whole training in plain torch, in one process, in the many ways in which a correct trainer may go about it.
 
-Independent of the oracle: it takes a workload and a layout and knows only what torch does. Ranks are simulated: each has
-its own forward and backward passes, and their gradients are averaged before the optimizer sees them.
+Independent of the oracle: it takes a workload and a layout and knows only what torch does. Ranks are simulated: each
+has its own forward and backward passes, and their gradients are averaged before the optimizer sees them.
 """
 
 from __future__ import annotations

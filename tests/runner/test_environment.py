@@ -41,9 +41,7 @@ def test_horovod_ranks_see_what_horovodrun_sets() -> None:
     assert "RANK" not in environment
 
 
-@pytest.mark.parametrize(
-    "name", ["RANK", "WORLD_SIZE", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"]
-)
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"])
 def test_another_launcher_is_not_inherited(name: str) -> None:
     assert name not in base_environment({name: "1"})
 

@@ -1,0 +1,69 @@
+"""Which catalogued fault the wrong numbers are those of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from conformance.oracle.affine import Unbounded
+from conformance.oracle.faults import Fault, applicable
+from conformance.oracle.recurrence import Trajectory
+from conformance.verdict.comparison import Difference, outside
+from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.layout import Layout
+from conformance.workloads.precision import Precision
+from conformance.workloads.workload import Workload
+
+#: Windows. Faults show early; following them through hundreds of epochs would only cost time.
+HORIZON = 16
+_MOST = 3
+
+
+def diagnosis(
+    workload: Workload,
+    layout: Layout,
+    precision: Precision,
+    right: Trajectory,
+    difference: Difference,
+    ranks: Sequence[RankEvidence],
+) -> str | None:
+    """One sentence that names the faults, all of them where several make the same numbers; None if no fault makes them.
+
+    The rank that differs first is compared. A trainer with two faults often shows one before the other: then it is the
+    faults that explain the longest beginning, if that goes beyond the first difference.
+    """
+    rank = ranks[difference.rank]
+    windows = min(len(rank.steps) + len(right.skips), workload.steps, HORIZON)
+    explained: dict[tuple[bool, int], list[str]] = {}
+    for fault in applicable(workload, layout, precision):
+        whole, steps = _explains(fault, workload, layout, precision, right, rank, windows)
+        if steps > difference.step:
+            explained.setdefault((whole, steps), []).append(fault.text)
+    if not explained:
+        return None
+    (whole, steps), texts = max(explained.items())
+    beginning = "" if whole else f"up to step {steps - 1} "
+    return f"{beginning}the numbers are those of a trainer that {', or '.join(texts[:_MOST])}"
+
+
+def _explains(
+    fault: Fault,
+    workload: Workload,
+    layout: Layout,
+    precision: Precision,
+    right: Trajectory,
+    rank: RankEvidence,
+    windows: int,
+) -> tuple[bool, int]:
+    """Whether the fault's trajectory is that of ``rank`` in all these windows, and in how many first steps it is."""
+    steps = 0
+    try:
+        for step in fault.recurrence(workload, layout, precision, right.skips, right.scales, windows).steps():
+            if steps == len(rank.steps):
+                return False, steps
+            seen = rank.steps[steps]
+            if outside(step.gradient, seen.gradients) is not None or outside(step.weights, seen.weights) is not None:
+                return False, steps
+            steps += 1
+    except Unbounded:
+        return False, steps
+    return True, steps

@@ -1,0 +1,83 @@
+"""A case in which not every rank delivered its evidence: which rank failed first, how, and where in the trainer."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from conformance.runner.outcome import Outcome
+from conformance.verdict.evidence import RankEvidence, named
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+_CONSEQUENCE = re.compile(r"after rank \d+ failed$")
+_PATHS = sysconfig.get_paths()
+_NOT_THE_TRAINERS = (
+    "<",
+    *(
+        path + os.sep
+        for path in (str(Path(__file__).parents[1]), *map(_PATHS.__getitem__, ("stdlib", "purelib", "platlib")))
+    ),
+)
+
+
+def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HANG", "CRASH"], str] | None:
+    """The verdict and its headline; None if every rank delivered."""
+    missing = [rank for rank in ranks if not rank.outcome.finished]
+    if not missing:
+        return None
+    # A peer of a rank that is gone raises too, of a lost connection, and often before the death is seen.
+    first = next((rank for rank in missing if not _CONSEQUENCE.search(rank.outcome.exit)), missing[0])
+    if first.raised is not None:
+        return "CRASH", _raised(first)
+    if outcome.timed_out:
+        places = groupby(missing, lambda rank: (rank.outcome.exit, _innermost(rank.outcome.stack or "")))
+        return "HANG", "; ".join(
+            f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{_at(where)}"
+            for (how, where), alike in places
+        )
+    return "CRASH", _ended(first)
+
+
+def _raised(rank: RankEvidence) -> str:
+    error = rank.raised or {}
+    message = (str(error["message"]).strip().splitlines() or [""])[0]
+    what = f"{error['type']}: {message}" if message else str(error["type"])
+    where = _last(_frames(error["traceback"]))
+    return f"rank {rank.outcome.rank} raised {what}" + (f" ({where})" if where else "")
+
+
+def _ended(rank: RankEvidence) -> str:
+    how, output = rank.outcome.exit, rank.outcome.output
+    if not how.startswith(("exited", "killed", "aborted")):
+        return how
+    was = "was " if how.startswith("killed") else ""
+    if how.startswith("killed by"):
+        # faulthandler has written the stack of a process that a signal killed.
+        return f"rank {rank.outcome.rank} was {how}{_at(_innermost(output))}"
+    last_words = _last(line.strip() for line in output.splitlines() if line.strip())
+    return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
+
+
+def _frames(trace: str) -> Iterable[str]:
+    """The trainer's own lines of a traceback or stack, as ``my_trainer.py:12``, in its order."""
+    for frame in _FRAME.finditer(trace):
+        if not frame["file"].startswith(_NOT_THE_TRAINERS):
+            yield f"{Path(frame['file']).name}:{frame['line']}"
+
+
+def _innermost(stack: str) -> str | None:
+    """Where a stack of faulthandler is in the trainer: it begins with the most recent call."""
+    return next(iter(_frames(stack)), None)
+
+
+def _last(texts: Iterable[str]) -> str | None:
+    return next(reversed([*texts]), None)
+
+
+def _at(where: str | None) -> str:
+    return f", at {where}" if where else ""

@@ -1,0 +1,113 @@
+"""Random workloads and layouts, small enough to be trained in milliseconds."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance.oracle.rounding import odd_part
+from conformance.workloads.certified import Recipe, certified
+from conformance.workloads.layout import Layout
+from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Sample, Workload
+
+HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
+
+Job = tuple[Workload, Layout]
+
+
+@st.composite
+def shapes(draw: st.DrawFn, largest_batch: int = 36) -> tuple[int, int, int]:
+    """(world size, accumulation, micro-batch size)."""
+    world, accumulation, size = draw(st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 6)))
+    assume(1 < world * accumulation * size <= largest_batch)
+    return world, accumulation, size
+
+
+def _layout(workload: Workload, world: int, accumulation: int) -> Layout:
+    return Layout.of(workload, "accumulated" if accumulation > 1 else "batched", world, accumulation)
+
+
+@st.composite
+def dyadic_sgd(draw: st.DrawFn) -> SGD:
+    momentum = draw(st.sampled_from([Fraction(0), HALF, QUARTER]))
+    nesterov = bool(momentum) and draw(st.booleans())
+    return SGD(
+        lr=draw(st.sampled_from([Fraction(1), HALF, QUARTER, Fraction(3, 8)])),
+        momentum=momentum,
+        nesterov=nesterov,
+        dampening=Fraction(0) if nesterov else draw(st.sampled_from([Fraction(0), HALF])),
+        weight_decay=draw(st.sampled_from([Fraction(0), QUARTER])),
+    )
+
+
+@st.composite
+def dyadic_jobs(draw: st.DrawFn) -> Job:
+    """Small dyadic numbers, with residuals in the first step that are multiples of what is divided by.
+
+    Nothing keeps later steps exact, so that certificates hold and fail at all stages.
+    """
+    world, accumulation, size = draw(shapes())
+    numbers = random.Random(draw(st.integers(0, 2**32)))
+    features, bias = draw(st.integers(1, 3)), draw(st.booleans())
+    weighted = draw(st.booleans())
+    coarse = Fraction(1, 2 ** draw(st.integers(0, 3)))
+    start = tuple(numbers.randint(-8, 8) * coarse for _ in range(features + bias))
+    largest_weight = draw(st.integers(1, 7))
+    batches = []
+    for step in range(draw(st.integers(1, 3))):
+        weights = [1] * (world * accumulation * size)
+        while weighted and step == 0 or not any(weights):
+            weights = [numbers.randint(0, largest_weight) for _ in weights]
+            if any(weights):
+                break
+        odd = odd_part(sum(weights))
+        batch = []
+        for weight in weights:
+            x = tuple(Fraction(numbers.choice([-4, -3, -2, -1, 1, 2, 3, 4])) * coarse for _ in range(features))
+            row = (*x, Fraction(1)) if bias else x
+            residual = odd * numbers.randint(-3, 3) * coarse
+            y = sum((a * b for a, b in zip(row, start, strict=True)), Fraction(0)) - residual
+            batch.append(Sample(x, y, Fraction(weight)))
+        batches.append(tuple(batch))
+    kind = draw(st.sampled_from([None, None, "value", "norm"]))
+    workload = Workload(
+        name="dyadic",
+        batches=tuple(batches),
+        optimizer=draw(dyadic_sgd()),
+        start=start,
+        bias=bias,
+        loss="weighted" if weighted else "mean",
+        schedule=draw(st.sampled_from([None, (HALF, Fraction(1), QUARTER)])),
+        clip=None if kind is None else Clip(kind, draw(st.sampled_from([HALF, Fraction(3), Fraction(40)]))),
+        scale=LossScale(Fraction(2 ** draw(st.integers(0, 8))), growth_interval=draw(st.integers(1, 4))),
+    )
+    return workload, _layout(workload, world, accumulation)
+
+
+@st.composite
+def recipe_jobs(draw: st.DrawFn) -> Job:
+    """Certified recipes with random ingredients."""
+    world, accumulation, size = draw(shapes(24))
+    optimizer = draw(dyadic_sgd())
+    recipe = Recipe(
+        name=f"recipe {draw(st.integers(0, 2**16))}",
+        summary="",
+        optimizer=SGD(**{**vars(optimizer), "lr": draw(st.sampled_from([Fraction(1), HALF]))}),
+        features=draw(st.integers(1, 3)),
+        bias=draw(st.booleans()),
+        schedule=draw(st.sampled_from([None, (Fraction(1), HALF, Fraction(1))])),
+        clip=draw(st.sampled_from([None, None, Clip("value", HALF)])),
+        weights=draw(st.sampled_from([None, None, (0, 1, 2), (0, 0, 1, 2, 3), (1, 5, 0, 0, 0)])),
+        grid=Fraction(1, 8),
+        residual=draw(st.sampled_from([HALF, QUARTER])),
+        scale=LossScale(Fraction(2 ** draw(st.integers(0, 7))), growth_interval=draw(st.integers(1, 4))),
+        steps=3,
+    )
+    try:
+        workload = certified(recipe, world * accumulation * size)
+    except ValueError:
+        assume(False)
+    return workload, _layout(workload, world, accumulation)

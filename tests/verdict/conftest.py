@@ -1,0 +1,180 @@
+"""Evidence made by hand: what ranks would report that follow the oracle, or one of its faults, to the letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.oracle.affine import Enclosure
+from conformance.oracle.recurrence import Recurrence, Trajectory
+from conformance.oracle.rounding import nearest
+from conformance.runner.outcome import Outcome, RankOutcome
+from conformance.verdict.judge import Judgement, judge
+from conformance.workloads.precision import PRECISIONS
+
+Event = dict[str, Any]
+
+
+@dataclass
+class Run:
+    """The events of each rank, to be tampered with."""
+
+    case: Case
+    trajectory: Trajectory
+    ranks: list[list[Event]]
+
+    def of(self, kind: str, rank: int = 0) -> list[Event]:
+        """The events of one kind on one rank."""
+        return [event for event in self.ranks[rank] if event["event"] == kind]
+
+    def everywhere(self, kind: str, number: int) -> list[Event]:
+        """The ``number``-th event of a kind on every rank."""
+        return [self.of(kind, rank)[number] for rank in range(len(self.ranks))]
+
+    def remove(self, *events: Event) -> None:
+        for events_of_rank in self.ranks:
+            events_of_rank[:] = [event for event in events_of_rank if not any(event is other for other in events)]
+
+    def after(self, event: Event, *more: Event) -> None:
+        """Put ``more`` behind ``event``."""
+        for events_of_rank in self.ranks:
+            for position, other in enumerate(events_of_rank):
+                if other is event:
+                    events_of_rank[position + 1 : position + 1] = more
+                    return
+
+    def outcome(self, **ended: Any) -> Outcome:
+        """``ended``: fields of every RankOutcome, or of rank 1's if they begin with ``rank1_``; or ``timed_out``."""
+        ranks = []
+        for rank, events in enumerate(self.ranks):
+            fields = {"finished": True, "exit": "exited 0", "output": "", "stack": None}
+            fields |= {name: value for name, value in ended.items() if name in fields}
+            if rank == 1:
+                fields |= {name[6:]: value for name, value in ended.items() if name.startswith("rank1_")}
+            ranks.append(RankOutcome(rank=rank, events=tuple(events), **fields))
+        return Outcome(tuple(ranks), 0.1, ended.get("timed_out", False))
+
+    def judged(self, **ended: Any) -> Judgement:
+        return judge(self.case, self.outcome(**ended))
+
+
+@pytest.fixture(scope="session")
+def case() -> Callable[[str], Case]:
+    """A case by its id, without the device: ``ddp-w2-acc2-fp32-momentum``."""
+
+    def parsed(name: str) -> Case:
+        backend, *parts = name.split("-")
+        world_size = int(parts.pop(0)[1:]) if parts[0][0] == "w" and parts[0][1:].isdigit() else 1
+        kind = parts[0] if parts[0] in ("samples", "batched") else "batched"
+        accumulation = 1
+        if parts[0].startswith("acc"):
+            kind, accumulation = "accumulated", int(parts[0][3:])
+        if parts[0] in ("samples", "batched") or accumulation > 1:
+            parts.pop(0)
+        precision = next(p for p in sorted(PRECISIONS, key=len, reverse=True) if "-".join(parts).startswith(f"{p}-"))
+        workload = "-".join(parts)[len(precision) + 1 :]
+        found = Case(backend, kind, world_size, accumulation, precision, workload)
+        assert found.id == name
+        return found
+
+    return parsed
+
+
+@pytest.fixture
+def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
+    """The run of a trainer that makes the numbers of ``recurrence``, rounded to the format of the weights.
+
+    ``skips`` and ``scales``: what a loss scaler of its own did, per window. ``windows``: how many it trained.
+    """
+
+    def made(
+        name: str,
+        recurrence: type[Recurrence] = Recurrence,
+        skips: set[int] | None = None,
+        scales: tuple[Fraction, ...] = (),
+        windows: int | None = None,
+    ) -> Run:
+        chosen = case(name)
+        workload, layout = chosen.build()
+        right = recurrence(workload, layout, chosen.arithmetic, skips, scales, windows).run()
+        return Run(chosen, right, [_events(chosen, right, rank, windows) for rank in range(chosen.world_size)])
+
+    return made
+
+
+def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list[Event]:
+    workload, layout = case.build()
+    windows = layout.windows(workload)[:limit]
+    scaled = case.arithmetic.scaled
+    steps = {step.window: step for step in right.steps}
+    forwards = list(accumulate(len(window.shares[rank]) for window in windows))
+    weights = [float(value) for value in workload.start]
+    rows: dict[Any, int] = {}
+    for batch in workload.batches:
+        for sample in batch:
+            rows.setdefault(sample.x, len(rows))
+    reached = {"world_size": case.world_size, "rank_reached": rank, "via": "torch.distributed"}
+    events: list[Event] = [{"event": "started", "pid": 1}]
+    if case.world_size > 1:
+        events.append(_collective("broadcast_", "construction"))
+    for window in windows:
+        for micro_batch in window.shares[rank]:
+            events.append({"event": "forward", "rows": [rows[window.batch[index].x] for index in micro_batch]})
+        if case.world_size > 1:
+            events.append(_collective("allreduce_", "training"))
+        if window.index == 0:
+            events.append({"event": "topology", **reached})
+        common = {
+            "forwards": forwards[window.index],
+            "scale": float(right.scales[window.index]) if scaled else None,
+        }
+        if window.index in right.skips:
+            gradients = ["inf"] * len(weights)
+            events.append(
+                {"event": "skip", **common, "gradients": gradients, "gradients_finite": False, "weights": weights}
+            )
+        else:
+            step = steps[window.index]
+            gradients = _rounded(step.gradient, case)
+            weights = _rounded(step.weights, case)
+            events.append({"event": "step", **common, "gradients": gradients, "weights": weights, "lr": 0.5})
+        if scaled:
+            rule = workload.scale
+            events.append(
+                {
+                    "event": "update",
+                    "scale_before": common["scale"],
+                    "scale_after": float(right.scales[window.index + 1]),
+                    "growth_factor": float(rule.growth_factor),
+                    "backoff_factor": float(rule.backoff_factor),
+                    "growth_interval": rule.growth_interval,
+                }
+            )
+    events.append({"event": "finished", "weights": weights})
+    # Each event has lists of its own, so that tampering with one leaves the others alone.
+    numbered = [{"rank": rank, "seq": seq, **event} for seq, event in enumerate(events)]
+    return [{key: list(value) if isinstance(value, list) else value for key, value in e.items()} for e in numbered]
+
+
+def _collective(op: str, phase: str) -> Event:
+    return {"event": "collective", "op": op, "bytes": 12, "via": "c10d", "phase": phase}
+
+
+def _rounded(box: Enclosure, case: Case) -> list[float]:
+    return [float(nearest(value, case.arithmetic.master)) for value in box.center]
+
+
+@pytest.fixture
+def ulp() -> Callable[[float, Case], float]:
+    """The spacing of a case's weights at a value."""
+
+    def spacing(value: float, case: Case) -> float:
+        return float(case.arithmetic.master.ulp(Fraction(value)))
+
+    return spacing

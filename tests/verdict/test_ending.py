@@ -1,0 +1,132 @@
+"""Not every rank delivered its evidence: HANG or CRASH, blamed on the rank that failed first, with its place."""
+
+from __future__ import annotations
+
+import sysconfig
+
+import pytest
+
+TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"
+
+TRACEBACK = f"""Traceback (most recent call last):
+  File "/home/me/my_trainer.py", line 26, in train
+    fit(task)
+  File "/home/me/loop.py", line 14, in fit
+    loss.backward()
+  File "{TORCH}", line 623, in backward
+    torch.autograd.backward(
+ValueError: what
+"""
+
+STACK = f"""Current thread 0x00007f (most recent call first):
+  File "{TORCH}", line 623 in backward
+  File "/home/me/loop.py", line 14 in fit
+  File "/home/me/my_trainer.py", line 26 in train
+  File "<string>", line 1 in <module>
+"""
+
+LOST = "RuntimeError", "Connection closed by peer"
+
+
+def raises(run, rank, kind, message, traceback=TRACEBACK):
+    run.remove(*run.of("finished", rank))
+    run.ranks[rank].append({"event": "raised", "type": kind, "message": message, "traceback": traceback})
+
+
+def test_raised(follow):
+    run = follow("single-batched-fp32-sgd")
+    raises(run, 0, "ValueError", "  what\nin detail")
+    judgement = run.judged(finished=False, exit="exited 1 before it finished")
+    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 0 raised ValueError: what (loop.py:14)")
+
+
+def test_raised_without_a_message_or_a_place(follow):
+    run = follow("single-batched-fp32-sgd")
+    raises(run, 0, "KeyboardInterrupt", "", traceback="")
+    assert run.judged(finished=False, exit="exited 1").headline == "rank 0 raised KeyboardInterrupt"
+
+
+def test_the_rank_that_failed_first_is_blamed_and_not_its_peers(follow):
+    run = follow("ddp-w2-fp32-sgd")
+    raises(run, 0, *LOST)
+    raises(run, 1, "ValueError", "what")
+    judgement = run.judged(
+        finished=False,
+        exit="exited 1 before it finished, after rank 1 failed",
+        rank1_exit="exited 1 before it finished",
+    )
+    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 raised ValueError: what (loop.py:14)")
+
+
+def test_a_silent_exit_is_blamed_and_not_its_peers(follow):
+    run = follow("ddp-w2-fp32-sgd")
+    raises(run, 0, *LOST)
+    judgement = run.judged(
+        finished=False,
+        exit="exited 1 before it finished, after rank 1 failed",
+        rank1_exit="exited 3 before it finished",
+        rank1_output="config is missing\n\n",
+    )
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline == "rank 1 exited 3 before it finished; it last printed: config is missing"
+
+
+def test_killed_by_a_signal(follow):
+    judgement = follow("ddp-w2-fp32-sgd").judged(
+        finished=False,
+        exit="killed after rank 1 failed",
+        rank1_exit="killed by SIGSEGV",
+        rank1_output="Fatal Python error: Segmentation fault\n\n" + STACK,
+    )
+    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 was killed by SIGSEGV, at loop.py:14")
+
+
+def test_the_server_died(follow):
+    run = follow("ddp-w2-fp32-sgd")
+    run.ranks = [[], []]
+    exit = "the trainer's server died (killed by SIGKILL); it last printed: out of memory"
+    judgement = run.judged(finished=False, exit=exit)
+    assert (judgement.verdict, judgement.headline) == ("CRASH", exit)
+
+
+def test_timed_out_on_every_rank(follow):
+    limit = "killed at the time limit of 3 s"
+    judgement = follow("ddp-w3-fp32-sgd").judged(finished=False, timed_out=True, exit=limit, stack=STACK)
+    assert judgement.verdict == "HANG"
+    assert judgement.headline == f"ranks 0, 1 and 2 did not finish: {limit}, at loop.py:14"
+
+
+def test_timed_out_at_different_places(follow):
+    limit = "killed at the time limit of 3 s"
+    judgement = follow("ddp-w2-fp32-sgd").judged(
+        finished=False, timed_out=True, exit=limit, stack=STACK, rank1_stack=None
+    )
+    assert judgement.headline == (f"rank 0 did not finish: {limit}, at loop.py:14; rank 1 did not finish: {limit}")
+
+
+def test_only_the_rank_that_hangs_is_named(follow):
+    judgement = follow("ddp-w2-fp32-sgd").judged(
+        timed_out=True, rank1_finished=False, rank1_exit="killed at the time limit of 3 s"
+    )
+    assert judgement.verdict == "HANG"
+    assert judgement.headline.startswith("rank 1 did not finish")
+
+
+def test_dead_before_it_delivered_never_passes(follow):
+    """Even where every number that arrived is right."""
+    judgement = follow("ddp-w2-fp32-momentum").judged(rank1_finished=False, rank1_exit="exited 0 before it finished")
+    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 exited 0 before it finished")
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [
+        "aborted after it delivered: SIGABRT",
+        "exited 3 after it delivered",
+        "killed because it did not leave after it delivered",
+    ],
+)
+def test_what_becomes_of_a_rank_after_it_delivered_is_a_note(follow, exit):
+    judgement = follow("ddp-w2-fp32-momentum").judged(rank1_exit=exit)
+    assert judgement.verdict == "PASS (exact)"
+    assert judgement.notes == [f"rank 1 {exit}; its evidence was complete, so the verdict stands"]

@@ -1,0 +1,174 @@
+"""Weights and gradients after every step on every rank: equal to the bit, or within the bound, or it fails."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from conformance.verdict.comparison import same
+
+EXACT = (
+    "single-samples-fp32-sgd",
+    "single-batched-fp64-momentum",
+    "single-acc3-bf16-clip-value",
+    "ddp-w2-fp32-weighted",
+    "ddp-w2-acc2-fp16-momentum",
+    "ddp-w3-acc2-fp32-decay",
+    "ddp-w4-fp16-overflow",
+    "horovod-w2-fp16-compression-momentum",
+    "ddp-w2-fp32-ranks-start-apart",
+)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_right_numbers_pass_exactly(follow, name):
+    judgement = follow(name).judged()
+    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    assert all(guard.holds for guard in judgement.guards)
+    assert judgement.power.sufficient
+    assert judgement.notes == []
+    assert (judgement.difference, judgement.divergence, judgement.diagnosis) == (None, None, None)
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_one_ulp_in_one_weight_fails(follow, ulp, step):
+    run = follow("single-acc2-fp32-momentum")
+    event = run.of("step")[step]
+    event["weights"][1] += ulp(event["weights"][1], run.case)
+    if step == 5:
+        run.of("finished")[0]["weights"] = event["weights"]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    found = judgement.difference
+    assert (found.step, found.rank, found.quantity, found.index, found.bound) == (step, 0, "weights", 1, 0)
+    assert judgement.headline.startswith(f"step {step}, rank 0: weight[1] becomes ")
+
+
+def test_one_ulp_on_one_rank_diverges(follow, ulp):
+    run = follow("ddp-w3-fp32-momentum")
+    weights = run.of("step", rank=2)[3]["weights"]
+    weights[0] += ulp(weights[0], run.case)
+    judgement = run.judged()
+    assert judgement.verdict == "DIVERGED"
+    assert judgement.divergence.attempt == 3
+    assert judgement.divergence.weights[0] == judgement.divergence.weights[1] != judgement.divergence.weights[2]
+    assert judgement.headline == "the ranks hold different weights after window 3"
+    assert (judgement.difference.step, judgement.difference.rank) == (3, 2)
+
+
+def test_ranks_that_agree_at_the_end_and_differ_in_between_diverge(follow):
+    run = follow("ddp-w2-fp32-sgd")
+    run.of("step", rank=1)[2]["weights"][0] += 1.0
+    judgement = run.judged()
+    assert run.of("step", rank=0)[-1]["weights"] == run.of("step", rank=1)[-1]["weights"]
+    assert (judgement.verdict, judgement.divergence.attempt) == ("DIVERGED", 2)
+
+
+def test_one_ulp_on_all_ranks_alike_fails(follow, ulp):
+    run = follow("ddp-w2-fp32-momentum")
+    for event in run.everywhere("step", 2):
+        event["weights"][0] += ulp(event["weights"][0], run.case)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.divergence) == ("FAIL (numerics)", None)
+    assert judgement.difference.step == 2
+
+
+def test_an_ulp_of_fp64_shows_in_the_headline(follow, ulp):
+    run = follow("single-batched-fp64-momentum")
+    event = run.of("step")[1]
+    event["weights"][0] += ulp(event["weights"][0], run.case)
+    judgement = run.judged()
+    observed, expected = judgement.headline.partition(" becomes ")[2].split(", expected ")
+    assert float(observed) == event["weights"][0] != float(expected)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ((0.0,), (-0.0,), True),
+        ((math.nan, 1.0), (-math.nan, 1.0), True),
+        ((None,), (None,), True),
+        ((1.0,), (math.nextafter(1.0, 2.0),), False),
+        ((math.inf,), (-math.inf,), False),
+        ((math.nan,), (1.0,), False),
+        ((None,), (0.0,), False),
+    ],
+)
+def test_ranks_hold_the_same_numbers(one, other, alike):
+    assert same(one, other) is alike
+    assert same(other, one) is alike
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_wrong_gradient_fails_though_the_weights_are_right(follow, ulp, rank):
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    for event in run.everywhere("step", 1) if rank is None else [run.of("step", rank)[1]]:
+        event["gradients"][2] += ulp(event["gradients"][2], run.case)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.divergence) == ("FAIL (numerics)", None)
+    found = judgement.difference
+    assert (found.step, found.rank, found.quantity, found.index) == (1, rank or 0, "gradient", 2)
+    assert "the gradient of weight[2] is" in judgement.headline
+
+
+def test_within_the_bound_passes_as_bounded(follow):
+    run = follow("ddp-w2-fp32-adamw")
+    right = run.trajectory.steps[4].weights
+    assert right.radius[1] > 0
+    for event in run.everywhere("step", 4):
+        event["weights"][1] = float(right.center[1]) + 0.99 * float(right.radius[1])
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (bounded)", judgement.headline
+    assert judgement.power.gap > 1
+
+
+def test_just_outside_the_bound_fails(follow):
+    run = follow("ddp-w2-fp32-adamw")
+    right = run.trajectory.steps[4].weights
+    for event in run.everywhere("step", 4):
+        event["weights"][1] = float(right.center[1]) - 1.01 * float(right.radius[1])
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    found = judgement.difference
+    assert (found.step, found.quantity, found.index) == (4, "weights", 1)
+    assert 0 < found.bound < found.error
+    assert " ± " in judgement.headline
+
+
+@pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf")])
+def test_weights_that_are_no_numbers_fail(follow, value, said):
+    run = follow("ddp-w2-fp32-momentum")
+    for event in [*run.everywhere("step", 5), *run.everywhere("finished", 0)]:
+        event["weights"] = [value] * 3
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.divergence) == ("FAIL (numerics)", None)
+    assert judgement.headline.startswith(f"step 5, rank 0: weight[0] becomes {said}, expected ")
+    assert judgement.difference.error is None
+
+
+def test_nan_on_one_rank_diverges(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.of("step", rank=1)[3]["weights"][0] = "nan"
+    judgement = run.judged()
+    assert judgement.verdict == "DIVERGED"
+    assert math.isnan(judgement.divergence.weights[1][0])
+
+
+def test_gradients_that_are_none_fail(follow):
+    run = follow("single-batched-fp32-sgd")
+    run.of("step")[0]["gradients"] = [0.0, 0.0, None]
+    run.of("step")[0]["gradients"][:2] = [float(value) for value in run.trajectory.steps[0].gradient.center[:2]]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("step 0, rank 0: the gradient of bias is missing, expected ")
+
+
+@pytest.mark.parametrize("length", [0, 2, 4])
+def test_vectors_of_another_length_fail(follow, length):
+    run = follow("single-batched-fp32-momentum")
+    weights = run.of("step")[0]["weights"]
+    run.of("step")[0]["weights"] = [*weights, 0.0][:length]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.difference.step == 0

@@ -1,0 +1,170 @@
+"""What must hold before an equality means anything. In each test all numbers are right, and one guard does not hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.cases.matrix import RULES, SHAPES
+from conformance.oracle.faults import NotSynchronised
+
+
+def broken(judgement):
+    return [guard.name for guard in judgement.guards if not guard.holds]
+
+
+def test_world_size_one_reached(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for event in run.everywhere("topology", 0):
+        event |= {"world_size": 1, "rank_reached": 0, "via": None}
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["world size reached"])
+    assert judgement.headline.startswith("the trainer came up with world size 1 instead of 2; ")
+
+
+def test_world_size_never_reached_counts_as_one(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.remove(*run.everywhere("topology", 0))
+    assert broken(run.judged()) == ["world size reached"]
+
+
+def test_no_collective_while_training(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.remove(*(event for event in run.of("collective", rank=1) if event["phase"] == "training"))
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["collectives while training"])
+    assert judgement.headline.startswith("rank 1 never exchanged gradients")
+
+
+def test_same_shard_on_two_ranks(follow):
+    run = follow("ddp-w3-acc2-fp32-momentum")
+    for mine, other in zip(run.of("forward", rank=2), run.of("forward", rank=0), strict=True):
+        mine["rows"] = other["rows"]
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
+    assert judgement.headline == "ranks 0 and 2 read the same samples; every rank must read its own shard"
+
+
+def test_shards_that_are_planned_alike_may_be_alike(follow):
+    # The exercise's two workers have the same x and other targets.
+    assert follow("ddp-w2-fp64-two-workers").judged().verdict.startswith("PASS")
+
+
+@pytest.mark.parametrize("name", ["single-batched-fp32-momentum", "ddp-w2-fp16-momentum"])
+def test_missing_step(follow, name):
+    run = follow(name)
+    run.remove(*run.everywhere("step", 5))
+    for event, last in zip(run.everywhere("finished", 0), run.everywhere("step", 4), strict=True):
+        event["weights"] = last["weights"]
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps"])
+    assert judgement.headline == "5 optimizer steps instead of 6, one per accumulation window"
+
+
+def test_extra_step(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for last in run.everywhere("step", 5):
+        run.after(last, dict(last))
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps"])
+    assert judgement.headline.startswith("7 optimizer steps instead of 6")
+
+
+def test_extra_step_on_one_rank(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    last = run.of("step", rank=1)[-1]
+    run.after(last, dict(last))
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps"])
+    assert judgement.headline.startswith("6 or 7 optimizer steps instead of 6")
+
+
+def test_short_window_that_only_one_rank_drops(follow):
+    run = follow("ddp-w2-acc2-fp32-short-window")
+    run.remove(run.of("step", rank=1)[-1])
+    run.of("finished", rank=1)[0]["weights"] = run.of("step", rank=1)[-1]["weights"]
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["optimizer steps"])
+    assert judgement.headline.startswith("5 or 6 optimizer steps")
+
+
+def test_never_stepped(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.remove(*run.of("step", rank=1))
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert broken(judgement)[0] == "optimizer steps seen"
+    assert judgement.headline == "rank 1 never stepped the task's model; call optimizer.step() on its parameters"
+
+
+def test_stepped_another_model(follow):
+    run = follow("single-batched-fp32-momentum")
+    run.remove(*run.of("step"))
+    run.ranks[0].append({"event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[4, 3], [4]]})
+    judgement = run.judged()
+    assert judgement.headline == (
+        "rank 0 stepped parameters of shape [[4, 3], [4]], which are not the task's model; "
+        "train the module that task.model() returns"
+    )
+
+
+def test_never_moved(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    start = [float(value) for value in run.case.build()[0].start]
+    for event in (*run.of("step", rank=1), *run.of("finished", rank=1)):
+        event["weights"] = start
+    judgement = run.judged()
+    assert broken(judgement) == ["weights moved"]
+    assert judgement.headline == "the weights of rank 1 never moved"
+    assert "the ranks hold different weights after window 0" in judgement.notes
+
+
+def test_weights_changed_after_the_last_step(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.of("finished", rank=1)[0]["weights"][0] += 1
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["weights change in steps only"])
+    assert judgement.headline == "the weights changed outside an optimizer step: rank 1, after the last step"
+
+
+def test_weights_changed_in_a_skipped_window(follow):
+    run = follow("ddp-w2-fp16-overflow")
+    for event in run.everywhere("skip", 0):
+        event["weights"][0] += 1
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["weights change in steps only"])
+    assert "rank 0, skipped window 2; rank 1, skipped window 2" in judgement.headline
+
+
+def test_not_a_number_is_not_said_to_change_outside_a_step(follow):
+    run = follow("single-batched-fp32-momentum")
+    for event in (run.of("step")[-1], run.of("finished")[0]):
+        event["weights"] = ["nan"] * 3
+    judgement = run.judged()
+    assert broken(judgement) == []
+    assert "becomes nan" in judgement.headline
+
+
+def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_diagnosis(follow):
+    run = follow("ddp-w2-fp32-momentum", NotSynchronised)
+    for event in run.everywhere("topology", 0):
+        event["world_size"] = 1
+    judgement = run.judged()
+    assert judgement.headline.startswith("the trainer came up with world size 1")
+    assert any(note.startswith("step 0, rank 0: the gradient of") for note in judgement.notes)
+    assert "without averaging over ranks" in judgement.diagnosis
+
+
+def test_every_workload_of_the_matrix_has_its_guards_hold(follow):
+    """No guard is at odds with a workload: each on its first path that two ranks share, else on its first."""
+    for rule in RULES:
+        for backend in ("ddp", "single"):
+            shape = next((s for s in SHAPES[backend] if rule.shapes is None or s in rule.shapes), None)
+            if shape is not None:
+                break
+        kind, world_size, accumulation = shape
+        middle = [f"w{world_size}"] * (world_size > 1)
+        middle += [f"acc{accumulation}"] if kind == "accumulated" else [kind] * (world_size == 1)
+        name = "-".join([backend, *middle, rule.precisions[-1].replace("fp16-compression", "fp32"), rule.workload])
+        judgement = follow(name).judged()
+        assert broken(judgement) == [], name
+        assert judgement.verdict.startswith("PASS"), (name, judgement.headline)

@@ -1,0 +1,60 @@
+"""An equality that could not have failed is INCONCLUSIVE and never PASS."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from conformance.oracle.affine import Unbounded
+from conformance.oracle.perturbation import OneSampleMoved
+from conformance.oracle.recurrence import Recurrence
+from conformance.verdict import judge as judging
+from conformance.verdict.judge import Power
+
+
+def test_perturbed_answer_that_also_fits(follow, monkeypatch):
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    assert run.judged().verdict == "PASS (exact)"
+    monkeypatch.setattr(OneSampleMoved, "coefficients", Recurrence.coefficients)
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline == "the same check also holds for an answer with one sample moved to a neighbour"
+
+
+def test_gap_that_is_too_small(follow, monkeypatch):
+    run = follow("ddp-w2-fp32-adamw")
+    found = run.judged().power
+    monkeypatch.setattr(judging, "power", lambda *arguments: Power(Fraction(99, 100), found.fault))
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline == f"the bound is too wide: a trainer that {found.fault.text} could pass"
+
+
+def test_long_sum_in_a_short_format(follow, case):
+    """A thousand roundings in bf16 have no finite bound."""
+    run = follow("single-batched-fp32-multivariate")
+    run.case = case("single-batched-bf16-multivariate")
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("no finite error bound: ")
+    assert judgement.trajectory is None
+    assert all(guard.holds for guard in judgement.guards)
+
+
+@pytest.mark.parametrize("broken", ["guard", "ranks"])
+def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken):
+    def unbounded(self):
+        raise Unbounded("no bound")
+
+    run = follow("ddp-w2-fp32-momentum")
+    monkeypatch.setattr(Recurrence, "run", unbounded)
+    judging._trajectory.cache_clear()
+    if broken == "guard":
+        for event in run.everywhere("topology", 0):
+            event["world_size"] = 1
+    else:
+        run.of("step", rank=1)[0]["weights"][0] += 1
+    judgement = run.judged()
+    assert judgement.verdict == ("FAIL (numerics)" if broken == "guard" else "DIVERGED")
+    assert judgement.notes == ["no finite error bound: no bound"]

@@ -1,0 +1,194 @@
+"""A loss scaler is judged by the skips and the updates that it really made."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from conformance.workloads.workload import LossScale
+
+OVERFLOW = "ddp-w2-acc2-fp16-overflow"
+
+
+def with_rule(run, rule):
+    """Have every update report the scaler's own ``rule``."""
+    for rank in range(len(run.ranks)):
+        for event in run.of("update", rank):
+            event["growth_interval"] = rule.growth_interval
+            event["growth_factor"] = float(rule.growth_factor)
+            event["backoff_factor"] = float(rule.backoff_factor)
+
+
+def test_skipping_the_overflow_together_passes(follow):
+    run = follow(OVERFLOW)
+    assert run.trajectory.skips == {2}
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+
+
+def test_growing_scale_passes(follow):
+    run = follow("single-acc2-fp16-growing-scale")
+    assert len(set(run.trajectory.scales)) > 2
+    assert run.judged().verdict == "PASS (exact)"
+
+
+def test_skip_with_finite_gradients_fails(follow):
+    run = follow(OVERFLOW)
+    for event in run.everywhere("skip", 0):
+        event["gradients_finite"] = True
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "rank 0 skipped window 2 with finite gradients"
+    assert judgement.notes == ["rank 1 skipped window 2 with finite gradients"]
+
+
+def test_clipping_by_value_makes_the_gradients_of_a_skip_finite(follow):
+    """torch's clip_grad_value_ clamps infinity to the threshold, after the scaler has seen it."""
+    high = Fraction(2) ** 30
+    scales = (high, *(high / 2**20,) * 5)
+    run = follow("single-acc2-fp16-clip-value", skips={0}, scales=scales)
+    with_rule(run, LossScale(high, backoff_factor=Fraction(1, 2**20)))
+    run.of("skip")[0] |= {"gradients_finite": True, "gradients": [0.5, -0.5, 0.5]}
+    run.of("update")[-1]["scale_after"] = float(high / 2**20)
+    assert not run.judged().verdict.startswith("FAIL")
+
+
+def test_skip_without_an_overflow_fails(follow):
+    judgement = follow("single-acc2-fp16-momentum", skips={3}).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "window 3 was skipped, though nothing can overflow at its loss scale"
+
+
+def test_step_in_spite_of_an_overflow_fails(follow):
+    judgement = follow(OVERFLOW, skips=set()).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "window 2 overflows, and the optimizer stepped all the same"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_skip_on_one_rank_only_diverges(follow, rank):
+    run, never = follow(OVERFLOW), follow(OVERFLOW, skips=set())
+    run.ranks[rank] = never.ranks[rank]
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.divergence.attempt) == ("DIVERGED", 2)
+
+
+def test_scale_that_is_not_backed_off_fails(follow):
+    run = follow(OVERFLOW, scales=(Fraction(128),) * 6)
+    for event in run.everywhere("update", -1):
+        event["scale_after"] = 128.0
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == (
+        "rank 0 has a loss scale of 128 after the overflow in window 2, where GradScaler's rule gives 64"
+    )
+
+
+def test_scale_that_is_backed_off_without_an_overflow_fails(follow):
+    run = follow("single-acc2-fp16-momentum")
+    run.of("update")[-1]["scale_after"] = 64.0
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert "has a loss scale of 64 after its step in window 5" in judgement.headline
+
+
+def test_scale_that_grows_too_early_fails(follow):
+    run = follow("single-acc2-fp16-growing-scale")
+    run.of("update")[0]["scale_after"] *= 2
+    assert "after its step in window 0" in run.judged().headline
+
+
+def test_scales_that_differ_between_ranks_fail(follow):
+    run = follow("ddp-w2-fp16-momentum")
+    for event in run.of("step", rank=1):
+        event["scale"] *= 2
+    for event in run.of("update", rank=1):
+        event["scale_before"] *= 2
+        event["scale_after"] *= 2
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.headline) == ("FAIL (numerics)", "the ranks' loss scales differ")
+
+
+def test_two_updates_in_a_window_fail(follow):
+    run = follow("single-acc2-fp16-momentum")
+    for event in run.of("update"):
+        run.after(event, dict(event))
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "rank 0 updated the loss scale 12 times in 6 windows"
+
+
+def test_no_update_at_all_fails(follow):
+    run = follow("single-acc2-fp16-momentum")
+    run.remove(*run.of("update"))
+    assert run.judged().headline == "rank 0 updated the loss scale 0 times in 6 windows"
+
+
+def test_scale_without_end_fails(follow):
+    run = follow("single-acc2-fp16-momentum")
+    for event in (*run.of("step"), *run.of("update")):
+        event |= {key: "inf" for key in event if key.startswith("scale")}
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.headline) == ("FAIL (numerics)", "rank 0 has a loss scale of inf")
+
+
+def test_own_scaler_with_another_initial_scale_passes(follow):
+    scales = (Fraction(256), Fraction(256), Fraction(256), *(Fraction(128),) * 3)
+    run = follow(OVERFLOW, skips={2}, scales=scales)
+    for event in run.everywhere("update", -1):
+        event["scale_after"] = 128.0
+    with_rule(run, LossScale(Fraction(256)))
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    assert judgement.trajectory.scales[:6] == scales
+
+
+def test_own_scaler_that_begins_too_high_is_followed(follow):
+    """It skips until the scale fits: the right answer is the one without these windows."""
+    high = Fraction(2) ** 30
+    scales = (high, high / 2**10, high / 2**20, high / 2**20, high / 2**20, high / 2**20)
+    run = follow("single-acc2-fp16-momentum", skips={0, 1}, scales=scales)
+    with_rule(run, LossScale(high, backoff_factor=Fraction(1, 2**10)))
+    run.of("update")[-1]["scale_after"] = float(high / 2**20)
+    for event, step in zip(run.of("step"), run.trajectory.steps, strict=True):
+        # Off the path that was certified, fp16 rounds: numbers without any rounding would not be those of fp16.
+        event["gradients"][0] += float(step.gradient.radius[0]) / 2
+    judgement = run.judged()
+    assert not judgement.verdict.startswith("FAIL"), (judgement.headline, judgement.notes)
+    assert judgement.trajectory.skips == {0, 1}
+    assert [step.window for step in judgement.trajectory.steps] == [2, 3, 4, 5]
+
+
+def test_skipping_every_window_shows_nothing(follow):
+    high = Fraction(2) ** 60
+    scales = tuple(high / 2**window for window in range(6))
+    run = follow("single-acc2-fp16-momentum", skips=set(range(6)), scales=scales)
+    with_rule(run, LossScale(high))
+    run.of("update")[-1]["scale_after"] = float(high / 64)
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("every window was skipped")
+
+
+def unseen(run):
+    """What is left of a run whose scaler is not torch's: the steps, without a scale."""
+    for rank in range(len(run.ranks)):
+        run.remove(*run.of("skip", rank), *run.of("update", rank))
+        for event in run.of("step", rank):
+            event["scale"] = None
+    return run
+
+
+def test_scaler_that_is_not_torchs_is_followed_by_its_forwards(follow):
+    run = unseen(follow(OVERFLOW))
+    assert len(run.of("step")) == 5
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (exact)", (judgement.headline, judgement.notes)
+    assert judgement.trajectory.skips == {2}
+
+
+def test_scaler_that_is_not_torchs_may_not_skip_without_an_overflow(follow):
+    judgement = unseen(follow("single-acc2-fp16-momentum", skips={1})).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "window 1 was skipped, though nothing can overflow at its loss scale"

@@ -1,0 +1,60 @@
+"""Where more than one answer is right, the verdict names the one that the trainer gave."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.oracle.faults import NominalLength
+from conformance.oracle.semantics import AveragedInEveryMicroBatch, MeanOfMicroBatchMeans
+
+SHORT = ("single-acc2-fp32-short-window", "single-acc3-fp64-short-window", "ddp-w2-acc3-fp32-short-window")
+UNEVEN = ("single-acc2-fp32-uneven-batch", "ddp-w2-acc2-fp32-uneven-batch")
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_window_averaged_by_its_true_length(follow, name):
+    judgement = follow(name).judged()
+    assert judgement.verdict == "PASS (exact)"
+    assert judgement.semantics == "the short last window is averaged by its true length"
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_window_dropped(follow, name):
+    judgement = follow(name, windows=5).judged()
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+    assert judgement.semantics == "the short last window is dropped"
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_window_divided_by_the_nominal_length(follow, name):
+    judgement = follow(name, NominalLength).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.difference.step == 5
+    assert judgement.diagnosis == (
+        "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
+    )
+    assert judgement.semantics is None
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_window_by_samples(follow, name):
+    judgement = follow(name).judged()
+    assert judgement.verdict.startswith("PASS")
+    assert judgement.semantics == "every sample weighs the same in an uneven window"
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_window_by_micro_batches(follow, name):
+    judgement = follow(name, MeanOfMicroBatchMeans).judged()
+    assert judgement.verdict.startswith("PASS"), judgement.headline
+    assert judgement.semantics == "every micro-batch weighs the same in an uneven window"
+
+
+def test_ranks_that_average_in_every_micro_batch(follow):
+    run = follow("ddp-w3-acc2-fp32-momentum", AveragedInEveryMicroBatch)
+    gradients = [event["gradients"] for event in run.everywhere("step", 5)]
+    for values in gradients:
+        values[0] += float(run.trajectory.steps[5].gradient.radius[0]) / 2
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (bounded)", judgement.headline
+    assert judgement.semantics == "ranks average in every micro-batch"

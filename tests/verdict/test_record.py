@@ -1,0 +1,162 @@
+"""A judgement as a line of the results file: accepted by the writer, and the same when it is read back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conformance.report import ResultsWriter, read_results
+from conformance.verdict.record import header, record
+
+HEADER = {"tool": "trainer-conformance", "version": "0", "started": "now", "command": "conformance run", "planned": 1}
+
+
+def passes(follow):
+    return follow("ddp-w2-acc2-fp16-overflow"), {}
+
+
+def passes_within_the_bound(follow):
+    return follow("ddp-w2-fp32-adamw"), {}
+
+
+def drops_the_short_window(follow):
+    return follow("single-acc2-fp32-short-window", windows=5), {}
+
+
+def differs(follow):
+    run = follow("single-batched-fp32-momentum")
+    run.of("step")[3]["weights"][0] += 1
+    return run, {}
+
+
+def differs_on_rank_1(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.of("step", rank=1)[3]["gradients"][0] += 1
+    return run, {}
+
+
+def diverges(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.of("step", rank=1)[3]["weights"][0] = "nan"
+    return run, {}
+
+
+def is_no_number(follow):
+    run = follow("single-batched-fp32-momentum")
+    run.of("step")[0] |= {"gradients": ["inf", "-inf", None], "weights": ["nan"] * 3}
+    return run, {}
+
+
+def never_steps(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.remove(*run.of("step", 0), *run.of("step", 1))
+    return run, {}
+
+
+def crashes(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    run.remove(*run.of("finished", 1))
+    run.ranks[1].append({"event": "raised", "type": "E", "message": "m", "traceback": "Traceback: \ud800 \x1b[31m"})
+    return run, {"rank1_finished": False, "rank1_exit": "exited 1 before it finished", "rank1_output": "\x00\u202e"}
+
+
+def hangs(follow):
+    ended = {"finished": False, "timed_out": True, "exit": "killed at the time limit of 3 s", "stack": "Thread 0x0"}
+    return follow("ddp-w2-fp32-momentum"), ended
+
+
+def aborts_afterwards(follow):
+    return follow("ddp-w2-fp32-momentum"), {"rank1_exit": "aborted after it delivered: SIGABRT"}
+
+
+RUNS = {
+    passes: "PASS (exact)",
+    passes_within_the_bound: "PASS (bounded)",
+    drops_the_short_window: "PASS (exact)",
+    differs: "FAIL (numerics)",
+    differs_on_rank_1: "FAIL (numerics)",
+    diverges: "DIVERGED",
+    is_no_number: "FAIL (numerics)",
+    never_steps: "FAIL (numerics)",
+    crashes: "CRASH",
+    hangs: "HANG",
+    aborts_afterwards: "PASS (exact)",
+}
+
+
+def plain(value):
+    """What JSON makes of a value, with NaN made comparable."""
+    return json.loads(json.dumps(value), parse_constant=str)
+
+
+@pytest.mark.parametrize(("made", "verdict"), RUNS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_round_trip(follow, tmp_path, made, verdict):
+    run, ended = made(follow)
+    judgement = run.judged(**ended)
+    command = f"conformance run t.py --case {run.case.id}"
+    line = {**header(run.case, "t", "t.py", command), **record(run.case, judgement, 0.25)}
+    assert line["verdict"] == verdict
+    with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer:
+        writer.case(line)
+    [read] = read_results(tmp_path / "r.jsonl").cases
+    assert (read.id, read.verdict, read.headline) == (run.case.id, verdict, judgement.headline)
+    assert (read.command, list(read.notes), read.semantics) == (command, judgement.notes, judgement.semantics)
+    assert [plain([step.observed, step.gradient_observed]) for step in read.steps] == [
+        plain([step["observed"], step["gradient_observed"]]) for step in line["steps"]
+    ]
+    assert [(rank.exit, rank.output, rank.traceback, rank.stack) for rank in read.ranks] == [
+        (rank["exit"], rank["output"], rank["traceback"], rank["stack"]) for rank in line["ranks"]
+    ]
+    assert (read.first_difference is None) == (judgement.difference is None)
+    assert (read.diverged is None) == (judgement.divergence is None)
+
+
+def test_what_a_pass_rests_on(follow):
+    run, _ = passes(follow)
+    line = record(run.case, run.judged(), 0.25)
+    assert line["certificate"]["exact"] is True
+    assert {stage["stage"] for stage in line["certificate"]["stages"]} >= {
+        "forward",
+        "backward",
+        "all-reduce",
+        "update",
+    }
+    assert all(stage["bits"] <= stage["available"] for stage in line["certificate"]["stages"])
+    assert line["power"]["value"] == float("inf")
+    assert (line["skips"], line["scales"]) == ([2], [128.0, 128.0, 128.0, 64.0, 64.0, 64.0, 128.0])
+    assert [step["window"] for step in line["steps"]] == [0, 1, 3, 4, 5]
+    assert all(
+        error == 0 for step in line["steps"] for error in (*step["error"], *step["gradient_error"], *step["ulp"])
+    )
+    collectives = {"count": 1, "bytes": 12}, {"count": 6, "bytes": 72}
+    assert line["ranks"][1]["collectives"] == {"broadcast_": collectives[0], "allreduce_": collectives[1]}
+
+
+def test_the_error_is_told_in_ulp(follow, ulp):
+    run = follow("single-batched-fp32-momentum")
+    event = run.of("step")[3]
+    event["weights"][1] += 5 * ulp(event["weights"][1], run.case)
+    step = record(run.case, run.judged(), 0.25)["steps"][3]
+    assert step["ulp"] == [0.0, 5.0, 0.0]
+
+
+def test_the_steps_shown_are_those_of_the_rank_that_differs(follow):
+    run, _ = differs_on_rank_1(follow)
+    line = record(run.case, run.judged(), 0.25)
+    assert line["first_difference"]["step"] == 3
+    assert line["steps"][3]["gradient_error"] == [1.0, 0.0, 0.0]
+
+
+def test_of_a_long_run_the_first_wrong_step_is_kept(follow):
+    run = follow("single-batched-fp64-multivariate")
+    steps = run.of("step")
+    assert len(steps) == 400
+    kept = [step["step"] for step in record(run.case, run.judged(), 0.25)["steps"]]
+    wrong = next(number for number in range(100, 400) if number not in kept)
+    steps[wrong]["weights"][0] += 1
+    line = record(run.case, run.judged(), 0.25)
+    assert line["first_difference"]["step"] == wrong
+    assert wrong in [step["step"] for step in line["steps"]]
+    assert {0, 399} <= set(kept)
+    assert len(kept) < 100

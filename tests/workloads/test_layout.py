@@ -1,0 +1,94 @@
+"""How a global batch is dealt to ranks and micro-batches."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.workloads.layout import Layout
+from conformance.workloads.workload import SGD, Sample, Workload
+
+
+def workload(*sizes: int) -> Workload:
+    """A workload with global batches of these sizes, in which every sample is another."""
+    numbers = iter(range(sum(sizes)))
+    batches = tuple(tuple(Sample((Fraction(next(numbers)),), Fraction(0)) for _ in range(size)) for size in sizes)
+    return Workload("counting", batches, SGD(Fraction(1)), (Fraction(0),))
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
+def test_micro_batch_t_of_rank_r_is_chunk_t_times_world_plus_r(world, accumulation, size):
+    job = workload(world * accumulation * size, world * accumulation * size)
+    layout = Layout.of(job, "accumulated", world, accumulation)
+    assert layout.micro_batch_size == size
+    for step, window in enumerate(layout.windows(job)):
+        assert (window.index, window.batch) == (step, job.batches[step])
+        assert (window.world_size, window.length, window.nominal) == (world, accumulation, accumulation)
+        for rank, share in enumerate(window.shares):
+            for turn, micro_batch in enumerate(share):
+                chunk = turn * world + rank
+                assert micro_batch == tuple(range(chunk * size, (chunk + 1) * size))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_short_last_batch_is_dealt_evenly_and_without_loss(world, accumulation, size, data):
+    full = world * accumulation * size
+    short = world * data.draw(st.integers(1, accumulation * size))
+    job = workload(full, short)
+    window = Layout.of(job, "accumulated", world, accumulation).windows(job)[-1]
+    dealt = [index for share in window.shares for micro_batch in share for index in micro_batch]
+    assert sorted(dealt) == list(range(short))
+    assert {sum(map(len, share)) for share in window.shares} == {short // world}
+    sizes = [len(micro_batch) for micro_batch in window.shares[0]]
+    assert all(one == size for one in sizes[:-1])
+    assert 0 < sizes[-1] <= size
+    assert all([len(micro_batch) for micro_batch in share] == sizes for share in window.shares)
+    assert window.nominal == accumulation
+
+
+def test_sample_by_sample_is_a_window_of_micro_batches_of_one():
+    job = workload(3, 3)
+    layout = Layout.of(job, "samples")
+    assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (1, 3, 1)
+    assert layout.windows(job)[1].shares == (((0,), (1,), (2,)),)
+
+
+def test_windows_repeat_with_the_epochs():
+    job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), (Fraction(0),), epochs=3)
+    windows = Layout.of(job, "batched").windows(job)
+    assert [window.index for window in windows] == [0, 1, 2, 3, 4, 5]
+    assert windows[3].batch == job.batches[1]
+
+
+@pytest.mark.parametrize(("size", "world", "accumulation"), [(4, 3, 1), (4, 1, 3), (4, 2, 4), (6, 2, 2)])
+def test_a_batch_that_does_not_divide_is_refused(size, world, accumulation):
+    with pytest.raises(ValueError, match="counting") as refusal:
+        Layout.of(workload(size), "accumulated", world, accumulation)
+    assert str(refusal.value) == (
+        f"workload counting: {size} samples do not divide into {world} ranks x {accumulation} micro-batches"
+    )
+
+
+def test_a_last_batch_that_does_not_divide_over_the_ranks_is_refused():
+    job = workload(4, 3)
+    layout = Layout.of(job, "batched", 2)
+    assert layout.window(job, 0).shares == (((0, 1),), ((2, 3),))
+    with pytest.raises(ValueError, match=r"\Aworkload counting: 3 samples do not divide over 2 ranks\Z"):
+        layout.windows(job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "accumulation", "path"),
+    [
+        ("samples", 1, 1, "samples"),
+        ("batched", 1, 1, "batched"),
+        ("batched", 2, 1, "w2"),
+        ("accumulated", 1, 3, "acc3"),
+        ("accumulated", 2, 3, "w2-acc3"),
+    ],
+)
+def test_a_layout_has_a_readable_path(kind, world, accumulation, path):
+    assert Layout.of(workload(12), kind, world, accumulation).path == path

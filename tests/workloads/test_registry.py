@@ -1,0 +1,56 @@
+"""The standard workloads by name, with a batch that divides over the layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.workloads.recipes import RECIPES
+from conformance.workloads.registry import STANDARD, standard
+
+
+def test_all_recipes_and_data_sets_have_a_name():
+    assert set(STANDARD) == {*RECIPES, "adamw", "line", "noisy-line", "two-workers", "multivariate"}
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulation", "batch_size"), [(1, 1, 24), (4, 3, 24), (4, 4, 16), (2, 4, 24), (3, 3, 18)]
+)
+def test_the_first_batch_that_divides_is_taken(world, accumulation, batch_size):
+    workload, layout = standard("momentum", "accumulated", world, accumulation)
+    assert workload.batch_size == batch_size
+    assert layout.world_size * layout.accumulation * layout.micro_batch_size == batch_size
+
+
+@pytest.mark.parametrize("name", [name for name in STANDARD if name in RECIPES])
+def test_a_recipe_is_found_under_its_own_name(name):
+    workload, _ = standard(name, "accumulated", 2, 2)
+    assert workload.name == name
+
+
+@pytest.mark.parametrize(("accumulation", "length"), [(2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_last_window_is_short_by_whole_micro_batches(world, accumulation, length):
+    workload, layout = standard("short-window", "accumulated", world, accumulation)
+    last = layout.windows(workload)[-1]
+    assert last.length == length
+    assert {len(micro_batch) for share in last.shares for micro_batch in share} == {layout.micro_batch_size}
+
+
+@pytest.mark.parametrize(
+    ("world", "accumulation", "sizes"), [(1, 2, [8, 4]), (2, 2, [4, 2]), (2, 1, [6]), (1, 4, [4, 4, 4])]
+)
+def test_the_last_batch_is_uneven(world, accumulation, sizes):
+    workload, layout = standard("uneven-batch", "accumulated", world, accumulation)
+    assert workload.batch_size == 16
+    shares = layout.windows(workload)[-1].shares
+    assert [[len(micro_batch) for micro_batch in share] for share in shares] == [sizes] * world
+
+
+def test_an_unknown_name_is_a_key_error():
+    with pytest.raises(KeyError):
+        standard("nonesuch", "batched", 1, 1)
+
+
+def test_no_batch_of_a_fixed_data_set_divides_by_three():
+    with pytest.raises(ValueError, match=r"\Aworkload line: no global batch divides over 3 ranks x 1 micro-batches\Z"):
+        standard("line", "batched", 3, 1)

@@ -1,0 +1,81 @@
+"""What makes a workload, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from conformance.workloads.workload import SGD, Sample, Workload, exact
+
+
+def batch(*points: tuple[int, int]) -> tuple[Sample, ...]:
+    return tuple(Sample((Fraction(x),), Fraction(y)) for x, y in points)
+
+
+WORKLOAD = Workload(
+    name="two batches",
+    batches=(batch((1, 1), (2, 2)), batch((3, 3), (4, 4))),
+    optimizer=SGD(Fraction(1, 4)),
+    start=(Fraction(1),),
+)
+
+
+def test_a_float_is_taken_at_its_binary_value():
+    assert exact(0.1) == Fraction(3602879701896397, 2**55)
+    assert exact("0.1") == Fraction(1, 10)
+    assert exact(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"batches": ()}, "it needs at least one global batch, and none may be empty"),
+        ({"batches": (batch((1, 1)), ())}, "it needs at least one global batch, and none may be empty"),
+        (
+            {"batches": (batch((1, 1)), batch((1, 1), (2, 2)), batch((1, 1)))},
+            "all global batches but a shorter last one must be equally long",
+        ),
+        (
+            {"batches": (batch((1, 1)), batch((1, 1), (2, 2)))},
+            "all global batches but a shorter last one must be equally long",
+        ),
+        ({"start": (Fraction(1), Fraction(1))}, "samples have [1] features, the model 2"),
+        ({"bias": True}, "samples have [1] features, the model 0"),
+        ({"schedule": (Fraction(1),)}, "the schedule covers 1 of 2 steps"),
+        ({"schedule": (Fraction(1),) * 3, "epochs": 2}, "the schedule covers 3 of 4 steps"),
+        (
+            {"batches": (batch((1, 1), (2, 2)), batch((1, 1))), "epochs": 2},
+            "a short last batch is only defined for a single epoch",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(changes, line):
+    with pytest.raises(ValueError, match=r"\Aworkload two batches: ") as refusal:
+        replace(WORKLOAD, **changes)
+    assert str(refusal.value) == f"workload two batches: {line}"
+
+
+def test_steps_count_batches_and_epochs():
+    twice = replace(WORKLOAD, epochs=2)
+    assert (WORKLOAD.steps, twice.steps) == (2, 4)
+    assert [twice.batch(step) for step in range(4)] == [*WORKLOAD.batches, *WORKLOAD.batches]
+
+
+def test_the_bias_is_the_last_parameter():
+    with_bias = replace(WORKLOAD, bias=True, start=(Fraction(1), Fraction(2)))
+    assert (WORKLOAD.features, WORKLOAD.parameters) == (1, ("weight[0]",))
+    assert (with_bias.features, with_bias.parameters) == (1, ("weight[0]", "bias"))
+
+
+def test_a_short_last_batch_leaves_the_batch_size_alone():
+    short = replace(WORKLOAD, batches=(batch((1, 1), (2, 2)), batch((3, 3))))
+    assert (short.batch_size, short.steps) == (2, 2)
+
+
+def test_ranks_start_from_different_weights_only_where_asked():
+    apart = replace(WORKLOAD, ranks_start_apart=True)
+    assert [WORKLOAD.start_of(rank) for rank in range(3)] == [WORKLOAD.start] * 3
+    assert apart.start_of(0) == apart.start
+    assert len({apart.start_of(rank) for rank in range(3)}) == 3
