@@ -81,8 +81,7 @@ def torch_version() -> str:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         raise CannotBuild(
-            "Horovod compiles against torch, and this environment has none: "
-            "pip install -c constraints.txt torch"
+            "Horovod compiles against torch, and this environment has none: pip install -c constraints.txt torch"
         ) from None
 
 
@@ -90,9 +89,7 @@ def compiler(environ: Mapping[str, str]) -> str:
     """The C++ compiler to call. Raises CannotBuild if it or make is not on the PATH."""
     chosen = environ.get("CXX") or "g++"
     missing = [
-        program
-        for program in (chosen.split()[0], "make")
-        if shutil.which(program, path=environ.get("PATH")) is None
+        program for program in (chosen.split()[0], "make") if shutil.which(program, path=environ.get("PATH")) is None
     ]
     if missing:
         raise CannotBuild(
@@ -192,9 +189,7 @@ def install(path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build Horovod's wheel for this environment's torch.")
-    parser.add_argument(
-        "--install", action="store_true", help="install the wheel into this environment as well"
-    )
+    parser.add_argument("--install", action="store_true", help="install the wheel into this environment as well")
     options = parser.parse_args(arguments)
     try:
         path = wheel(os.environ)

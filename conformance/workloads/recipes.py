@@ -64,6 +64,7 @@ RECIPES: dict[str, Recipe] = {
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(4)),
             steeper_at=4,
+            largest_weight=8,
             scale=LossScale(Fraction(2**5)),
         ),
         Recipe("short-window", "The last accumulation window is short.", SGD(HALF, momentum=HALF)),

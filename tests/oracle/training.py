@@ -201,9 +201,7 @@ class _Training:
             return mean * (len(targets) / total)
         return mean
 
-    def _squares(
-        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _squares(self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         if self.style.loss_by_hand:
             squares = (outputs - targets).square()
         else:
@@ -270,9 +268,7 @@ def _model(workload: Workload, dtype: torch.dtype) -> torch.nn.Linear:
     return model
 
 
-def _optimizer(
-    workload: Workload, parameters: list[torch.nn.Parameter], implementation: str
-) -> torch.optim.Optimizer:
+def _optimizer(workload: Workload, parameters: list[torch.nn.Parameter], implementation: str) -> torch.optim.Optimizer:
     spec = workload.optimizer
     flags = {
         "for loop": {"foreach": False},

@@ -34,12 +34,8 @@ def requirements(root: Path) -> Iterator[Requirement]:
         yield from (one for one in map(Requirement, lines) if one.name != project["project"]["name"])
 
 
-def test_everything_that_the_project_names_is_pinned_within_its_range(
-    root: Path, pins: dict[str, Version]
-) -> None:
-    unmet = [
-        str(one) for one in requirements(root) if pins.get(canonicalize_name(one.name)) not in one.specifier
-    ]
+def test_everything_that_the_project_names_is_pinned_within_its_range(root: Path, pins: dict[str, Version]) -> None:
+    unmet = [str(one) for one in requirements(root) if pins.get(canonicalize_name(one.name)) not in one.specifier]
     assert unmet == []
 
 

@@ -20,12 +20,9 @@ def trajectory(steps: int, bug: Bug = lambda gradient, step: gradient) -> list[t
     weights, found = [F(0), F(0), F(0)], []
     for step in range(steps):
         errors = [
-            sum(a * b for a, b in zip(x, weights, strict=True)) - y
-            for x, y in zip(SAMPLES, TARGETS, strict=True)
+            sum(a * b for a, b in zip(x, weights, strict=True)) - y for x, y in zip(SAMPLES, TARGETS, strict=True)
         ]
-        mean = [
-            2 * sum(e * x[i] for e, x in zip(errors, SAMPLES, strict=True)) / len(SAMPLES) for i in range(3)
-        ]
+        mean = [2 * sum(e * x[i] for e, x in zip(errors, SAMPLES, strict=True)) / len(SAMPLES) for i in range(3)]
         gradient = bug([F(round(g * 2**12), 2**12) for g in mean], step)
         weights = [w - F(1, 16) * g for w, g in zip(weights, gradient, strict=True)]
         found.append(([float(w) for w in weights], gradient))

@@ -111,9 +111,7 @@ def idle(case: Case, verdict: str, reason: str) -> Case:
         "ranks": [],
         "seconds": None,
     }
-    return (
-        case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "semantics": None}
-    )
+    return case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "semantics": None}
 
 
 def references() -> Iterator[Case]:

@@ -23,9 +23,7 @@ def test_every_case_is_in_the_matrix_once(results: Results) -> None:
     assert sorted(found) == sorted(case.id + case.trainer for case in results.cases)
 
 
-def test_order_does_not_depend_on_which_case_finished_first(
-    read: Callable[..., Results], cases: list[Case]
-) -> None:
+def test_order_does_not_depend_on_which_case_finished_first(read: Callable[..., Results], cases: list[Case]) -> None:
     shuffled = random.Random(1).sample(cases, len(cases))
     assert trainers(read(shuffled)) == trainers(read(cases))
 

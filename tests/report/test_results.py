@@ -81,9 +81,7 @@ def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tm
         assert str(found.cut_off) == f"the run was cut off: {len(found.cases)} of 152 cases"
 
 
-def test_a_run_that_was_stopped_before_all_cases_is_not_complete(
-    read: Callable[..., Results], one_case: Case
-) -> None:
+def test_a_run_that_was_stopped_before_all_cases_is_not_complete(read: Callable[..., Results], one_case: Case) -> None:
     found = read([one_case], planned=120)
     assert found.footer is not None
     assert str(found.cut_off) == "the run was cut off: 1 of 120 cases"
@@ -110,9 +108,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     assert "No such file" in error_of(tmp_path / "none.jsonl")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\n", b"hello", b"\xff\xfe\x00", b"[]\n", b"{}\n", b'{"kind":"case"}\n']
-)
+@pytest.mark.parametrize("content", [b"", b"\n", b"hello", b"\xff\xfe\x00", b"[]\n", b"{}\n", b'{"kind":"case"}\n'])
 def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.txt"
     path.write_bytes(content)
@@ -154,9 +150,7 @@ def test_a_damaged_file(
         ({"id": None}, "'id'"),
     ],
 )  # fmt: skip
-def test_the_writer_refuses_what_the_reader_would(
-    tmp_path: Path, one_case: Case, change: Case, message: str
-) -> None:
+def test_the_writer_refuses_what_the_reader_would(tmp_path: Path, one_case: Case, change: Case, message: str) -> None:
     with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer, pytest.raises(ResultsError, match=message):
         writer.case(one_case | change)
     assert read_results(tmp_path / "r.jsonl").cases == ()

@@ -20,11 +20,7 @@ from conformance.report.shape import ShapeError, read_shape
 FOLDER = files("conformance.report")
 SCHEMA = json.loads(FOLDER.joinpath("schema.json").read_text(encoding="utf-8"))
 WORDS = FOLDER.joinpath("SCHEMA.md").read_text(encoding="utf-8")
-CLASSES = {
-    name: cls
-    for name, cls in vars(records).items()
-    if dataclasses.is_dataclass(cls) and isinstance(cls, type)
-}
+CLASSES = {name: cls for name, cls in vars(records).items() if dataclasses.is_dataclass(cls) and isinstance(cls, type)}
 LINES = {
     "header": records.Header,
     "case": records.CaseRecord,

@@ -136,6 +136,13 @@ def test_just_outside_the_bound_fails(follow):
     assert " ± " in judgement.headline
 
 
+def test_numbers_without_the_rounding_of_the_precision_fail(follow):
+    """These are what fp32 makes of it, where the case asks for bf16."""
+    judgement = follow("single-acc2-bf16-adamw").judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "the numbers are those of fp32: the trainer computes in fp32, not in bf16"
+
+
 @pytest.mark.parametrize(("value", "said"), [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf")])
 def test_weights_that_are_no_numbers_fail(follow, value, said):
     run = follow("ddp-w2-fp32-momentum")
