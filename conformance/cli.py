@@ -14,9 +14,19 @@ from typing import NoReturn
 from rich.console import Console
 
 from conformance.plugin import TIME_LIMIT, time_limit
+from conformance.trainers.loading import reference_names
 
 CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
+
+EXAMPLES = """examples:
+  conformance run                                     the reference trainers
+  conformance run my_trainer.py                       all that yours declares
+  conformance run my_trainer.py:train --backend ddp
+  conformance run my_trainer.py --case ddp-w2-acc2-fp16-clip-value
+
+exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,25 +72,42 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="train the standard workloads and judge them",
         description="Train the standard workloads through one or more trainers, judge each case, write a report.",
-        epilog="exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument(
         "trainer",
         nargs="*",
-        help="path.py, path.py:function, package.module:function, or the name of a reference trainer "
-        "(default: all reference trainers)",
+        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
+        f"{', '.join(reference_names())} (default: all but those of frameworks)",
     )
     run.add_argument(
-        "--backend", action="append", default=[], choices=("single", "ddp", "horovod"), help="only this one"
+        "--backend",
+        action="append",
+        default=[],
+        choices=("single", "ddp", "horovod"),
+        help="only this backend; may be given several times (default: all that the trainer declares)",
     )
-    run.add_argument("--case", action="append", default=[], metavar="ID", help="only this case, or ids that begin so")
-    run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where the results go (default: here)")
+    run.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this case, or all whose id begins so, as in ddp-w2; may be given several times",
+    )
+    run.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
+    )
     run.add_argument(
         "--time-limit",
         type=time_limit,
         default=TIME_LIMIT,
         metavar="SECONDS",
-        help="of one case (default: %(default)g)",
+        help="how long a case may take before it is a HANG (default: %(default)g)",
     )
     run.add_argument(
         "-n",

@@ -26,6 +26,9 @@ GRID_BITS = 600
 _LONGEST_DENOMINATOR = 2 * GRID_BITS
 _FLOAT_ROUNDOFF = 2.0**-53
 
+#: Noise that outgrows a double turns infinite or NaN in silence; whoever asks for the radius is told.
+_overflowing = np.errstate(over="ignore", invalid="ignore")
+
 
 class Unbounded(ArithmeticError):
     """No finite rounding-error bound exists for this computation in this precision."""
@@ -78,6 +81,7 @@ class Affine:
         return not self.noise.any()
 
     @property
+    @_overflowing
     def radius(self) -> list[Fraction]:
         """An upper bound of each entry's distance from its center."""
         if not self.noise.size:
@@ -104,6 +108,7 @@ class Affine:
         """The same vector with a new, independent error of up to ``radii[i]`` in entry ``i``."""
         return self._new(self.center, self.noise, [_float_up(radius) for radius in radii])
 
+    @_overflowing
     def transform(self, rows: Rows, offset: Sequence[Fraction]) -> Affine:
         """``rows @ self + offset``."""
         center = [
@@ -117,6 +122,7 @@ class Affine:
         spread = (np.abs(matrix) @ np.abs(self.noise)).sum(axis=1)
         return self._new(center, noise, self._slack(spread, len(self) + 2))
 
+    @_overflowing
     def scaled(self, factor: Fraction) -> Affine:
         """``factor * self``."""
         center = [factor * c for c in self.center]
@@ -125,6 +131,7 @@ class Affine:
         noise = float(factor) * self.noise
         return self._new(center, noise, self._slack(np.abs(noise).sum(axis=1), 3))
 
+    @_overflowing
     def plus(self, other: Affine) -> Affine:
         """``self + other``, entry by entry; shared errors cancel or add up as they really do."""
         center = [a + b for a, b in zip(self.center, other.center, strict=True)]

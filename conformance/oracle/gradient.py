@@ -133,12 +133,16 @@ def gradient(
     precision: Precision,
     loss_scale: Fraction,
     ledger: Ledger,
+    finite: bool = False,
 ) -> Affine:
-    """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``."""
+    """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``.
+
+    ``finite``: the gradients of this window were seen to be finite.
+    """
     weights = as_cast(weights, precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
     if weights.exact:
-        if _proved(workload, window, weights.center, precision, loss_scale, ledger):
+        if _proved(workload, window, weights.center, precision, loss_scale, ledger, finite):
             if all(precision.master.holds(entry) for entry in value.center):
                 return value
             ledger.refuse("division", precision.master, "the averaged gradient is not representable")
@@ -163,7 +167,13 @@ def enclosed(
 
 
 def _proved(
-    workload: Workload, window: Window, weights: Vector, precision: Precision, scale: Fraction, ledger: Ledger
+    workload: Workload,
+    window: Window,
+    weights: Vector,
+    precision: Precision,
+    scale: Fraction,
+    ledger: Ledger,
+    finite: bool,
 ) -> bool:
     compute, master, wire = precision.compute, precision.master, precision.wire
     total = total_weight(workload, window)
@@ -209,6 +219,9 @@ def _proved(
     )
     shrink = min(Fraction(1), scale) * min(Fraction(1), 1 / total)
     grow = max(Fraction(1), scale) * max(Fraction(1), window.world_size / total)
+    if finite:
+        # An overflow would have left an infinity or a NaN in the gradients; none is there, so nothing overflowed.
+        grow = Fraction(0)
     return all(
         ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
         for stage, groups, fmt in stages

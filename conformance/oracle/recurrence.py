@@ -146,7 +146,9 @@ class Recurrence:
     def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
         """``sum_i coefficients[i] grad_i``, unclipped. ``part`` tells sums over parts of one window apart."""
         form = self.form(window, coefficients, part)
-        return gradient(self.workload, window, form, weights, self.precision, self.loss_scale, self.ledger)
+        # A scaler that steps has seen finite gradients.
+        finite = self._observed_skips is not None
+        return gradient(self.workload, window, form, weights, self.precision, self.loss_scale, self.ledger, finite)
 
     def form(self, window: Window, coefficients: Vector, part: int | None = None) -> NormalForm:
         """The window's loss as a quadratic form, kept for the next epoch; ``part`` as for :meth:`averaged`."""

@@ -107,7 +107,7 @@ class Engine:
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.failures.append(_last_line(report.longreprtext))
+            self.failures.append(_told(report))
 
     @pytest.hookimpl
     def pytest_internalerror(self, excrepr: Any) -> None:
@@ -125,7 +125,7 @@ class Engine:
             counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
             self._bar.update(self._task, advance=1, counts=counts)
         elif report.failed:
-            self.failures.append(f"{report.nodeid}: {_last_line(report.longreprtext)}")
+            self.failures.append(f"{report.nodeid}: {_told(report)}")
 
     def _start(self, ids: Sequence[str]) -> None:
         """Begin the results file, unless there is nothing to run. Earlier results stay where a call was mistaken."""
@@ -175,6 +175,12 @@ def machine() -> dict[str, object]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def _told(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """What went wrong, in one line."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return _last_line(report.longreprtext) if crash is None else str(crash.message).splitlines()[0]
 
 
 def _last_line(text: str) -> str:

@@ -80,6 +80,9 @@ def certified(recipe: Recipe, batch_size: int) -> Workload:
         if recipe.overflow_at == step:
             # Every rank skips this window, so the state stays as it was.
             batch = (*batch[:-1], replace(batch[-1], y=OUTLIER))
+        elif recipe.steeper_at == step:
+            # The clipped step rounds. What follows is bounded anyway and need not know where exactly it leads.
+            state = replace(state, steps=after.steps)
         else:
             state = after
         batches.append(batch)

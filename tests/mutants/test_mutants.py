@@ -28,7 +28,7 @@ def cases(specimens):
     ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def servers():
     from conformance.suite.items import Servers
 

@@ -56,7 +56,7 @@ def train(task: Task) -> None:
             scheduler.step()
 """
 
-LIMIT = 60
+LIMIT = 120
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -136,9 +136,10 @@ def test_just_outside_the_bound_fails(follow):
     assert " ± " in judgement.headline
 
 
-def test_numbers_without_the_rounding_of_the_precision_fail(follow):
-    """These are what fp32 makes of it, where the case asks for bf16."""
-    judgement = follow("single-acc2-bf16-adamw").judged()
+def test_numbers_of_another_precision_fail(follow, case):
+    run = follow("single-acc2-fp32-adamw")
+    run.case = case("single-acc2-bf16-adamw")
+    judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline == "the numbers are those of fp32: the trainer computes in fp32, not in bf16"
 

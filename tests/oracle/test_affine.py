@@ -1,0 +1,229 @@
+"""Affine arithmetic encloses whatever its inputs and errors may be."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from itertools import repeat
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.oracle.affine import Affine, Enclosure, Symbols, Unbounded, square_root
+
+SIZE = 3
+NUMBERS = st.integers(0, 2**32).map(random.Random)
+
+
+def number(numbers: random.Random) -> Fraction:
+    """Of any kind: short, long, tiny, large, not dyadic."""
+    plain = Fraction(numbers.randint(-9, 9), numbers.choice([1, 2, 3, 7, 1024]))
+    return plain * numbers.choice([1, 1, 1, Fraction(numbers.random()), Fraction(1, 10**12), 10**9])
+
+
+def within(numbers: random.Random, radius: Fraction) -> Fraction:
+    """An error of up to ``radius``; often as large as that."""
+    return radius * numbers.choice([-1, 1, Fraction(numbers.uniform(-1, 1))])
+
+
+class Program:
+    """A straight-line program, run in affine arithmetic and in rationals at one choice of all its errors."""
+
+    def __init__(self, numbers: random.Random) -> None:
+        self.numbers, self.symbols = numbers, Symbols()
+        self.values: list[tuple[Affine, list[Fraction]]] = [self.exact(), self.interval()]
+
+    def vector(self) -> list[Fraction]:
+        return [number(self.numbers) for _ in range(SIZE)]
+
+    def exact(self):
+        vector = self.vector()
+        return self.symbols.exactly(vector), vector
+
+    def interval(self):
+        ends = [sorted((number(self.numbers), number(self.numbers))) for _ in range(SIZE)]
+        inside = [(low + high) / 2 + within(self.numbers, (high - low) / 2) for low, high in ends]
+        return self.symbols.between([(low, high) for low, high in ends]), inside
+
+    def widened(self):
+        affine, value = self.pick()
+        radii = [abs(number(self.numbers)) for _ in range(SIZE)]
+        return affine.widen(radii), [v + within(self.numbers, radius) for v, radius in zip(value, radii, strict=True)]
+
+    def transformed(self):
+        affine, value = self.pick()
+        rows, offset = [self.vector() for _ in range(SIZE)], self.vector()
+        image = [
+            sum(a * v for a, v in zip(row, value, strict=True)) + constant
+            for row, constant in zip(rows, offset, strict=True)
+        ]
+        return affine.transform(rows, offset), image
+
+    def scaled(self):
+        affine, value = self.pick()
+        factor = number(self.numbers)
+        return affine.scaled(factor), [factor * v for v in value]
+
+    def summed(self):
+        (one, left), (other, right) = self.pick(), self.pick()
+        return one.plus(other), [a + b for a, b in zip(left, right, strict=True)]
+
+    def scaled_by_an_unknown(self):
+        affine, value = self.pick()
+        low, high = sorted((number(self.numbers), number(self.numbers)))
+        factor = (low + high) / 2 + within(self.numbers, (high - low) / 2)
+        return affine.scaled_by_interval(low, high), [factor * v for v in value]
+
+    def clamped(self):
+        affine, value = self.pick()
+        threshold = abs(number(self.numbers))
+        return affine.clamped(threshold), [max(-threshold, min(threshold, v)) for v in value]
+
+    def pick(self):
+        return self.numbers.choice(self.values[-4:])
+
+    def run(self, length: int):
+        """The pairs of affine form and rational value after each of ``length`` instructions."""
+        instructions = [
+            self.exact,
+            self.interval,
+            self.widened,
+            self.transformed,
+            self.scaled,
+            self.summed,
+            self.scaled_by_an_unknown,
+            self.clamped,
+        ]
+        for _ in range(length):
+            self.values.append(self.numbers.choice(instructions)())
+        return self.values
+
+
+@settings(max_examples=200)
+@given(NUMBERS, st.integers(1, 30))
+def test_programs_stay_inside(numbers, length):
+    for affine, value in Program(numbers).run(length):
+        assert affine.enclosure().holds(value)
+        assert all(abs(v) <= size for v, size in zip(value, affine.magnitude, strict=True))
+        assert affine.exact == affine.enclosure().exact
+        for index, v in enumerate(value):
+            low, high = affine.interval(index)
+            assert low <= v <= high
+
+
+@settings(max_examples=40)
+@given(NUMBERS)
+def test_long_iterations_stay_inside_and_their_numbers_stay_short(numbers):
+    """Hundreds of steps of a contraction: centers are rounded on the way, and that is accounted for."""
+    symbols = Symbols()
+    start = [Fraction(numbers.random()) for _ in range(2)]
+    affine, value = symbols.exactly(start), start
+    a, b = Fraction(numbers.random()) / 2, Fraction(numbers.random()) / 3
+    rows = [[a, b], [-b, a]]
+    for _ in range(80):
+        error = Fraction(numbers.random()) / 2**30
+        affine = affine.transform(rows, (Fraction(1, 3), Fraction(1, 7))).widen([error, error])
+        value = [
+            sum(r * v for r, v in zip(row, value, strict=True)) + constant + within(numbers, error)
+            for row, constant in zip(rows, (Fraction(1, 3), Fraction(1, 7)), strict=True)
+        ]
+        assert affine.enclosure().holds(value)
+    assert max(center.denominator.bit_length() for center in affine.center) <= 1200
+    assert max(affine.radius) < Fraction(4, 2**30)
+
+
+def test_shared_errors_cancel():
+    symbols = Symbols()
+    noisy = symbols.exactly([Fraction(1), Fraction(2)]).widen([Fraction(1, 2), Fraction(1, 3)])
+    difference = noisy.plus(noisy.scaled(Fraction(-1)))
+    assert difference.center == (0, 0)
+    assert max(difference.radius) < Fraction(1, 2**45)
+    independent = noisy.plus(symbols.exactly([Fraction(0)] * 2).widen(noisy.radius))
+    assert min(independent.radius) > Fraction(2, 3) - Fraction(1, 2**45)
+
+
+def test_clamping_keeps_what_it_does_not_touch():
+    symbols = Symbols()
+    noisy = symbols.exactly([Fraction(0), Fraction(4)]).widen([Fraction(1, 2)] * 2)
+    clamped = noisy.clamped(Fraction(2))
+    rest = clamped.plus(noisy.scaled(Fraction(-1)))
+    assert rest.radius[0] < Fraction(1, 2**45)
+    assert clamped.interval(1) == (2, 2)
+
+
+def test_exact_values_stay_exact():
+    symbols = Symbols()
+    vector = symbols.exactly([Fraction(1, 3), Fraction(5)])
+    image = vector.transform([[Fraction(3), Fraction(1)]], [Fraction(-1)]).scaled(Fraction(1, 5))
+    image = image.clamped(Fraction(1, 2))
+    assert image.exact
+    assert (image.center, image.radius) == ((Fraction(1, 2),), [0])
+
+
+@pytest.mark.parametrize("doubled", [lambda form: form.scaled(Fraction(2)), lambda form: form.plus(form)])
+def test_errors_without_bound_are_refused(doubled):
+    form = Symbols().exactly([Fraction(0)]).widen([Fraction(1)])
+    for _ in repeat(None, 1100):
+        form = doubled(form)
+    with pytest.raises(Unbounded, match="outgrow every format"):
+        form.enclosure()
+
+
+def test_a_matrix_may_let_errors_grow_without_bound():
+    form = Symbols().exactly([Fraction(0)] * 2).widen([Fraction(1)] * 2)
+    rows = [[Fraction(10**200), Fraction(-(10**200))]] * 2
+    with pytest.raises(Unbounded, match="outgrow every format"):
+        form.transform(rows, [Fraction(0)] * 2).transform(rows, [Fraction(0)] * 2).enclosure()
+
+
+def test_an_error_beyond_all_floats_is_refused():
+    with pytest.raises(Unbounded, match="outgrow every format"):
+        Symbols().exactly([Fraction(0)]).widen([Fraction(10) ** 400])
+
+
+boxes = st.lists(
+    st.tuples(st.integers(-6, 6), st.integers(0, 3)).map(lambda pair: (Fraction(pair[0], 2), Fraction(pair[1], 2))),
+    min_size=2,
+    max_size=2,
+).map(lambda entries: Enclosure(*zip(*entries, strict=True)))
+
+
+@given(boxes, boxes)
+def test_a_gap_above_one_means_that_no_point_lies_in_both(one, other):
+    gap = one.gap(other)
+    overlap = [
+        max(c - r, d - s) <= min(c + r, d + s)
+        for c, r, d, s in zip(one.center, one.radius, other.center, other.radius, strict=True)
+    ]
+    assert (gap is None or gap > 1) == (not all(overlap))
+    assert gap == other.gap(one)
+    assert (gap == 0) == (one.center == other.center)
+
+
+@given(boxes, boxes)
+def test_a_gap_without_bound_is_between_two_exact_values(one, other):
+    entries = zip(one.center, one.radius, other.center, other.radius, strict=True)
+    assert (one.gap(other) is None) == any(c != d and r + s == 0 for c, r, d, s in entries)
+
+
+@given(boxes, st.lists(st.integers(-6, 6).map(lambda n: Fraction(n, 4)), min_size=2, max_size=2))
+def test_a_box_holds_its_points(box, point):
+    inside = all(c - r <= p <= c + r for c, r, p in zip(box.center, box.radius, point, strict=True))
+    assert box.holds(point) == inside
+    assert box.exact == (box.radius == (0, 0))
+
+
+magnitudes = st.builds(lambda m, e: Fraction(m) * Fraction(2) ** e, st.integers(0), st.integers(-900, 900))
+
+
+@given(st.fractions(min_value=0) | magnitudes)
+def test_square_roots_enclose(value):
+    low, high = square_root(value)
+    assert 0 <= low * low <= value <= high * high
+    assert (high - low) * 2**250 <= low
+
+
+@given(st.fractions(min_value=0))
+def test_rational_square_roots_are_exact(value):
+    assert square_root(value * value) == (value, value)

@@ -1,0 +1,109 @@
+"""What lies about in a user's folder, terminal or project does not disturb a run, nor does the plugin disturb them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CASE = "single-batched-fp32-momentum"
+
+
+def test_foreign_files_and_options(command, write):
+    """Modules that hide installed ones, the pytest settings of the project, options of the user's own."""
+    for name in ("conftest", "random", "types", "torch", "numpy", "pytest", "jinja2"):
+        Path(f"{name}.py").write_text(f"raise RuntimeError('{name}.py was imported')\n")
+    Path("pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    Path("sub").mkdir()
+    Path("sub/test_theirs.py").write_text("def test_theirs(): assert False\n")
+    target = write(
+        "import subprocess\n"
+        "assert 'PYTHONSAFEPATH' not in os.environ\n"
+        "subprocess.run([sys.executable, '-c', 'import torch'], check=False)",
+        name="elsewhere/mine.py",
+    )
+    script = Path(sys.executable).with_name("conformance")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment |= {"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"}
+    ended = subprocess.run(
+        [script, "run", target, "-n", "2", "--case", CASE], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+    assert "Conforming  The one judged case holds." in ended.stdout
+
+
+def test_progress_bar_in_a_terminal(command, write):
+    ours, theirs = pty.openpty()
+    run = command("run", write(), "--case", CASE, "-n", "1", stdout=theirs, env={"TERM": "xterm", "COLUMNS": "100"})
+    os.close(theirs)
+    shown = b""
+    while chunk := read(ours):
+        shown += chunk
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert run.ended().code == 0
+    assert "collecting cases" in text
+    assert "judging cases" in text
+    assert "1/1" in text
+    last = text.rpartition("judging cases")[2]
+    assert "Conforming  The one judged case holds." in last
+    assert "Report: conformance-report.html" in last
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:
+        # Linux says so when nobody has the other end any more.
+        return b""
+
+
+def test_no_progress_bar_elsewhere(conformance, write):
+    ended = conformance("run", write(), "--case", CASE)
+    assert "judging" not in ended.out
+    assert "\x1b" not in ended.out
+    assert not ended.out.startswith("\n")
+
+
+def test_a_reader_that_leaves_early(command, write):
+    run = command("run", write(), "--case", CASE, "-n", "1")
+    run.process.stdout.close()
+    run.process.stdout = None
+    assert "Traceback" not in run.ended().err
+    assert Path("conformance-results.jsonl").read_text().count("\n") == 3
+
+
+def test_the_plugin_loads_nothing_heavy():
+    code = "import conformance.plugin, sys; assert not {'torch', 'numpy', 'conformance.suite'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_front_process_never_imports_torch(write, command):
+    """pytest, the CLI, the oracle, the verdict and the report do without."""
+    target = write()
+    code = (
+        "import sys; from conformance.cli import main; "
+        f"code = main(['run', {target!r}, '--case', {CASE!r}, '-n', '1']); "
+        "assert code == 0, code; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=120)
+
+
+def test_options_of_other_projects_do_not_clash(pytester):
+    pytester.makeconftest(
+        """
+        def pytest_addoption(parser):
+            for option in ("--trainer", "--backend", "--case", "--time-limit"):
+                parser.addoption(option, default="theirs")
+        """
+    )
+    pytester.makepyfile(
+        """
+        def test_theirs(pytestconfig):
+            names = ("trainer", "backend", "case", "time_limit")
+            assert [pytestconfig.getoption(name) for name in names] == ["theirs"] * 4
+        """
+    )
+    pytester.runpytest("-q").assert_outcomes(passed=1)

@@ -1,0 +1,146 @@
+"""Trainers that fail in every way: each gets its verdict and a headline that says where, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from conformance.report import read_results
+
+CASE = "single-batched-fp32-momentum"
+DDP = "ddp-w2-acc2-fp32-momentum"
+
+#: name: (before, inside, case, verdict, what the headline begins with)
+WRONG = {
+    "raises": ("raise ValueError('not\\ntoday')", "", CASE, "CRASH", "rank 0 raised ValueError: not (raises.py:10)"),
+    "exits": (
+        "if task.rank == 1: print('no config', flush=True); os._exit(3)",
+        *("", DDP, "CRASH", "rank 1 exited 3 before it finished; it last printed: no config"),
+    ),
+    "returns": ("return", "", CASE, "FAIL (numerics)", "rank 0 never stepped the task's model"),
+    "nan": (
+        "",
+        "with torch.no_grad(): model.weight.fill_(float('nan'))",
+        *(CASE, "FAIL (numerics)", "step 0, rank 0: the gradient of weight[0] is nan, expected "),
+    ),
+    "shape": (
+        "other = torch.nn.Linear(5, 2); torch.optim.SGD(other.parameters(), lr=1.0).step(); return",
+        *("", CASE, "FAIL (numerics)"),
+        "rank 0 stepped parameters of shape [[2, 5], [2]], which are not the task's model",
+    ),
+    "alone": (
+        "task.world_size = 1",
+        *("", DDP, "DIVERGED", "the trainer came up with world size 1 instead of 2"),
+    ),
+    "ascends": (
+        "",
+        "for group in optimizer.param_groups: group['maximize'] = True",
+        *(CASE, "FAIL (numerics)", "step 0, rank 0: weight["),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "inside", "case", "verdict", "headline"), WRONG.values(), ids=WRONG)
+def test_wrong_trainer(conformance, write, cases, request, before, inside, case, verdict, headline):
+    name = request.node.callspec.id
+    write(before, inside, name=f"{name}.py")
+    ended = conformance("run", f"{name}.py", "--case", case)
+    result = cases()[name, case]
+    assert (result["verdict"], ended.code, ended.err) == (verdict, 1, ""), result["headline"]
+    assert result["headline"].startswith(headline)
+    assert verdict in ended.out
+    assert headline[:60] in ended.out
+    assert "Traceback" not in ended.out
+    assert "Not conforming  0 of 1 judged case hold" in ended.out
+
+
+def test_hang(conformance, write, cases):
+    write("", "while task.rank == 1 and task.world_size > 1: time.sleep(60)", name="hangs.py")
+    ended = conformance("run", "hangs.py", "--case", DDP, "--case", CASE, "--time-limit", "3")
+    hung, passed = cases()["hangs", DDP], cases()["hangs", CASE]
+    assert (hung["verdict"], passed["verdict"], ended.code) == ("HANG", "PASS (exact)", 1)
+    assert "rank 1 did not finish: killed at the time limit of 3 s, at hangs.py:" in hung["headline"]
+    assert "time.sleep" in Path("hangs.py").read_text().splitlines()[int(hung["headline"].rpartition(":")[2]) - 1]
+    assert all(rank["stack"] for rank in hung["ranks"])
+
+
+def test_the_run_goes_on_after_each_failure(conformance, write, cases):
+    """One trainer, whose first case crashes, whose second is wrong, and whose third is right."""
+    write(
+        "if task.loss_name == 'mean' and task.accumulation == 3: os.kill(os.getpid(), 11)",
+        "if task.accumulation == 2: model.weight.data += 1",
+        name="mixed.py",
+    )
+    paths = ("single-acc2", "single-acc3", "single-acc4")
+    ended = conformance("run", "mixed.py", *(word for path in paths for word in ("--case", f"{path}-fp32-momentum")))
+    verdicts = [cases()["mixed", f"{path}-fp32-momentum"]["verdict"] for path in paths]
+    assert verdicts == ["FAIL (numerics)", "CRASH", "PASS (exact)"]
+    assert ended.code == 1
+    assert "1 of 3 judged cases holds, 2 do not (mixed)" in ended.out
+    assert cases()["mixed", "single-acc3-fp32-momentum"]["headline"].startswith(
+        "rank 0 was killed by SIGSEGV, at mixed.py:10"
+    )
+
+
+def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write, cases):
+    write("", "model.weight.data += 1", name="a folder/my trainer.py")
+    conformance("run", "a folder/my trainer.py", "--case", "single-acc2", "--case", CASE)
+    assert len(cases()) > 3
+    printed = cases()["my trainer", CASE]["command"]
+    assert printed == f"conformance run 'a folder/my trainer.py' --case {CASE}"
+    ended = conformance(*shlex.split(printed)[1:], "--output", "again")
+    assert (ended.code, [*cases("again")]) == (1, [("my trainer", CASE)])
+    assert cases("again")["my trainer", CASE]["headline"] == cases()["my trainer", CASE]["headline"]
+    assert f"$ {printed}" in ended.out
+
+
+def test_trainers_of_one_name_are_told_apart(conformance, write, cases):
+    write(name="one/train.py")
+    write("return", name="two/train.py")
+    ended = conformance("run", "one/train.py", "two/train.py", "one/train.py", "--case", CASE)
+    verdicts = {trainer: case["verdict"] for (trainer, _), case in cases().items()}
+    assert (verdicts, ended.code) == ({"one/train.py": "PASS (exact)", "two/train.py": "FAIL (numerics)"}, 1)
+
+
+def test_what_is_not_declared_is_listed_and_never_passed(conformance, write, cases):
+    target = write(name="mine.py")
+    ended = conformance("run", target, "--backend", "horovod")
+    [(_, result)] = cases().items()
+    assert (result["verdict"], ended.code) == ("UNSUPPORTED", 1)
+    assert result["headline"] == "the trainer does not declare the backend horovod (it declares: single, ddp)"
+    assert "Nothing was judged" in ended.out
+
+
+def test_what_is_missing_is_listed_with_the_command_that_installs_it(conformance, folder, cases):
+    Path("needs.py").write_text(
+        "import a_framework_nobody_has\nfrom conformance import trainer\n"
+        "@trainer(requires=['a_framework_nobody_has'])\ndef train(task): ...\n"
+    )
+    ended = conformance("run", "needs.py", "--case", CASE)
+    result = cases()["needs", CASE]
+    assert (result["verdict"], ended.code) == ("UNAVAILABLE", 1)
+    assert "pip install a_framework_nobody_has" in result["headline"]
+    assert "Nothing was judged" in ended.out
+
+
+def test_conforming(conformance, write, cases):
+    target = write(name="mine.py")
+    ended = conformance("run", target, "--case", CASE, "--output", "new/folder")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Conforming  The one judged case holds." in ended.out
+    assert cases("new/folder")["mine", CASE]["verdict"] == "PASS (exact)"
+    results = read_results("new/folder/conformance-results.jsonl")
+    assert results.conforming
+    assert results.header.command == f"conformance run mine.py --case {CASE} --output new/folder -n 1"
+    assert set(results.header.machine) >= {"python", "platform", "cpus", "torch"}
+    assert (results.header.planned, results.header.seed) == (1, 42)
+    assert "<!doctype html>" in Path("new/folder/conformance-report.html").read_text().lower()
+
+
+def test_the_working_folder_is_the_trainers_too(conformance, write, cases):
+    write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
+    conformance("run", "mine.py", "--case", CASE)
+    assert cases()["mine", CASE]["verdict"] == "PASS (exact)", cases()["mine", CASE]["headline"]
