@@ -35,10 +35,11 @@ def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger) -> Affine
 def _norm(gradient: Affine, fmt: Format) -> tuple[Fraction, Fraction]:
     """The 2-norm in ``fmt``: squares, sums over entries and over tensors, and two square roots round."""
     bounds = [gradient.interval(index) for index in range(len(gradient))]
-    squares_low = [Fraction(0) if low <= 0 <= high else min(low * low, high * high) for low, high in bounds]
-    squares_high = [max(low * low, high * high) for low, high in bounds]
+    least = sum((Fraction(0) if low <= 0 <= high else min(low * low, high * high) for low, high in bounds), Fraction(0))
+    most = sum((max(low * low, high * high) for low, high in bounds), Fraction(0))
+    underflow = len(bounds) * fmt.quantum
     rounding = gamma(2 * len(bounds) + 6, fmt)
     return (
-        square_root(sum(squares_low, Fraction(0)))[0] * (1 - rounding),
-        square_root(sum(squares_high, Fraction(0)))[1] * (1 + rounding) + fmt.quantum,
+        square_root(max(least - underflow, Fraction(0)))[0] * (1 - rounding),
+        square_root(most + underflow)[1] * (1 + rounding),
     )

@@ -246,7 +246,7 @@ def _radii(
     largest_share = max(sum(map(len, share)) for share in window.shares) if precision.autocast else 0
     inner = gamma(3 + size + 3 + largest_share, compute)
     outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)
-    across = gamma(window.world_size + 4, wire) if wire is not master else Fraction(0)
+    across = gamma(window.world_size + 4 + further_roundings, wire) if wire is not master else Fraction(0)
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
     sizes = weights.magnitude
     magnitudes = [

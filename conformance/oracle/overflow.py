@@ -8,6 +8,7 @@ from typing import Literal
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.gradient import total_weight
+from conformance.oracle.rounding import gamma
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Format
 from conformance.workloads.workload import LossScale, Workload
@@ -19,7 +20,8 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     """Classify a window at ``weights``.
 
     The smallest that a correct trainer can make the scaled gradient of a prediction is ``2 c e scale / W`` with all
-    divisions before the backward pass; if that exceeds the format's range for one sample, the overflow is certain. The
+    divisions before the backward pass (a total weight W below one is left out: it would enlarge it). If that exceeds
+    the format's range for one sample, whatever the forward pass rounds off its error e, the overflow is certain. The
     largest is the undivided sum of magnitudes over all that a rank reads; if that and every sum of magnitudes in the
     forward pass fit, the overflow is impossible.
     """
@@ -27,24 +29,27 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
     sizes = [abs(center) + radius for center, radius in zip(weights.center, weights.radius, strict=True)]
     largest = max(sizes)
+    # Casting x, w and y, the products, their sum, and the residual.
+    rounding = gamma(len(sizes) + 4, fmt)
     for share in window.shares:
         undivided = Fraction(0)
         for index in chain.from_iterable(share):
             sample = window.batch[index]
             row = (*sample.x, Fraction(1)) if workload.bias else sample.x
             center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
+            forward = sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0))
             spread = (
                 Fraction(0)
                 if weights.exact
                 else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
             )
+            least = abs(center) - spread - rounding * (forward + abs(sample.y))
             weight = sample.weight if workload.loss == "weighted" else 1
-            # Twice the range: no rounding of the forward pass in this format brings it back below.
-            if 2 * scale * weight * (abs(center) - spread) / total > 2 * fmt.largest:
+            if 2 * scale * weight * least / max(total, Fraction(1)) > 2 * fmt.largest:
                 return "certain"
             widest = max([Fraction(1), *map(abs, row)])
             undivided += grow * weight * (abs(center) + spread) * widest
-            largest = max(largest, widest, sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0)))
+            largest = max(largest, widest, forward)
         largest = max(largest, undivided)
     return "possible" if largest > fmt.largest / 2 else "impossible"
 

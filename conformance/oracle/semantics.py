@@ -49,7 +49,9 @@ class AveragedInEveryMicroBatch(Recurrence):
             # Up to the first average nothing rounds; from there on only the master format does.
             weights = as_cast(weights, precision)
             precision = replace(precision, compute=precision.master)
-        return enclosed(self.workload, window, form, weights, precision, self.loss_scale, 3 * window.length)
+        # An average adds a term up over the ranks and multiplies it with a rounded constant.
+        further = window.length * (window.world_size + 1)
+        return enclosed(self.workload, window, form, weights, precision, self.loss_scale, further)
 
 
 def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation, ...]:

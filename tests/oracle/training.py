@@ -39,7 +39,10 @@ PLACEMENTS = (
 
 @dataclass(frozen=True)
 class Style:
-    """One correct way of training. ``seed`` fixes the order of samples, micro-batches, and the ranks' sum."""
+    """One correct way of training. ``seed`` fixes the order of samples, micro-batches, and the ranks' sum.
+
+    ``averaged_every_time``: ranks average after every backward pass, and the next one adds to the average.
+    """
 
     placement: str = PLACEMENTS[0]
     seed: int = 0
@@ -49,6 +52,7 @@ class Style:
     loss_in_autocast: bool = True
     loss_by_hand: bool = False
     implementation: str = "for loop"
+    averaged_every_time: bool = False
 
 
 def styles(placements: Sequence[str] = PLACEMENTS) -> st.SearchStrategy[Style]:
@@ -133,9 +137,12 @@ class _Training:
 
     def _window(self, window: Window) -> None:
         self.result.scales.append(Fraction(self.scaler.get_scale()))
-        shares = [self._gradients(window, share) for share in window.shares]
-        for parameter, *parts in zip(self.parameters, *shares, strict=True):
-            parameter.grad = self._over_ranks(window, parts)
+        if self.style.averaged_every_time:
+            average = self._running_average(window)
+        else:
+            average = self._average(window, [self._gradients(window, share) for share in window.shares])
+        for parameter, gradient in zip(self.parameters, average, strict=True):
+            parameter.grad = gradient
         self.scaler.unscale_(self.optimizer)
         clip = self.workload.clip
         if clip is not None and clip.kind == "norm":
@@ -160,6 +167,21 @@ class _Training:
         for indices in passes:
             self.scaler.scale(self._loss(window, indices, len(passes))).backward()
         return [parameter.grad.clone() for parameter in self.parameters]
+
+    def _average(self, window: Window, gradients: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        return [self._over_ranks(window, list(parts)) for parts in zip(*gradients, strict=True)]
+
+    def _running_average(self, window: Window) -> list[torch.Tensor]:
+        average = [torch.zeros_like(parameter) for parameter in self.parameters]
+        for turn in range(window.length):
+            gradients = []
+            for share in window.shares:
+                for parameter, so_far in zip(self.parameters, average, strict=True):
+                    parameter.grad = so_far.clone()
+                self.scaler.scale(self._loss(window, self._shuffled(share[turn]), window.length)).backward()
+                gradients.append([parameter.grad for parameter in self.parameters])
+            average = self._average(window, gradients)
+        return average
 
     def _loss(self, window: Window, indices: list[int], passes: int) -> torch.Tensor:
         samples = [window.batch[index] for index in indices]

@@ -1,0 +1,157 @@
+"""One case: its id, what it builds, and what a rank is told of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.registry import STANDARD
+
+ID = re.compile(
+    r"(?P<path>(?P<device>cuda-)?(?P<backend>single|ddp|horovod)(-w(?P<world_size>[2-9]))?"
+    r"(-acc(?P<accumulation>[2-9])|-(?P<kind>samples|batched))?)"
+    rf"-(?P<precision>{'|'.join(sorted(PRECISIONS, key=len, reverse=True))})"
+    rf"-(?P<workload>{'|'.join(STANDARD)})"
+)
+
+EXAMPLES = {
+    "single-samples-fp32-momentum": Case("single", "samples", 1, 1, "fp32", "momentum"),
+    "single-batched-fp64-line": Case("single", "batched", 1, 1, "fp64", "line"),
+    "single-acc3-bf16-decay": Case("single", "accumulated", 1, 3, "bf16", "decay"),
+    "ddp-w2-fp32-multivariate": Case("ddp", "batched", 2, 1, "fp32", "multivariate"),
+    "ddp-w2-acc2-fp16-clip-value": Case("ddp", "accumulated", 2, 2, "fp16", "clip-value"),
+    "horovod-w4-acc3-fp16-compression-weighted": Case("horovod", "accumulated", 4, 3, "fp16-compression", "weighted"),
+    "cuda-ddp-w2-acc2-fp16-momentum": Case("ddp", "accumulated", 2, 2, "fp16", "momentum", "cuda"),
+}
+SPECS = ["momentum", "weighted", "clip-norm", "clip-value", "adamw", "overflow", "short-window", "ranks-start-apart"]
+
+
+@pytest.mark.parametrize("case_id", EXAMPLES)
+def test_ids_say_all_that_makes_a_case(case_id):
+    case = EXAMPLES[case_id]
+    assert case.id == case_id
+    parts = ID.fullmatch(case_id)
+    assert parts["path"] == case.path
+    assert (parts["device"] == "cuda-") == (case.device == "cuda")
+    assert (parts["backend"], parts["precision"], parts["workload"]) == (case.backend, case.precision, case.workload)
+    assert int(parts["world_size"] or 1) == case.world_size
+    assert int(parts["accumulation"] or 1) == case.accumulation
+
+
+def test_a_case_is_compared_and_hashed_by_its_values():
+    one, same = (Case("ddp", "batched", 2, 1, "fp32", "momentum") for _ in range(2))
+    assert {one, same} == {one}
+
+
+def test_a_case_builds_its_workload_and_layout():
+    workload, layout = Case("ddp", "accumulated", 3, 2, "bf16", "momentum").build()
+    assert (workload.name, workload.batch_size) == ("momentum", 24)
+    assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (3, 2, 4)
+    assert Case("ddp", "accumulated", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
+
+
+def test_what_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match="no global batch divides over 3 ranks x 1 micro-batches"):
+        Case("ddp", "batched", 3, 1, "fp32", "line").build()
+
+
+def cases():
+    for workload in (*SPECS, "line", "multivariate", "uneven-batch"):
+        for shape in (("accumulated", 2, 2), ("batched", 2, 1), ("accumulated", 1, 2)):
+            if workload == "short-window" and shape[0] != "accumulated":
+                continue
+            yield Case("single" if shape[1] == 1 else "ddp", *shape, "fp16", workload)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
+def test_a_rank_is_told_everything_in_plain_json(case):
+    spec = case.spec()
+    assert json.loads(json.dumps(spec, allow_nan=False)) == spec
+    workload, layout = case.build()
+    assert spec["case"] == case.id
+    assert (spec["backend"], spec["world_size"], spec["precision"]) == (case.backend, case.world_size, "fp16")
+    assert (spec["steps"], spec["epochs"], spec["loss"]) == (workload.steps, workload.epochs, workload.loss)
+    assert (spec["accumulation"], spec["micro_batch_size"]) == (layout.accumulation, layout.micro_batch_size)
+    stream = [sample for batch in workload.batches for sample in batch]
+    told = spec["samples"]
+    # As a double each number is what it is as a rational: what ranks compute with is what the oracle computes with.
+    assert [tuple(map(Fraction, x)) for x in told["x"]] == [sample.x for sample in stream]
+    assert list(map(Fraction, told["y"])) == [sample.y for sample in stream]
+    assert list(map(Fraction, told["weight"])) == [sample.weight for sample in stream]
+    assert [tuple(map(Fraction, w)) for w in spec["model"]["weights"]] == [
+        workload.start_of(rank) for rank in range(case.world_size)
+    ]
+    assert (spec["model"]["features"], spec["model"]["bias"]) == (workload.features, workload.bias)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
+def test_micro_batches_are_those_of_the_layout(case):
+    workload, layout = case.build()
+    deal = case.spec()["micro_batches"]
+    stream = [sample for batch in workload.batches for sample in batch]
+    assert len(deal) == case.world_size
+    assert sorted(index for rank in deal for micro_batch in rank for index in micro_batch) == list(range(len(stream)))
+    for rank, micro_batches in enumerate(deal):
+        turns = iter(micro_batches)
+        for step in range(len(workload.batches)):
+            window = layout.window(workload, step)
+            for expected in window.shares[rank]:
+                assert [stream[index] for index in next(turns)] == [window.batch[index] for index in expected]
+        assert list(turns) == []
+
+
+def spec(workload, precision="fp32"):
+    return Case("ddp", "accumulated", 2, 2, precision, workload).spec()
+
+
+def test_optimizers_are_told_with_torchs_names():
+    assert spec("decay")["optimizer"] == {
+        "kind": "sgd",
+        "lr": 0.5,
+        "momentum": 0.5,
+        "dampening": 0.5,
+        "nesterov": False,
+        "weight_decay": 0.25,
+    }
+    assert spec("clip-value")["optimizer"]["nesterov"] is True
+    assert spec("adamw")["optimizer"] == {
+        "kind": "adamw",
+        "lr": 0.125,
+        "betas": [0.9, 0.999],
+        "eps": 1e-8,
+        "weight_decay": 0.125,
+    }
+
+
+def test_a_schedule_has_one_multiplier_a_step():
+    assert spec("momentum")["schedule"] == [1.0, 0.5, 1.0, 0.5, 0.5, 1.0]
+    assert spec("sgd")["schedule"] is None
+
+
+def test_clipping_is_told_or_is_none():
+    assert spec("clip-value")["clip"]["kind"] == "value"
+    assert spec("clip-norm")["clip"] == {"kind": "norm", "threshold": 4.0}
+    assert spec("momentum")["clip"] is None
+
+
+def test_the_loss_scale_is_told_where_there_is_one():
+    assert spec("growing-scale", "fp16")["scaler"] == {
+        "init_scale": 16.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2,
+    }
+    for precision in ("fp64", "fp32", "bf16", "fp16-compression"):
+        assert spec("growing-scale", precision)["scaler"] is None
+
+
+def test_ranks_are_told_different_weights_where_a_broadcast_must_make_them_one():
+    one, other = spec("ranks-start-apart")["model"]["weights"]
+    assert one != other
+    same, again = spec("momentum")["model"]["weights"]
+    assert same == again

@@ -1,0 +1,170 @@
+"""The default matrix: what is planned, and that every case of it can be judged."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from conformance.cases import matrix
+from conformance.cases.case import Case
+from conformance.cases.matrix import BACKEND_PRECISIONS, RULES, SHAPES, Rule, plan
+from conformance.oracle.perturbation import OneSampleMoved
+from conformance.oracle.power import power
+from conformance.oracle.recurrence import Recurrence
+from conformance.trainers.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
+
+EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
+#: Their roots, quotients or data round: judged by bounds.
+BOUNDED = {"adamw", "clip-norm", "line", "noisy-line", "two-workers", "multivariate"}
+HORIZON = 16
+
+
+@cache
+def everything():
+    return [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend)]
+
+
+@cache
+def by_workload_and_precision():
+    """The shapes of all cases; backends share them, and the oracle does not know backends."""
+    shapes = defaultdict(set)
+    for planned in everything():
+        case = planned.case
+        shapes[case.workload, case.precision].add((case.kind, case.world_size, case.accumulation))
+    return shapes
+
+
+def test_ids_are_unique():
+    ids = Counter(planned.case.id for planned in everything())
+    assert [name for name, count in ids.items() if count > 1] == []
+    assert len({planned.case for planned in everything()}) == len(ids)
+
+
+def test_a_trainer_that_declares_everything_is_spared_nothing():
+    assert [planned.unsupported for planned in everything() if planned.unsupported] == []
+    missing = [
+        Case(backend, *shape, precision, rule.workload).id
+        for backend in BACKENDS
+        for rule in RULES
+        for shape in SHAPES[backend]
+        if rule.shapes is None or shape in rule.shapes
+        for precision in BACKEND_PRECISIONS[backend]
+        if precision in rule.precisions
+    ]
+    assert sorted(missing) == sorted(planned.case.id for planned in everything())
+
+
+def test_every_rule_and_precision_is_used():
+    pairs = set(by_workload_and_precision())
+    assert {workload for workload, _ in pairs} == {rule.workload for rule in RULES}
+    assert {precision for _, precision in pairs} == set(PRECISIONS)
+    for rule in RULES:
+        for shape in rule.shapes or ():
+            assert any(shape in shapes for shapes in SHAPES.values())
+
+
+def test_core_workloads_run_on_every_path_in_every_precision():
+    core = [rule for rule in RULES if rule.core]
+    assert {rule.workload for rule in core} == {"momentum", "clip-value"}
+    planned = {planned.case for planned in everything()}
+    for backend in BACKENDS:
+        for shape in SHAPES[backend]:
+            for precision in BACKEND_PRECISIONS[backend]:
+                for rule in core:
+                    assert Case(backend, *shape, precision, rule.workload) in planned
+
+
+def test_world_sizes_and_accumulations_of_the_distributed_paths():
+    for backend in ("ddp", "horovod"):
+        assert {(world, accumulation) for _, world, accumulation in SHAPES[backend]} == {
+            (world, accumulation) for world in (2, 3, 4) for accumulation in (1, 2, 3, 4)
+        }
+    assert {kind for kind, _, _ in SHAPES["single"]} == set(LAYOUTS)
+
+
+def test_compression_is_horovods():
+    compressed = {planned.case.backend for planned in everything() if planned.case.precision == "fp16-compression"}
+    assert compressed == {"horovod"}
+
+
+def test_a_gpu_runs_the_core_workloads():
+    cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
+    assert {case.workload for case in cases} == {"momentum", "clip-value"}
+    assert {case.device for case in cases} == {"cuda"}
+    assert all(case.id.startswith("cuda-ddp-") for case in cases)
+
+
+@pytest.mark.parametrize(
+    ("changes", "backend", "reason"),
+    [
+        ({"backends": ("single",)}, "ddp", "the backend ddp (it declares: single)"),
+        ({"layouts": ("batched",)}, "ddp", "the layout accumulated (it declares: batched)"),
+        ({"precisions": ("fp32", "bf16")}, "ddp", "the precision fp16 (it declares: fp32, bf16)"),
+        ({"world_sizes": (2, 4)}, "ddp", "the world size 3 (it declares: 2, 4)"),
+        ({"accumulations": (2,)}, "ddp", "the accumulation 4 (it declares: 2)"),
+        ({"losses": ("mean",)}, "ddp", "the loss weighted (it declares: mean)"),
+        ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
+    ],
+)
+def test_what_is_not_declared_is_on_the_list_once_and_not_run(changes, backend, reason):
+    planned = list(plan(replace(EVERYTHING, **changes), backend))
+    reasons = Counter(entry.unsupported for entry in planned if entry.unsupported)
+    assert reasons[f"the trainer does not declare {reason}"] == 1
+    assert set(reasons.values()) == {1}
+    run = {entry.case for entry in planned if not entry.unsupported}
+    assert run < {entry.case for entry in plan(EVERYTHING, backend)} or not run
+    for entry in planned:
+        if entry.unsupported:
+            assert entry.case not in run
+
+
+def test_nothing_that_is_declared_is_lost_with_what_is_not():
+    fewer = replace(EVERYTHING, precisions=("fp32",), world_sizes=(2,), clips=("value",))
+    kept = {entry.case for entry in plan(fewer, "ddp") if not entry.unsupported}
+    assert kept == {
+        entry.case
+        for entry in plan(EVERYTHING, "ddp")
+        if entry.case.precision == "fp32" and entry.case.world_size == 2 and entry.case.workload != "clip-norm"
+    }
+
+
+def test_a_rule_that_cannot_be_built_is_an_error_and_not_a_gap(monkeypatch):
+    rule = Rule("line", ("fp32",), frozenset({("batched", 3, 1)}))
+    monkeypatch.setattr(matrix, "RULES", (rule,))
+    with pytest.raises(ValueError, match="workload line: no global batch divides over 3 ranks"):
+        list(plan(EVERYTHING, "ddp"))
+
+
+PAIRS = sorted(by_workload_and_precision())
+
+
+def judged(workload, precision):
+    """The right answer for every shape that the pair runs in."""
+    for shape in sorted(by_workload_and_precision()[workload, precision]):
+        case = Case("ddp", *shape, precision, workload)
+        yield case, *case.build()
+
+
+@pytest.mark.parametrize(("workload", "precision"), PAIRS)
+def test_every_case_can_be_judged(workload, precision):
+    """Exact where it should be, decided about overflows, and able to tell every catalogued fault from the truth."""
+    for case, job, layout in judged(workload, precision):
+        limit = HORIZON if workload == "multivariate" else None
+        right = Recurrence(job, layout, case.arithmetic, limit=limit).run()
+        assert right.certificate.exact == (workload not in BOUNDED), (case.id, right.certificate.reason)
+        assert len(right.steps) == (limit or job.steps) - len(right.skips)
+        assert right.skips == ({2} if workload == "overflow" else set()), case.id
+        assert "possible" not in right.overflows, case.id
+        assert len(right.overflows) == (job.steps if case.arithmetic.scaled else 0)
+
+        nearest = power(job, layout, case.arithmetic, right, HORIZON)
+        assert nearest is not None
+        assert nearest.sufficient, (case.id, nearest.fault.name, float(nearest.gap))
+
+        moved = next(OneSampleMoved(job, layout, case.arithmetic, right.skips, right.scales, 1).steps())
+        assert moved.gradient.center != right.steps[0].gradient.center, case.id
+        # An answer this far from the right one is in no enclosure of the wrong one.
+        assert not moved.gradient.holds(right.steps[0].gradient.center), case.id

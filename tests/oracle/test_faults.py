@@ -1,0 +1,237 @@
+"""The catalogue of faults: each changes what it says, and each is told from the right answer somewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import product
+
+import pytest
+
+from conformance.oracle.affine import Enclosure
+from conformance.oracle.faults import CATALOGUE, applicable
+from conformance.oracle.power import Power, power, separation
+from conformance.oracle.recurrence import Recurrence, Step
+from conformance.workloads.layout import Layout
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.registry import standard
+from conformance.workloads.workload import SGD, AdamW, Clip, Sample, Workload
+
+FAULTS = {fault.name: fault for fault in CATALOGUE}
+every_fault = pytest.mark.parametrize("name", FAULTS)
+
+PLACES = [
+    (workload, shape, precision)
+    for workload, shape, precision in product(
+        ["momentum", "clip-value", "decay", "weighted", "clip-norm", "short-window"],
+        [("accumulated", 2, 2), ("accumulated", 2, 3)],
+        ["fp32", "fp16"],
+    )
+]
+
+
+def batch(*weights):
+    return tuple(
+        Sample((Fraction(index),), Fraction(-(index**2)), Fraction(weight)) for index, weight in enumerate(weights, 1)
+    )
+
+
+#: Two ranks with two micro-batches of two samples each; dealt out as (0 1 | 4 5) and (2 3 | 6 7).
+WORKLOAD = Workload("eight", (batch(*[1] * 8), batch(*[1] * 8)), SGD(Fraction(1, 2)), (Fraction(1),))
+WEIGHTED = replace(WORKLOAD, batches=(batch(1, 0, 2, 2, 0, 0, 3, 8),) * 2, loss="weighted")
+EIGHTH = Fraction(1, 8)
+
+
+def coefficients(name, workload=WORKLOAD, window=0):
+    layout = Layout("accumulated", 2, 2, 2)
+    recurrence = FAULTS[name].recurrence(workload, layout, PRECISIONS["fp32"])
+    return list(recurrence.coefficients(layout.windows(workload)[window]))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sum-over-ranks", [2] * 8),
+        ("world-divided-twice", [Fraction(1, 2)] * 8),
+        ("sum-over-window", [2] * 8),
+        ("window-divided-twice", [Fraction(1, 2)] * 8),
+        ("loss-summed", [2] * 8),
+        ("not-synchronised", [2, 2, 0, 0, 2, 2, 0, 0]),
+        ("zero-grad-in-window", [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("first-micro-batch-only", [1, 1, 1, 1, 0, 0, 0, 0]),
+        ("sample-dropped", [1, 1, 1, 1, 1, 1, 1, 0]),
+        ("sample-repeated", [1, 1, 1, 1, 1, 1, 2, 0]),
+    ],
+)
+def test_what_a_mean_becomes(name, expected):
+    assert coefficients(name) == [EIGHTH * times for times in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mean-of-micro-batch-means", [Fraction(1, 4), 0, Fraction(1, 8), Fraction(1, 8), 0, 0, "3/44", "8/44"]),
+        ("mean-of-rank-means", [Fraction(1, 2), 0, "2/30", "2/30", 0, 0, "3/30", "8/30"]),
+        ("sample-weights-ignored", [EIGHTH] * 8),
+        ("sample-dropped", ["1/16", 0, "2/16", "2/16", 0, 0, "3/16", 0]),
+        ("not-synchronised", [1, 0, 0, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_what_a_weighted_mean_becomes(name, expected):
+    assert coefficients(name, WEIGHTED) == [Fraction(value) for value in expected]
+
+
+def test_a_short_window_divided_by_the_nominal_length():
+    short = replace(WORKLOAD, batches=(WORKLOAD.batches[0], WORKLOAD.batches[1][:4]))
+    assert coefficients("nominal-length", short, window=0) == [EIGHTH] * 8
+    assert coefficients("nominal-length", short, window=1) == [EIGHTH] * 4
+    right = Recurrence(short, Layout("accumulated", 2, 2, 2), PRECISIONS["fp32"])
+    assert list(right.coefficients(right.layout.windows(short)[1])) == [Fraction(1, 4)] * 4
+
+
+def first_step(name, workload, precision="fp32", steps=1):
+    layout = Layout("accumulated", 2, 2, 2)
+    kind = Recurrence if name is None else FAULTS[name].recurrence
+    return [*kind(workload, layout, PRECISIONS[precision]).steps()][steps - 1]
+
+
+def test_faults_of_the_optimizer():
+    right = first_step(None, WORKLOAD)
+    [gradient], [weight] = right.gradient.center, right.weights.center
+    assert weight == 1 - gradient / 2
+    assert first_step("ascends", WORKLOAD).weights.center == (1 + gradient / 2,)
+    assert first_step("steps-twice", WORKLOAD).weights.center == (1 - gradient,)
+    assert first_step("scale-left-in", WORKLOAD, "fp16").gradient.center == (gradient * 128,)
+    decaying = replace(WORKLOAD, optimizer=SGD(Fraction(1, 2), weight_decay=Fraction(1, 4)))
+    assert first_step(None, decaying).weights.center == (weight - EIGHTH,)
+    assert first_step("no-weight-decay", decaying).weights.center == (weight,)
+    assert first_step("weight-decay-twice", decaying).weights.center == (weight - 2 * EIGHTH,)
+
+
+def test_faults_of_clipping():
+    parts = [sum(2 * (s.x[0] * 1 - s.y) * s.x[0] for s in WORKLOAD.batches[0][i : i + 2]) / 2 for i in (0, 2, 4, 6)]
+    assert parts == sorted(parts)
+    threshold = Fraction(200)
+    assert parts[1] < threshold < parts[2]
+    clipping = replace(WORKLOAD, clip=Clip("value", threshold))
+    assert first_step(None, clipping).gradient.center == (min(threshold, sum(parts) / 4),)
+    assert first_step("not-clipped", clipping).gradient.center == (sum(parts) / 4,)
+    assert first_step("clip-before-unscale", clipping, "fp16").gradient.center == (threshold / 128,)
+    ranks = [(parts[0] + parts[2]) / 2, (parts[1] + parts[3]) / 2]
+    assert first_step("clip-before-all-reduce", clipping).gradient.center == (
+        sum(min(threshold, rank) for rank in ranks) / 2,
+    )
+    windows = [(parts[0] + parts[1]) / 2, (parts[2] + parts[3]) / 2]
+    assert first_step("clip-per-micro-batch", clipping).gradient.center == (
+        sum(min(threshold, micro_batch) for micro_batch in windows) / 2,
+    )
+
+
+def test_faults_of_the_schedule_and_of_momentum():
+    scheduled = replace(WORKLOAD, schedule=(Fraction(1), Fraction(1, 2)))
+    longer = replace(scheduled, batches=WORKLOAD.batches * 2, schedule=tuple(map(Fraction, (8, 4, 2, 1))))
+    layout = Layout("accumulated", 2, 2, 2)
+    rates = {
+        name: [FAULTS[name].recurrence(longer, layout, PRECISIONS["fp32"]).learning_rate(step) for step in range(4)]
+        for name in ("schedule-per-micro-batch", "schedule-ignored")
+    }
+    assert rates == {
+        "schedule-per-micro-batch": [4, 1, Fraction(1, 2), Fraction(1, 2)],
+        "schedule-ignored": [4, 4, 4, 4],
+    }
+    heavy = replace(WORKLOAD, optimizer=SGD(Fraction(1, 2), momentum=Fraction(1, 2)))
+    assert first_step("momentum-lost", heavy, steps=2) == first_step(None, WORKLOAD, steps=2)
+    assert first_step(None, heavy, steps=2) != first_step(None, WORKLOAD, steps=2)
+
+
+def test_the_catalogue_names_each_fault_once_and_says_what_it_does():
+    assert len(FAULTS) == len(CATALOGUE) >= 20
+    for fault in CATALOGUE:
+        assert fault.text[0].islower()
+        assert not fault.text.endswith(".")
+
+
+@every_fault
+def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
+    fault = FAULTS[name]
+    for workload_name, shape, precision in PLACES:
+        workload, layout = standard(workload_name, *shape)
+        arithmetic = PRECISIONS[precision]
+        if not fault.applies(workload, layout, arithmetic):
+            continue
+        right = Recurrence(workload, layout, arithmetic).run()
+        wrong = fault.recurrence(workload, layout, arithmetic, right.skips, right.scales)
+        gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=True)]
+        assert any(gap is None or gap > 1 for gap in gaps)
+        return
+    pytest.fail(f"{name} applies nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "precision"),
+    [
+        ("sum-over-ranks", ("batched", 1, 1), "fp32"),
+        ("sum-over-window", ("batched", 2, 1), "fp32"),
+        ("scale-left-in", ("accumulated", 2, 2), "fp32"),
+        ("not-clipped", ("accumulated", 2, 2), "fp32"),
+        ("mean-of-rank-means", ("accumulated", 2, 2), "fp32"),
+        ("nominal-length", ("accumulated", 2, 2), "fp32"),
+        ("loss-summed", ("samples", 1, 1), "fp32"),
+    ],
+)
+def test_a_fault_does_not_apply_where_it_changes_nothing(name, shape, precision):
+    workload, layout = standard("momentum", *shape)
+    assert name not in {fault.name for fault in applicable(workload, layout, PRECISIONS[precision])}
+
+
+def test_adamw_has_no_momentum_to_lose():
+    workload, layout = standard("adamw", "accumulated", 2, 2)
+    assert isinstance(workload.optimizer, AdamW)
+    assert "momentum-lost" not in {fault.name for fault in applicable(workload, layout, PRECISIONS["fp32"])}
+
+
+def step(gradient, weights, radius=0):
+    radii = (Fraction(radius),)
+    return Step(0, Enclosure((Fraction(gradient),), radii), Enclosure((Fraction(weights),), radii), Fraction(0))
+
+
+def test_separation_is_the_larger_of_both_gaps():
+    assert separation(step(1, 1), step(1, 1)) == 0
+    assert separation(step(1, 1), step(2, 1)) is None
+    assert separation(step(1, 1, 1), step(2, 4, 1)) == Fraction(3, 2)
+    assert separation(step(1, 1, 1), step(5, 1, 1)) == 2
+
+
+def test_power_is_that_of_the_nearest_fault():
+    workload, layout = standard("clip-norm", "accumulated", 2, 2)
+    precision = PRECISIONS["fp32"]
+    right = Recurrence(workload, layout, precision).run()
+    found = power(workload, layout, precision, right)
+    assert found.sufficient
+    gaps = {}
+    for fault in applicable(workload, layout, precision):
+        wrong = fault.recurrence(workload, layout, precision)
+        gaps[fault.name] = [separation(a, b) for a, b in zip(right.steps, wrong.steps(), strict=True)]
+    first = {
+        name: next((gap for gap in series if gap is None or gap > 1), max(g or 0 for g in series))
+        for name, series in gaps.items()
+    }
+    assert found.gap == min(gap for gap in first.values() if gap is not None)
+    assert first[found.fault.name] == found.gap
+
+
+def test_power_looks_no_further_than_asked():
+    workload, layout = standard("clip-norm", "batched", 2, 1)
+    precision = PRECISIONS["fp32"]
+    right = Recurrence(workload, layout, precision).run()
+    blind = power(workload, layout, precision, right, limit=4)
+    assert not blind.sufficient
+    assert blind.fault.name in {"not-clipped", "clip-before-all-reduce"}
+    assert blind.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("gap", "enough"), [(None, True), (Fraction(2), True), (Fraction(1), False), (Fraction(0), False)]
+)
+def test_power_must_exceed_one(gap, enough):
+    assert Power(gap, CATALOGUE[0]).sufficient is enough
