@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain, permutations
+from itertools import permutations
 from math import lcm
 
 from conformance.oracle.affine import Affine
@@ -207,15 +207,12 @@ def _proved(
     if not (ledger.constants("division", constants, master) and ledger.divisors("division", divisors, wire)):
         return False
 
-    columns = range(len(weights))
-    shares = [list(chain.from_iterable(share)) for share in window.shares]
-    everything = [[term[j] for term in terms] for j in columns]
-    of_ranks = [[sum((terms[i][j] for i in share), Fraction(0)) for share in shares] for j in columns]
+    # All terms of the window, because a trainer may deal samples otherwise, and put them through the model at once.
+    everything = [list(column) for column in zip(*terms, strict=True)]
     stages = (
-        # All terms, because a trainer may deal samples otherwise, and put a whole window through the model at once.
         ("backward", [[residual] for residual in residuals] + everything, compute),
         ("accumulation", everything, master),
-        ("all-reduce", of_ranks, wire),
+        ("all-reduce", everything, wire),
     )
     shrink = min(Fraction(1), scale) * min(Fraction(1), 1 / total)
     grow = max(Fraction(1), scale) * max(Fraction(1), window.world_size / total)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import chain
 from typing import Literal
 
 from conformance.oracle.affine import Enclosure
@@ -22,8 +21,8 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     The smallest that a correct trainer can make the scaled gradient of a prediction is ``2 c e scale / W`` with all
     divisions before the backward pass (a total weight W below one is left out: it would enlarge it). If that exceeds
     the format's range for one sample, whatever the forward pass rounds off its error e, the overflow is certain. The
-    largest is the undivided sum of magnitudes over all that a rank reads; if that and every sum of magnitudes in the
-    forward pass fit, the overflow is impossible.
+    largest is the undivided sum of magnitudes over as many samples as a rank reads, whichever it is dealt; if that and
+    every sum of magnitudes in the forward pass fit, the overflow is impossible.
     """
     total = total_weight(workload, window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
@@ -31,26 +30,25 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     largest = max(sizes)
     # Casting x, w and y, the products, their sum, and the residual.
     rounding = gamma(len(sizes) + 4, fmt)
-    for share in window.shares:
-        undivided = Fraction(0)
-        for index in chain.from_iterable(share):
-            sample = window.batch[index]
-            row = (*sample.x, Fraction(1)) if workload.bias else sample.x
-            center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
-            forward = sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0))
-            spread = (
-                Fraction(0)
-                if weights.exact
-                else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
-            )
-            least = abs(center) - spread - rounding * (forward + abs(sample.y))
-            weight = sample.weight if workload.loss == "weighted" else 1
-            if 2 * scale * weight * least / max(total, Fraction(1)) > 2 * fmt.largest:
-                return "certain"
-            widest = max([Fraction(1), *map(abs, row)])
-            undivided += grow * weight * (abs(center) + spread) * widest
-            largest = max(largest, widest, forward)
-        largest = max(largest, undivided)
+    scaled = []
+    for sample in window.batch:
+        row = (*sample.x, Fraction(1)) if workload.bias else sample.x
+        center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
+        forward = sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0))
+        spread = (
+            Fraction(0)
+            if weights.exact
+            else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
+        )
+        least = abs(center) - spread - rounding * (forward + abs(sample.y))
+        weight = sample.weight if workload.loss == "weighted" else 1
+        if 2 * scale * weight * least / max(total, Fraction(1)) > 2 * fmt.largest:
+            return "certain"
+        widest = max([Fraction(1), *map(abs, row)])
+        scaled.append(grow * weight * (abs(center) + spread) * widest)
+        largest = max(largest, widest, forward)
+    of_a_rank = max(sum(map(len, share)) for share in window.shares)
+    largest = max(largest, sum(sorted(scaled)[-of_a_rank:], Fraction(0)))
     return "possible" if largest > fmt.largest / 2 else "impossible"
 
 

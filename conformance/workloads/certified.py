@@ -134,6 +134,7 @@ def _draw(
         fits = (
             (after.weights % grid == 0).all(axis=1)
             & (float(recipe.optimizer.momentum) * after.buffer % grid == 0).all(axis=1)
+            # A small error of a zero survives any cast, where that of another number is rounded away.
             & (after.weights != 0).all(axis=1)
             & (np.abs(after.weights) <= recipe.largest_weight).all(axis=1)
             & (after.weights != state.weights).any(axis=1)

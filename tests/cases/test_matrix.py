@@ -14,6 +14,7 @@ from conformance.cases.matrix import BACKEND_PRECISIONS, RULES, SHAPES, Rule, pl
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.semantics import AveragedInEveryMicroBatch, interpretations
 from conformance.trainers.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
 
 EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
@@ -168,3 +169,18 @@ def test_every_case_can_be_judged(workload, precision):
         assert moved.gradient.center != right.steps[0].gradient.center, case.id
         # An answer this far from the right one is in no enclosure of the wrong one.
         assert not moved.gradient.holds(right.steps[0].gradient.center), case.id
+
+
+@pytest.mark.parametrize(("workload", "precision"), PAIRS)
+def test_every_other_reading_can_be_judged(workload, precision):
+    """Where more than one answer is accepted, the others tell every catalogued fault from the truth as well."""
+    for case, job, layout in judged(workload, precision):
+        first, *others = interpretations(job, layout)
+        assert first.recurrence is Recurrence
+        for reading in others:
+            if precision == "fp16-compression" and reading.recurrence is AveragedInEveryMicroBatch:
+                continue  # Compressing a running average rounds too often for any promise.
+            right = reading.recurrence(reading.workload, layout, case.arithmetic).run()
+            nearest = power(reading.workload, layout, case.arithmetic, right, HORIZON)
+            assert nearest is not None
+            assert nearest.sufficient, (case.id, reading.name, nearest.fault.name, float(nearest.gap))

@@ -61,7 +61,13 @@ def overflows(workload, layout):
     """Whether each way of training overflows."""
     fitting = [name for name in PLACEMENTS if workload.loss == "mean" or not name.startswith("mean")]
     for number, placement in enumerate(fitting):
-        style = Style(placement, number, one_forward=bool(number % 2), ranks_divided_first=bool(number // 2 % 2))
+        style = Style(
+            placement,
+            number,
+            one_forward=bool(number % 2),
+            ranks_divided_first=bool(number // 2 % 2),
+            dealt_otherwise=bool(number // 3 % 2),
+        )
         yield bool(train(workload, layout, PRECISIONS["fp16"], style).skips)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -41,6 +41,7 @@ PLACEMENTS = (
 class Style:
     """One correct way of training. ``seed`` fixes the order of samples, micro-batches, and the ranks' sum.
 
+    ``dealt_otherwise``: ranks and micro-batches of the same sizes get other samples of the global batch.
     ``averaged_every_time``: ranks average after every backward pass, and the next one adds to the average.
     """
 
@@ -49,6 +50,7 @@ class Style:
     by_reciprocal: bool = False
     ranks_divided_first: bool = False
     one_forward: bool = False
+    dealt_otherwise: bool = False
     loss_in_autocast: bool = True
     loss_by_hand: bool = False
     implementation: str = "for loop"
@@ -63,6 +65,7 @@ def styles(placements: Sequence[str] = PLACEMENTS) -> st.SearchStrategy[Style]:
         by_reciprocal=st.booleans(),
         ranks_divided_first=st.booleans(),
         one_forward=st.booleans(),
+        dealt_otherwise=st.booleans(),
         loss_in_autocast=st.booleans(),
         loss_by_hand=st.booleans(),
         implementation=st.sampled_from(["for loop", "foreach", "fused"]),
@@ -136,6 +139,8 @@ class _Training:
         self.result.weights.append(exactly(self.parameters))
 
     def _window(self, window: Window) -> None:
+        if self.style.dealt_otherwise:
+            window = replace(window, batch=tuple(self._shuffled(window.batch)))
         self.result.scales.append(Fraction(self.scaler.get_scale()))
         if self.style.averaged_every_time:
             average = self._running_average(window)

@@ -72,6 +72,7 @@ def test_weights_move_in_every_step_and_stay_on_their_grid(name, batch_size):
     visited = [workload.start, *(step.weights.center for step in trajectory(workload).steps[:last])]
     for before, after in pairwise(visited):
         assert before != after
+        assert all(after)
         assert all((weight / ingredients.grid).denominator == 1 for weight in after)
         assert max(map(abs, after)) <= ingredients.largest_weight
 
