@@ -1,0 +1,184 @@
+"""Traces written by hand, for laws to be tried on.
+
+    run = a_run(
+        [forward(), backward(), step()],            # rank 0
+        [forward(), backward(), step()],            # rank 1
+        backend="ddp", world_size=2,
+    )
+
+Each event gets what every event has: rank, seq, time, a line of its own in train.py (its place in the list, from 1),
+and window and micro-batch. A forward with ``window=k`` opens window k; one without belongs to the window before.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from conformance.laws.run import Run
+
+SPEC = {
+    "case": "by-hand",
+    "backend": "single",
+    "world_size": 1,
+    "accumulation": 1,
+    "micro_batch_size": 2,
+    "steps": 2,
+    "epochs": 1,
+    "precision": "fp32",
+    "loss": "mean",
+    "device": "cpu",
+    "model": {"features": 1, "bias": True, "weights": [[1.0, 0.5]]},
+    "samples": {"x": [[1.0], [2.0], [3.0], [4.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
+    "micro_batches": [[[0, 1], [2, 3]]],
+    "optimizer": {"kind": "sgd", "lr": 0.5},
+    "schedule": None,
+    "clip": None,
+    "scaler": None,
+}
+
+DEFAULTS = {
+    "forward": {"rows": [0, 1], "wrapper": None, "syncs": None},
+    "backward_begin": {"root": 0, "syncs": None, "gradients": "none"},
+    "backward_end": {"scaled": None},
+    "optimizer": {
+        "optimizer": 0,
+        "type": "SGD",
+        "parameters": [0, 1],
+        "trainable": [0, 1],
+        "horovod": False,
+        "backward_passes_per_step": None,
+        "state": False,
+    },
+    "wrap": {"model": 0, "wrapper": "DistributedDataParallel", "find_unused": False},
+    "start": {"weights": [1.0, 0.5]},
+    "loss_scaled": {"scaler": 0, "scale": 1024.0},
+    "collective": {
+        "op": "allreduce_",
+        "bytes": 8,
+        "elements": 2,
+        "reduce": "sum",
+        "group": [0, 1],
+        "via": "c10d",
+        "phase": "training",
+        "during": None,
+        "of": None,
+    },
+    "synchronize": {"optimizer": 0, "in_step": False},
+    "skip_synchronize_enter": {"optimizer": 0},
+    "skip_synchronize_exit": {"optimizer": 0},
+    "unscale": {"scaler": 0, "optimizer": 0, "scale": 1024.0, "implicit": False, "found_inf": False},
+    "clip": {
+        "kind": "norm",
+        "threshold": 1.0,
+        "norm_type": 2.0,
+        "norm": 2.0,
+        "parameters": [0, 1],
+        "gradients": [1.0, 1.0],
+    },
+    "norm": {"norm": 2.0, "parameters": [0, 1]},
+    "gradient_change": {"parameters": [0, 1], "factor": None, "since": 0},
+    "zero_grad": {"by": "optimizer", "optimizer": 0, "parameters": [0, 1], "set_to_none": True},
+    "scaler_step": {"scaler": 0, "optimizer": 0, "scale": 1024.0},
+    "step": {
+        "optimizer": 0,
+        "parameters": [0, 1],
+        "gradients": [1.0, 1.0],
+        "weights": [0.5, 0.0],
+        "lr": 0.5,
+        "scale": None,
+        "synchronizes": None,
+    },
+    "skip": {
+        "optimizer": 0,
+        "scale": 1024.0,
+        "gradients_finite": False,
+        "gradients": ["inf", 1.0],
+        "weights": [1.0, 0.5],
+    },
+    "update": {
+        "scaler": 0,
+        "scale_before": 1024.0,
+        "scale_after": 1024.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+    },
+    "schedule": {"scheduler": 0, "optimizer": 0, "lr_before": [0.5], "lr_after": [0.25], "initial": False},
+    "scale_loss_enter": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
+    "scale_loss_exit": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
+    "finished": {"weights": [0.5, 0.0]},
+}
+
+
+def event(kind, **fields):
+    """One event; what is not given has a plausible value."""
+    return {"event": kind, **copy.deepcopy(DEFAULTS.get(kind, {})), **fields}
+
+
+def forward(window=None, **fields):
+    return event("forward", window=window, **fields)
+
+
+def backward(**fields):
+    """A whole backward pass: its beginning and its end, with what is given for either."""
+    begin = {name: value for name, value in fields.items() if name in DEFAULTS["backward_begin"]}
+    end = {name: value for name, value in fields.items() if name not in begin}
+    return [event("backward_begin", **begin), event("backward_end", **end)]
+
+
+def step(**fields):
+    return event("step", **fields)
+
+
+def a_run(*ranks, **changes):
+    """A run of these ranks' events (lists may be nested), each of which finished unless it raised."""
+    spec = {**copy.deepcopy(SPEC), "world_size": len(ranks), **changes}
+    if len(spec["micro_batches"]) < len(ranks):
+        spec["micro_batches"] = spec["micro_batches"] * len(ranks)
+        spec["model"]["weights"] = spec["model"]["weights"] * len(ranks)
+    return Run.read(spec, [_lines(rank, events) for rank, events in enumerate(ranks)])
+
+
+def _flat(events):
+    for entry in events:
+        yield from _flat(entry) if isinstance(entry, list) else [entry]
+
+
+def _lines(rank, events):
+    events = list(_flat(events))
+    if not any(entry["event"] in ("finished", "raised") for entry in events):
+        events.append(event("finished"))
+    window = micro_batch = None
+    counts = {"forward": 0, "backward_begin": 0, "step": 0}
+    lines = []
+    for seq, entry in enumerate(events):
+        entry = dict(entry)
+        kind = entry["event"]
+        if kind == "forward":
+            opened = entry.pop("window")
+            if window is None or opened not in (None, window):
+                window, micro_batch = opened or 0, 0
+            else:
+                micro_batch += 1
+            entry.setdefault("forward", counts[kind])
+        if kind == "step":
+            entry.setdefault("step", counts[kind])
+            entry.setdefault("forwards", counts["forward"])
+        if kind in ("backward_begin", "backward_end"):
+            entry.setdefault("backward", counts["backward_begin"] - (kind == "backward_end"))
+        if kind == "backward_end":
+            entry.setdefault("forwards", [counts["forward"] - 1])
+        if kind in counts:
+            counts[kind] += 1
+        lines.append(
+            {
+                "rank": rank,
+                "seq": seq,
+                "time": float(seq),
+                "window": window,
+                "micro_batch": micro_batch,
+                "where": ["train.py", seq + 1, "train"],
+                **entry,
+            }
+        )
+    return lines
