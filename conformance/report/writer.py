@@ -35,7 +35,11 @@ class ResultsWriter:
             self._file = self.path.open("w", encoding="ascii", newline="\n")
         except OSError as error:
             raise ResultsError(f"cannot write {self.path}: {error.strerror}") from error
-        self._line("header", {**header, "schema": SCHEMA_VERSION})
+        try:
+            self._line("header", {**header, "schema": SCHEMA_VERSION})
+        except BaseException:
+            self._file.close()
+            raise
 
     def case(self, case: Mapping[str, object]) -> None:
         """Appends one case, a mapping with the fields of `records.CaseRecord`."""
@@ -53,11 +57,13 @@ class ResultsWriter:
         cases = self._counts.total()
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         complete = cases == self._planned
-        self._line(
-            "footer",
-            {"finished": finished, "cases": cases, "verdicts": dict(self._counts), "complete": complete},
-        )
-        self._file.close()
+        try:
+            self._line(
+                "footer",
+                {"finished": finished, "cases": cases, "verdicts": dict(self._counts), "complete": complete},
+            )
+        finally:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

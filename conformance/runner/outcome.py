@@ -50,6 +50,7 @@ class RankOutcome:
         exit: one phrase, such as "exited 0" or "killed by SIGSEGV".
         output: the last 20 kB of its standard output and standard error.
         stack: where each of its threads was when the time limit came.
+        after: the rank that failed first, where this one did not finish either and may only have followed it.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankOutcome:
     exit: str
     output: str
     stack: str | None
+    after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "events": list(self.events)}

@@ -90,16 +90,18 @@ class Seat:
             processes.kill(self.pid)
 
     def outcome(self, first_failed: int | None) -> RankOutcome:
+        after = None if self.delivered or first_failed == self.rank else first_failed
         return RankOutcome(
             rank=self.rank,
             events=tuple(self._events),
             finished=self.delivered,
-            exit=self._exit(first_failed),
+            exit=self._exit(after),
             output=tail(self._output_file),
             stack=tail(self.stack_file) or None,
+            after=after,
         )
 
-    def _exit(self, first_failed: int | None) -> str:
+    def _exit(self, after: int | None) -> str:
         if self.killed_because:
             return f"killed {self.killed_because}"
         if self._status is None:
@@ -113,4 +115,4 @@ class Seat:
             return f"{text} after it delivered" if code else text
         if code >= 0:
             text += " before it finished"
-        return text if first_failed in (None, self.rank) else f"{text}, after rank {first_failed} failed"
+        return text if after is None else f"{text}, after rank {after} failed"

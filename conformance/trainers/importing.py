@@ -27,7 +27,7 @@ def from_path(place: str) -> ModuleType:
     """
     path = Path(place)
     if path.is_dir():
-        raise TrainerError(f"{place}: this is a folder: name the Python file in it")
+        raise a_folder(place)
     if not path.is_file():
         raise TrainerError(f"{place}: no such file{_similar_file(path)}")
     if path.suffix != ".py":
@@ -48,6 +48,8 @@ def from_path(place: str) -> ModuleType:
 def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
     """Import a module by its dotted name; the current folder is searched first, as by `python -m`."""
     if not all(part.isidentifier() for part in name.split(".")):
+        if os.path.isdir(name):
+            raise a_folder(name)
         raise TrainerError(f"{name!r}: neither a Python file nor a module's name")
     _put_first(Path.cwd())
     parent, _, last = name.rpartition(".")
@@ -64,6 +66,10 @@ def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
         file = f"; write {last}.py for the file" if not close and Path(f"{last}.py").is_file() else ""
         raise TrainerError(f"{name}: no such module{close}{file}")
     return named(name, name, Path(spec.origin) if spec.origin else None)
+
+
+def a_folder(place: str) -> TrainerError:
+    return TrainerError(f"{place}: this is a folder: name a .py file in it, or package.module:function")
 
 
 def named(name: str, place: str, path: Path | None) -> ModuleType:

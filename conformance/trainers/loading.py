@@ -84,6 +84,9 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
         for key, value in vars(module).items()
         if declared(value) is not None and getattr(value, "__module__", None) == module.__name__
     }
+    # Python imports any folder as a package.
+    if not candidates and not (name and hasattr(module, name)) and Path(place).is_dir():
+        raise importing.a_folder(place)
     if name is not None:
         found = getattr(module, name, None)
         if found is None:

@@ -47,6 +47,7 @@ def test_a_rank_that_raises(run: Callable[..., Outcome]) -> None:
     assert not zero.finished
     assert not one.finished
     assert zero.exit.endswith("after rank 1 failed")
+    assert (zero.after, one.after) == (1, None)
     assert not outcome.timed_out
 
 
@@ -78,6 +79,7 @@ def test_leaving_without_a_word_is_not_finishing(run: Callable[..., Outcome]) ->
     assert not outcome.ranks[0].finished
     assert outcome.ranks[0].exit == "exited 0 before it finished"
     assert "after rank 0 failed" in outcome.ranks[1].exit
+    assert [rank.after for rank in outcome.ranks] == [None, 0]
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
@@ -123,6 +125,7 @@ def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
     assert "in train" in str(zero.stack)
     assert not zero.finished
     assert not one.finished
+    assert (zero.after, one.after) == (None, None)
 
 
 def test_a_rank_that_delivered_while_its_peer_hangs(run: Callable[..., Outcome]) -> None:
@@ -151,6 +154,7 @@ def test_a_hanging_peer_of_a_rank_that_failed_is_not_a_hang(run: Callable[..., O
         """
     )
     assert outcome.ranks[0].exit == "killed after rank 1 failed"
+    assert [rank.after for rank in outcome.ranks] == [1, None]
     assert not outcome.timed_out
 
 

@@ -27,7 +27,8 @@ MISTAKES = {
     "no such file": (["nosuch.py"], "nosuch.py: no such file"),
     "a similar file": (["tow.py"], "tow.py: no such file; did you mean two.py?"),
     "no such folder": (["nosuch/one.py"], "nosuch/one.py: no such file (nor a folder nosuch)"),
-    "a folder": (["./folder"], "./folder: this is a folder: name the Python file in it"),
+    "a folder": (["folder"], "folder: this is a folder: name a .py file in it, or package.module:function"),
+    "a folder's path": (["./folder"], "./folder: this is a folder: name a .py file in it"),
     "not Python": (["./notes.txt"], "not a Python file"),
     "no trainer in it": (["plain.py"], "plain.py: no @trainer function in it: decorate your training function"),
     "several trainers": (["two.py"], "2 @trainer functions in it, name one of two.py:first, two.py:second"),
@@ -95,7 +96,7 @@ def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "the following arguments are required: run | report; see: conformance --help"),
+        ([], "the following arguments are required: run | report | trace | laws | explain; see: conformance --help"),
         (["rnu"], "invalid choice: 'rnu'"),
         (["report"], "the following arguments are required: results; see: conformance report --help"),
         (["report", "nosuch.jsonl"], "cannot read nosuch.jsonl: No such file or directory"),

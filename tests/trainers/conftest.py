@@ -23,5 +23,5 @@ def write(tmp_path, monkeypatch):
 
     yield write
     for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+        if str(tmp_path) in str(getattr(sys.modules[name], "__spec__", None)):
             del sys.modules[name]

@@ -26,7 +26,15 @@ def test_a_missing_file(write):
 def test_not_a_python_file(write):
     write("notes/a.txt", "")
     assert message("notes/a.txt") == "notes/a.txt: not a Python file: its name does not end in .py"
-    assert message("./notes") == "./notes: this is a folder: name the Python file in it"
+
+
+@pytest.mark.parametrize("target", ["trainers_of_mine", "trainers_of_mine:train", "./trainers_of_mine", "."])
+@pytest.mark.parametrize("init", [[], ["trainers_of_mine/__init__.py"]])
+def test_a_folder(write, target, init):
+    for file in ["trainers_of_mine/mine.py", *init]:
+        write(file, "")
+    place = target.partition(":")[0]
+    assert message(target) == f"{place}: this is a folder: name a .py file in it, or package.module:function"
 
 
 def test_a_missing_module(write):
