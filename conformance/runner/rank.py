@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import inspect
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.runner import backends, protocol, rendezvous, stacks
+from conformance.runner import backends, protocol, rendezvous, stacks, warm
 from conformance.runner.preload import preload
 from conformance.trainers.loading import Train
 
@@ -38,16 +39,30 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     """
     import torch
 
-    from conformance.trace.recorder import Recorder
-    from conformance.trainers.task import Task
-
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
     rendezvous.separate_groups()
-    recorder = Recorder(_Sender(pipes.events), spec, rank)
+    send = _Sender(pipes.events)
+    if warm.POOL in spec:
+        return warm.work(spec, rank, send, lambda told, send: _attempt(load, told, rank, send))
+    code = _attempt(load, spec, rank, send)
+    if code is None:
+        os.read(pipes.release, 1)
+    return code or 0
+
+
+def _attempt(
+    load: Callable[[], Train], spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None]
+) -> int | None:
+    """Run the function that ``load`` returns, and send what happens; the exit code if it raised."""
+    from conformance.trace.recorder import Recorder
+    from conformance.trainers.task import Task
+
+    recorder = Recorder(send, spec, rank)
     try:
         train = load()
+        recorder.trainer_file = _file(train)
         recorder.note("started", pid=os.getpid())
         with recorder:
             task = Task(spec, rank, recorder)
@@ -56,8 +71,13 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     except BaseException as error:
         recorder.note("raised", **_described(error), at=time.monotonic())
         return _exit_code(error)
-    os.read(pipes.release, 1)
-    return 0
+    return None
+
+
+def _file(train: Train) -> str | None:
+    """Where the trainer's function is, as its frames name it; None for what is no plain function."""
+    code = getattr(inspect.unwrap(train), "__code__", None)
+    return None if code is None else code.co_filename
 
 
 class _Sender:

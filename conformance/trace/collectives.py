@@ -1,19 +1,23 @@
-"""Collectives of torch.distributed, seen at c10d's operators: DDP's all-reduces, issued in C++, pass there
-too."""
+"""Collectives: what every one of them is noted with, and those of torch.distributed, seen at c10d's operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.distributed_c10d import _world
+from torch.autograd.graph import _engine_run_backward
+from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, _world, get_process_group_ranks
+
+from conformance.trace.events import own_part
+from conformance.trace.patching import replaced
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
 
-PAYLOADS: dict[str, int] = {
+PAYLOADS: dict[str, int | None] = {
     "allreduce_": 0,
     "allreduce_coalesced_": 0,
     "broadcast_": 0,
@@ -29,44 +33,185 @@ PAYLOADS: dict[str, int] = {
     "reduce_scatter_tensor_coalesced_": 1,
     "alltoall_": 1,
     "alltoall_base_": 1,
-    "barrier": 0,
+    "barrier": None,
+    "monitored_barrier_": None,
 }
 """The operators that are watched, with the position of the argument that holds what a rank puts in."""
+
+GRADIENTS, PARAMETERS = "gradients", "parameters"
+
+_HALF = torch.finfo(torch.bfloat16).eps
+"""Copies may be in a type of 16 bits."""
+
+_KEY = torch._C.DispatchKey.BackendSelect
+_BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
+
+
+class Collectives:
+    """Notes collectives, and knows what those carry whose payload does not show it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._carried: list[str | None] = []
+        self._under_way: list[Work] = []
+
+    @contextmanager
+    def carrying(self, what: str | None) -> Iterator[None]:
+        """Within this, collectives carry `what`: a framework fills buffers of its own with it."""
+        self._carried.append(what)
+        try:
+            yield
+        finally:
+            self._carried.pop()
+
+    def note(self, op: str, tensors: Sequence[torch.Tensor], via: str, group: list[int], reduce: str | None) -> bool:
+        """A collective that is about to be issued over the ranks `group`; `tensors` are what this rank puts in.
+
+        The result is whether the trainer itself has gradients reduced by it.
+        """
+        recorder = self._recorder
+        if recorder.during is None:
+            recorder.gradients.look()
+        of = self._carried[-1] if self._carried else self.seen_in(tensors, reduces=reduce is not None)
+        recorder.note(
+            "collective",
+            op=op,
+            bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+            elements=sum(tensor.numel() for tensor in tensors),
+            reduce=reduce,
+            group=group,
+            via=via,
+            phase="training" if recorder.forwards else "construction",
+            during=recorder.during,
+            of=of,
+        )
+        is_the_trainers = of == GRADIENTS and not self._carried
+        if is_the_trainers:
+            recorder.gradients.changing()
+        return is_the_trainers
+
+    def seen_in(self, tensors: Sequence[torch.Tensor], *, reduces: bool = False) -> str | None:
+        """What shares its memory with `tensors`, of the watched model: GRADIENTS or PARAMETERS.
+
+        Copies of gradients count if they are to be reduced, of all or of those of one parameter.
+        """
+        watched = self._recorder.watched
+        parameters = [parameter for parameter in watched.current if parameter is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        # Looking for memory takes long in a model of many parameters that are averaged one by one.
+        if watched.owners(tensors):
+            return GRADIENTS
+        places = {_memory(tensor) for tensor in tensors} - {0}
+        if not places.isdisjoint(map(_memory, gradients)):
+            return GRADIENTS
+        if not places.isdisjoint(map(_memory, parameters)):
+            return PARAMETERS
+        copied = [gradients, *([gradient] for gradient in gradients)] if reduces and watched.is_readable else []
+        return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
+
+    def issued(self, work: Work) -> None:
+        """The trainer has issued a collective on gradients, which may write to them until it is done."""
+        self._under_way.append(work)
+
+    @property
+    def are_under_way(self) -> bool:
+        """Whether such a collective is not yet done."""
+        self._under_way = [work for work in self._under_way if not work.is_completed()]
+        return len(self._under_way) > 0
 
 
 @contextmanager
 def observing_c10d(recorder: Recorder) -> Iterator[None]:
-    """Have each c10d collective noted before it is issued.
+    """Have each c10d collective noted before it is issued, DDP's too, which are issued in C++.
 
-    The operators get a kernel above the backends' own, at the autograd keys that every tensor made outside of
-    inference mode carries.
+    The operators get a kernel at the one dispatch key that every call passes, whatever the tensors are and whether
+    or not inference mode is on.
     """
     library = torch.library.Library("c10d", "IMPL")
     try:
-        for name, position in PAYLOADS.items():
-            kernel = _noting(recorder, name, position)
-            for key in ("AutogradCPU", "AutogradCUDA"):
-                library.impl(name, kernel, key)
+        for name in PAYLOADS:
+            library.impl(name, _noting(recorder, name), _KEY.name, with_keyset=True)
         yield
     finally:
         library._destroy()
 
 
-def _noting(recorder: Recorder, name: str, position: int) -> Callable[..., Any]:
+def _noting(recorder: Recorder, name: str) -> Callable[..., Any]:
     operator = getattr(torch.ops.c10d, name).default
+    position = PAYLOADS[name]
+    places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
 
-    def kernel(*args: Any) -> Any:
-        size = 0 if name == "barrier" else payload(args[position])
-        recorder.note_collective(name, size, "c10d")
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+        tensors = [] if position is None else list(flat(args[position]))
+        reduce = None
+        if "reduce_op" in places:
+            reduce = ReduceOp.RedOpType(args[places["reduce_op"]].op()).name.lower()
+        group = get_process_group_ranks(ProcessGroup.unbox(args[places["process_group"]]))
+        collectives = recorder.collectives
+        by_reducer = _is_called_by_the_engine(sys._getframe(1)) and all(map(torch.is_floating_point, tensors))
+        with collectives.carrying(GRADIENTS) if by_reducer else nullcontext():
+            is_the_trainers = collectives.note(name, tensors, "c10d", group, reduce)
         recorder.keep_alive(_world.pg_map)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
+        result = operator.redispatch(keys & _BELOW, *args)
+        if is_the_trainers:
+            collectives.issued(Work.unbox(result[-1] if isinstance(result, tuple) else result))
+        return result
 
     return kernel
 
 
-def payload(tensors: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested lists."""
+def _is_called_by_the_engine(caller: Any) -> bool:
+    """Whether no Python stands between the autograd engine and a collective: then DDP's reducer issues it.
+
+    The reducer also finds out which parameters were used, but in integers.
+    """
+    return caller is None or caller.f_code is _engine_run_backward.__code__
+
+
+@contextmanager
+def observing_broadcasts(recorder: Recorder) -> Iterator[None]:
+    """Have it known when torch broadcasts parameters by way of a buffer, as DDP does when it is constructed.
+
+    In its forward DDP broadcasts the model's buffers, such as those of batch norm.
+    """
+
+    def around(original: Any, group: Any, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        collectives = recorder.collectives
+        with collectives.carrying(None if recorder.is_doing("forward") else collectives.seen_in(tensors)):
+            return original(group, tensors, *args, **kwargs)
+
+    with replaced(torch.distributed, "_broadcast_coalesced", around):
+        yield
+
+
+def flat(tensors: Any) -> Iterator[torch.Tensor]:
+    """A tensor, or all tensors in nested lists."""
     if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
-    return sum(payload(tensor) for tensor in tensors)
+        yield tensors
+    else:
+        for tensor in tensors:
+            yield from flat(tensor)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of the memory that `tensor` lies in, on this rank; 0 if it has none."""
+    own = own_part(tensor)
+    return (own._values() if own.is_sparse else own).untyped_storage().data_ptr()
+
+
+def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
+    """Whether `tensors` hold the values of `of`, up to rounding and, where these are several, to one factor."""
+    copy, original = _floats(tensors), _floats(of)
+    if copy.numel() != original.numel() or not original.any():
+        return False
+    largest = original.abs().argmax()
+    factor = copy[largest] / original[largest] if original.numel() > 1 else 1.0
+    return torch.allclose(copy, factor * original, rtol=_HALF, atol=0.0)
+
+
+def _floats(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of all tensors that have a fraction, in one."""
+    parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
+    return torch.cat(
+        [torch.empty(0, dtype=torch.float64), *(part.to_dense().flatten().double().cpu() for part in parts)]
+    )

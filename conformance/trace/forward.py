@@ -1,13 +1,14 @@
-"""Forwards of the task's model, and which samples went in."""
+"""Forwards of the watched model, and which samples went in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+
+from conformance.trace.patching import replaced
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
@@ -34,24 +35,70 @@ class Rows:
         return [index.get(tuple(row)) for row in rows]
 
 
-@contextmanager
-def observing_forwards(recorder: Recorder, x: list[list[float]]) -> Iterator[None]:
-    """Have forwards of the task's model noted.
+class Forwards:
+    """Notes training forwards, and has it known when a backward flows through one.
 
-    The hook is torch's global one: a hook on the model would be copied and pickled with it.
+    They are seen at the `forward` of the watched models' classes. Hooks on a model would be copied and pickled with
+    it; torch's global ones slow down the call of every module there is.
     """
-    rows = Rows(x)
 
-    def before(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        if not (module.training and torch.is_grad_enabled() and recorder.watched.is_model(module)):
-            return
-        recorder.look_for_horovod()
-        seen = rows.of(args[0]) if args and isinstance(args[0], torch.Tensor) else []
-        forward, recorder.forwards = recorder.forwards, recorder.forwards + 1
-        recorder.note("forward", forward=forward, rows=seen)
+    def __init__(self, recorder: Recorder, x: list[list[float]] | None) -> None:
+        self._recorder = recorder
+        self._rows = None if x is None else Rows(x)
+        self._stack = ExitStack()
+        self._observed: set[type[torch.nn.Module]] = set()
+        self._is_on = False
 
-    handle = register_module_forward_pre_hook(before)
-    try:
-        yield
-    finally:
-        handle.remove()
+    def __enter__(self) -> None:
+        self._is_on = True
+        # The task's model is one, and what it is copied into.
+        if self._rows is not None:
+            self.observe(torch.nn.Linear)
+        for model in self._recorder.watched.models():
+            self.observe(type(model))
+
+    def __exit__(self, *error: object) -> None:
+        self._is_on = False
+        self._stack.close()
+        self._observed.clear()
+        self._recorder.flow.forget()
+
+    def observe(self, kind: type[torch.nn.Module]) -> None:
+        """Observe forwards of watched models of this class."""
+        owner = next(owner for owner in kind.__mro__ if "forward" in vars(owner))
+        if self._is_on and owner not in self._observed:
+            self._observed.add(owner)
+            self._stack.enter_context(replaced(owner, "forward", self._run))
+
+    def _run(self, original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = self._recorder
+        is_training = module.training and torch.is_grad_enabled()
+        # Within a backward a forward is computed once more for what it did not keep.
+        if not is_training or recorder.is_doing("backward") or not recorder.watched.is_model(module):
+            return original(module, *args, **kwargs)
+        number = self._note(args)
+        output = original(module, *args, **kwargs)
+        recorder.flow.follow(number, output)
+        return output
+
+    def _note(self, args: tuple[Any, ...]) -> int:
+        recorder = self._recorder
+        # The gradients of a large model are many to look at; the backward will.
+        if recorder.watched.is_readable:
+            recorder.gradients.look()
+        if recorder.forwards == 0:
+            recorder.note("start", weights=recorder.watched.weights())
+        rows = self._rows.of(args[0]) if self._rows and args and isinstance(args[0], torch.Tensor) else []
+        window = recorder.progress.window
+        recorder.progress.forward(rows)
+        number, recorder.forwards = recorder.forwards, recorder.forwards + 1
+        wrapper = recorder.wrappers.enter_model()
+        recorder.note(
+            "forward",
+            forward=number,
+            rows=rows,
+            wrapper=None if wrapper is None else type(wrapper).__name__,
+            syncs=recorder.wrappers.syncs,
+            weights=None if recorder.progress.window == window else recorder.watched.weights(),
+        )
+        return number

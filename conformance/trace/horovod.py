@@ -1,18 +1,25 @@
-"""Horovod's collectives, seen at the functions of its module through which all of them pass."""
+"""Horovod: its collectives, seen at the functions of its module through which all of them pass, and what its optimizer
+does with gradients."""
 
 from __future__ import annotations
 
-import sys
-from contextlib import ExitStack
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from conformance.trace.collectives import payload
+import torch
+
+from conformance.trace.collectives import GRADIENTS, flat
+from conformance.trace.importing import when_imported
 from conformance.trace.patching import replaced
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
 
 MODULE = "horovod.torch.mpi_ops"
+OPTIMIZER_MODULE = "horovod.torch.optimizer"
 
 OPERATIONS: dict[str, str] = {
     "_allreduce_async": "allreduce",
@@ -26,28 +33,102 @@ OPERATIONS: dict[str, str] = {
 }
 """Functions of Horovod's module, each with the operation that its events name; the payload comes first."""
 
+REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", "Max": "max", "Product": "product"}
+"""Horovod's names of reductions, each with the one that events have."""
 
-class HorovodCollectives:
-    """Notes Horovod's collectives from the moment that Horovod is imported, which may be in the trainer's
-    function."""
+GRADIENT_FUNCTIONS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async")
+"""Methods of Horovod's optimizer that issue its averages, of gradients or of compressed copies."""
+
+
+def horovod_settings(optimizer: torch.optim.Optimizer) -> tuple[bool, int | None]:
+    """Whether an optimizer is Horovod's, and its `backward_passes_per_step`."""
+    synchronize = inspect.getattr_static(optimizer, "synchronize", None)
+    is_horovods = getattr(synchronize, "__module__", None) == OPTIMIZER_MODULE
+    return is_horovods, getattr(optimizer, "backward_passes_per_step", None) if is_horovods else None
+
+
+def synchronizes(optimizer: torch.optim.Optimizer) -> bool | None:
+    """Whether a step of Horovod's optimizer waits for the averages itself; None for another optimizer.
+
+    It does unless it is within `skip_synchronize`.
+    """
+    should_synchronize: bool | None = getattr(optimizer, "_should_synchronize", None)
+    return should_synchronize
+
+
+class HorovodCalls:
+    """Notes Horovod's collectives, and calls of its optimizers."""
 
     def __init__(self, recorder: Recorder, stack: ExitStack) -> None:
         self._recorder = recorder
         self._stack = stack
-        self._is_observing = False
 
-    def look(self) -> None:
-        """Begin to observe if Horovod has been imported."""
-        module = sys.modules.get(MODULE)
-        if self._is_observing or module is None:
-            return
-        self._is_observing = True
+    def observe_operations(self, module: ModuleType) -> None:
+        """To be called with Horovod's module of operations."""
         for name, operation in OPERATIONS.items():
-            self._stack.enter_context(replaced(module, name, self._noting(operation)))
+            self._stack.enter_context(replaced(module, name, self._noting(module, operation)))
 
-    def _noting(self, operation: str) -> Any:
+    def observe_optimizers(self, module: ModuleType) -> None:
+        """To be called with Horovod's module of optimizers.
+
+        `DistributedOptimizer` makes a class of a copy of these functions for each optimizer that it is given.
+        """
+        owner = module._DistributedOptimizer
+        for name in GRADIENT_FUNCTIONS:
+            self._stack.enter_context(replaced(owner, name, self._carry_gradients))
+        for around in (self.synchronize, self.skip_synchronize):
+            self._stack.enter_context(replaced(owner, around.__name__, around))
+
+    def synchronize(self, original: Callable[..., None], optimizer: torch.optim.Optimizer) -> None:
+        """Around `synchronize` of Horovod's optimizer."""
+        recorder = self._recorder
+        recorder.gradients.look()
+        number = recorder.optimizer(optimizer)
+        recorder.note("synchronize", optimizer=number, in_step=recorder.is_doing("step"))
+        with recorder.doing("synchronize"), recorder.collectives.carrying(GRADIENTS):
+            original(optimizer)
+        recorder.gradients.known()
+
+    @contextmanager
+    def skip_synchronize(
+        self, original: Callable[..., AbstractContextManager[None]], optimizer: torch.optim.Optimizer
+    ) -> Iterator[None]:
+        """Around `skip_synchronize` of Horovod's optimizer."""
+        number = self._recorder.optimizer(optimizer)
+        with original(optimizer):
+            self._recorder.note("skip_synchronize_enter", optimizer=number)
+            try:
+                yield
+            finally:
+                self._recorder.note("skip_synchronize_exit", optimizer=number)
+
+    def _carry_gradients(self, original: Callable[..., Any], *args: Any) -> Any:
+        with self._recorder.collectives.carrying(GRADIENTS):
+            return original(*args)
+
+    def _noting(self, module: ModuleType, operation: str) -> Callable[..., Any]:
+        names = {getattr(module, name): reduction for name, reduction in REDUCTIONS.items()}
+
         def around(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._recorder.note_collective(operation, payload(tensors), "horovod")
+            given = inspect.signature(original).bind(tensors, *args, **kwargs).arguments
+            ranks = given["process_set"].ranks
+            self._recorder.collectives.note(
+                operation,
+                list(flat(tensors)),
+                "horovod",
+                list(range(module.size())) if ranks is None else list(ranks),
+                names[given["op"]] if "op" in given else None,
+            )
             return original(tensors, *args, **kwargs)
 
         return around
+
+
+@contextmanager
+def observing_horovod(recorder: Recorder) -> Iterator[None]:
+    """Have Horovod's collectives, its optimizers' `synchronize` and `skip_synchronize` noted."""
+    with ExitStack() as stack:
+        calls = HorovodCalls(recorder, stack)
+        acts = {MODULE: calls.observe_operations, OPTIMIZER_MODULE: calls.observe_optimizers}
+        stack.enter_context(when_imported(acts))
+        yield

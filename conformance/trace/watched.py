@@ -1,7 +1,10 @@
-"""The parameters of the task's model, found again wherever a trainer moves, wraps or copies them."""
+"""The parameters of the watched model, found again wherever a trainer moves, wraps or copies them."""
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,58 +12,129 @@ import torch
 from conformance.trace.events import Number, values
 
 Found = tuple[torch.Tensor | None, ...]
+Shapes = list[tuple[int, ...]]
+
+MOST_ELEMENTS = 4096
+"""Values are read of models up to this size."""
 
 
 class Watched:
-    """Knows the models that the task handed out, and which parameters the optimizer really steps."""
+    """Knows the models that are watched, and which parameters the optimizer really steps.
 
-    def __init__(self, features: int, bias: bool) -> None:
-        self._shapes = [(1, features), *([(1,)] if bias else [])]
-        self._sizes = [features, *([1] if bias else [])]
+    shapes: those of the parameters of the task's model, a `torch.nn.Linear`, by which a copy of it is recognised.
+    Without them only the very models that are added are known.
+    knows_copies: whether it was given shapes.
+    is_readable: whether the model is so small that values are read.
+    """
+
+    def __init__(self, shapes: Shapes | None = None) -> None:
+        self.knows_copies = shapes is not None
+        self._measure(shapes or [])
+        self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._handed_out: list[Found] = []
+        self._numbers: dict[int, int] = {}
+        self._found: dict[int, Found] = {}
         self._stepped: Found | None = None
 
     def add(self, model: torch.nn.Module) -> None:
-        """A model that the task hands out."""
-        self._handed_out.append(tuple(model.parameters()))
+        """A model to watch; one that is watched already has its parameters read again."""
+        parameters = tuple(model.parameters())
+        self._models[id(model)] = weakref.ref(model)
+        self._hand_out(parameters)
+        if not self.knows_copies:
+            self._measure([tuple(parameter.shape) for parameter in parameters])
+
+    def models(self) -> list[torch.nn.Module]:
+        """The watched models that still exist."""
+        return [model for reference in self._models.values() if (model := reference()) is not None]
+
+    def is_model(self, module: torch.nn.Module) -> bool:
+        """Whether `module` is a watched model or, of the task's, a copy of it, which is watched from now on."""
+        known = self._models.get(id(module))
+        if known is not None and known() is module:
+            return True
+        if not self.knows_copies or not isinstance(module, torch.nn.Linear):
+            return False
+        own = [parameter for parameter in module._parameters.values() if parameter is not None]
+        if [tuple(parameter.shape) for parameter in own] != self._shapes and not self.numbers(own[:1]):
+            return False
+        self.add(module)
+        return True
+
+    @property
+    def current(self) -> Found:
+        """The parameters that were stepped last, or were added last."""
+        return self._stepped or (self._handed_out[-1] if self._handed_out else ())
+
+    def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """The places of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
+        found = set(map(self._numbers.get, map(id, tensors)))
+        return sorted(number for number in found if number is not None)
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a watched parameter."""
+        return id(tensor) in self._found
+
+    def owners(self, gradients: Iterable[torch.Tensor]) -> list[int]:
+        """The places of the parameters whose `.grad` is among `gradients`."""
+        identities = {id(gradient) for gradient in gradients}
+        return [n for n, p in enumerate(self.current) if p is not None and id(p.grad) in identities]
+
+    def gradient_storage(self) -> set[int]:
+        """Where the current gradients lie: their `data_ptr`."""
+        return {p.grad.data_ptr() for p in self.current if p is not None and p.grad is not None}
 
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """The task's parameters as `optimizer` holds them: by identity, else (a copied model) by shape."""
-        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        identities = {id(parameter) for parameter in held}
-        for parameters in reversed(self._handed_out):
-            if any(id(parameter) in identities for parameter in parameters):
-                return parameters
+        """The watched parameters as `optimizer` holds them: by identity, else (a copied model) by shape."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._found:
+                    return self._found[id(parameter)]
+        if not self.knows_copies:
+            return None
         by_shape: list[torch.Tensor | None] = []
         for shape in self._shapes:
-            match = next((parameter for parameter in held if tuple(parameter.shape) == shape), None)
+            match = next((parameter for parameter in held_by(optimizer) if tuple(parameter.shape) == shape), None)
             by_shape.append(match)
-        return tuple(by_shape) if any(parameter is not None for parameter in by_shape) else None
+        if all(parameter is None for parameter in by_shape):
+            return None
+        return self._hand_out(tuple(by_shape))
 
     def stepped(self, parameters: Found) -> None:
         """The optimizer stepped these: from now on they are what `weights` reads."""
         self._stepped = parameters
 
-    def is_model(self, module: torch.nn.Module) -> bool:
-        """Whether `module` is the task's model or a copy of it."""
-        own = module._parameters
-        weight = own.get("weight")
-        if not isinstance(module, torch.nn.Linear) or weight is None:
-            return False
-        if any(weight is parameters[0] for parameters in self._handed_out):
-            return True
-        shapes = [tuple(parameter.shape) for parameter in own.values() if parameter is not None]
-        return shapes == self._shapes
+    def _hand_out(self, parameters: Found) -> Found:
+        self._handed_out.append(parameters)
+        for number, parameter in enumerate(parameters):
+            if parameter is not None:
+                self._numbers[id(parameter)] = number
+                self._found[id(parameter)] = parameters
+        return parameters
 
-    def weights(self, parameters: Found | None = None) -> list[Number]:
-        """The values of `parameters`; without them, of those that were stepped last, or were handed out
-        last."""
-        chosen = parameters or self._stepped or (self._handed_out[-1] if self._handed_out else None)
-        return values(chosen or [None] * len(self._sizes), self._sizes)
+    def _measure(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self.is_readable = sum(self._sizes) <= MOST_ELEMENTS
 
-    def gradients(self, parameters: Found, scale: Any = None) -> list[Number]:
-        """The values of their `.grad`, divided by `scale` if there is one."""
+    def weights(self, parameters: Found | None = None) -> list[Number] | None:
+        """The values of `parameters`; without them, of those that were stepped last, or were handed out last."""
+        if not self.is_readable:
+            return None
+        return values(parameters or self.current or [None] * len(self._shapes), self._sizes)
+
+    def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
+        """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
+        if not self.is_readable:
+            return None
         gradients = [None if parameter is None else parameter.grad for parameter in parameters]
+        if only is not None:
+            gradients = [gradient if number in only else None for number, gradient in enumerate(gradients)]
         if scale is not None:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         return values(gradients, self._sizes)
+
+
+def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters of all of an optimizer's groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -21,8 +21,9 @@ class Recording:
     def of_kind(self, kind):
         return [event for event in self.events if event["event"] == kind]
 
-    def kinds(self):
-        return [event["event"] for event in self.events]
+    def kinds(self, *wanted):
+        """The kinds of all events, or of those that are of a wanted kind."""
+        return [event["event"] for event in self.events if not wanted or event["event"] in wanted]
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -37,7 +39,7 @@ def test_ddps_all_reduces_are_seen(record):
         with model.no_sync() if number == 0 else nullcontext():
             recording.task.loss(model(batch.inputs), batch).backward()
     assert operations(recording)[len(construction) :] == [("allreduce_", 12, "training")]
-    assert recording.kinds()[-3:] == ["forward", "forward", "collective"]
+    assert recording.kinds("forward", "collective")[-3:] == ["forward", "forward", "collective"]
     assert {event["via"] for event in recording.of_kind("collective")} == {"c10d"}
 
 
@@ -71,11 +73,126 @@ def test_collectives_still_do_their_work(record):
 
 
 @pytest.mark.usefixtures("group")
+def test_what_a_collective_is_noted_with(record):
+    """Elements and bytes of what the rank puts in, the reduction, the ranks of the group."""
+    recording = record()
+    dist.all_reduce(torch.ones(3, dtype=torch.float64), op=dist.ReduceOp.MAX)
+    dist.broadcast(torch.ones(2), src=0, group=dist.new_group([0]))
+    reduced, broadcast = recording.of_kind("collective")
+    told = ("op", "bytes", "elements", "reduce", "group", "via", "during", "of")
+    assert [reduced[name] for name in told] == ["allreduce_", 24, 3, "max", [0], "c10d", None, None]
+    assert [broadcast[name] for name in told] == ["broadcast_", 8, 2, None, [0], "c10d", None, None]
+    assert reduced["where"][0].endswith("test_collectives.py")
+    assert reduced["where"][2] == "test_what_a_collective_is_noted_with"
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("make", ["before", "inside"])
+def test_inference_mode(record, make):
+    """Neither the mode hides a collective nor that the tensor was made in it."""
+    recording = record()
+    x = torch.ones(3)
+    with torch.inference_mode():
+        dist.all_reduce(x if make == "before" else torch.ones(3))
+        dist.barrier()
+    assert [op for op, _, _ in operations(recording)] == ["allreduce_", "barrier"]
+
+
+@pytest.mark.usefixtures("group")
+def test_sparse_tensors(record):
+    recording = record()
+    with torch.sparse.check_sparse_tensor_invariants(True):
+        dist.all_reduce(torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (4,)))
+    assert [op for op, _, _ in operations(recording)] == ["allreduce_"]
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("as_view", [False, True])
+def test_ddp_carries_parameters_and_gradients(record, as_view):
+    """In buffers of its own; the first broadcast of its construction carries sizes, and so does what finds unused
+    parameters."""
+    recording = record()
+    model = DistributedDataParallel(
+        recording.task.model(), find_unused_parameters=True, gradient_as_bucket_view=as_view
+    )
+    assert [event["elements"] for event in recording.of_kind("collective") if event["of"] == "parameters"] == [3]
+    assert len(recording.of_kind("collective")) > 1
+    batch = next(iter(recording.task.dataloader()))
+    recording.task.loss(model(batch.inputs), batch).backward()
+    trained = [event for event in recording.of_kind("collective") if event["phase"] == "training"]
+    assert [(event["of"], event["elements"], event["reduce"], event["during"]) for event in trained] == [
+        ("gradients", 3, "sum", "backward"),
+        (None, 2, "sum", "backward"),
+    ]
+
+
+@pytest.mark.usefixtures("group")
+def test_ddps_communication_hooks_carry_gradients(record):
+    """A hook in Python issues its collectives itself, here of compressed copies."""
+    recording = record()
+    model = DistributedDataParallel(recording.task.model())
+    model.register_comm_hook(None, fp16_compress_hook)
+    assert model._comm_hooks == [(fp16_compress_hook, None)]
+    batch = next(iter(recording.task.dataloader()))
+    recording.task.loss(model(batch.inputs), batch).backward()
+    last = recording.of_kind("collective")[-1]
+    assert (last["of"], last["bytes"], last["elements"], last["during"]) == ("gradients", 6, 3, "backward")
+
+
+def in_place(parameters):
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+
+
+def all_in_one(parameters):
+    buffer = torch.cat([parameter.grad.flatten() for parameter in parameters]) / dist.get_world_size()
+    dist.all_reduce(buffer)
+    for parameter, average in zip(parameters, buffer.split([p.numel() for p in parameters]), strict=True):
+        parameter.grad.copy_(average.view_as(parameter))
+
+
+def compressed(parameters):
+    for parameter in parameters:
+        half = parameter.grad.half()
+        dist.all_reduce(half)
+        parameter.grad = half.float()
+
+
+def asynchronously(parameters):
+    works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in parameters]
+    for work in works:
+        work.wait()
+
+
+def functionally(parameters):
+    for parameter in parameters:
+        parameter.grad.copy_(all_reduce(parameter.grad, "sum", dist.group.WORLD))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("average", [in_place, all_in_one, compressed, asynchronously, functionally])
+def test_averaging_by_hand(record, average):
+    """It carries gradients, however it is done, and is not taken for a change of theirs by hand."""
+    recording = record()
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    recording.task.loss(model(batch.inputs), batch).backward()
+    average(list(model.parameters()))
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    dist.all_reduce(torch.tensor([1.0, 2.0, 5.0]))
+    assert {event["of"] for event in recording.of_kind("collective")[:-1]} == {"gradients"}
+    assert recording.of_kind("collective")[-1]["of"] is None
+    assert recording.of_kind("gradient_change") == []
+    dist.broadcast(model.weight.data, src=0)
+    assert recording.of_kind("collective")[-1]["of"] == "parameters"
+
+
+@pytest.mark.usefixtures("group")
 def test_nothing_is_seen_after_the_recorder_has_left(record):
     recording = record()
     recording.recorder.__exit__(None, None, None)
     dist.all_reduce(torch.ones(3))
-    assert recording.events == []
+    assert recording.of_kind("collective") == []
 
 
 @pytest.mark.usefixtures("group")

@@ -23,6 +23,21 @@ def test_rows_are_indices_of_samples(record):
     assert [event["forward"] for event in recording.of_kind("forward")] == [0, 1, 2]
 
 
+def test_a_window_begins_with_its_weights(record):
+    """Between two windows they may only change by a step; within one they are not listed again."""
+    recording = record(size=2, steps=2, accumulation=2)
+    model = recording.task.model()
+    for window in recording.task.windows():
+        for batch in window:
+            model(batch.inputs)
+        with torch.no_grad():
+            model.weight.add_(1.0)
+    weights = [event["weights"] for event in recording.of_kind("forward")]
+    first = recording.of_kind("start")[0]["weights"]
+    raised = [value + 1.0 for value in first[: model.weight.numel()]] + first[model.weight.numel() :]
+    assert weights[:4] == [first, None, raised, None]
+
+
 def test_equal_samples_share_an_index(record):
     """Indices are those of the distinct rows, in order of first appearance."""
     samples = {"x": [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]], "y": [0.0] * 4, "weight": [1.0] * 4}

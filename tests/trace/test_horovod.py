@@ -18,31 +18,60 @@ def ranks(target, backend, spec):
     return [rank.events for rank in outcome.ranks]
 
 
+SHOWN = ("broadcast", "allreduce", "forward", "synchronize", "step", "skip_synchronize_enter", "skip_synchronize_exit")
+
+
+def shown(events):
+    kinds = (event.get("op", event["event"]) for event in events)
+    return [kind for kind in kinds if kind in SHOWN]
+
+
 def test_collectives_and_nested_steps():
     """Each gradient is averaged by itself; Horovod's step and the one that it wraps are one."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=1)
     for events in ranks("horovod", "horovod", spec):
-        kinds = [event.get("op", event["event"]) for event in events]
-        assert kinds == [
-            *("started", "broadcast", "broadcast"),
-            *("forward", "forward", "allreduce", "allreduce", "topology", "step", "finished"),
+        assert shown(events) == [
+            *("broadcast", "broadcast", "forward", "forward", "allreduce", "allreduce"),
+            *("synchronize", "skip_synchronize_enter", "step", "skip_synchronize_exit"),
         ]
         collectives = [event for event in events if event["event"] == "collective"]
-        assert {event["via"] for event in collectives} == {"horovod"}
+        assert {(event["via"], *event["group"]) for event in collectives} == {("horovod", 0, 1)}
         assert [event["phase"] for event in collectives] == ["construction"] * 2 + ["training"] * 2
-        assert sorted(event["bytes"] for event in collectives) == [4, 4, 8, 8]
+        assert [event["reduce"] for event in collectives] == [None, None, "avg", "avg"]
+        assert [event["during"] for event in collectives] == [None, None, "backward", "backward"]
+        assert [event["of"] for event in collectives] == ["parameters"] * 2 + ["gradients"] * 2
+        assert sorted((event["bytes"], event["elements"]) for event in collectives) == [(4, 1), (4, 1), (8, 2), (8, 2)]
+        [optimizer] = [event for event in events if event["event"] == "optimizer"]
+        assert (optimizer["horovod"], optimizer["backward_passes_per_step"]) == (True, 2)
+        [synchronize] = [event for event in events if event["event"] == "synchronize"]
+        assert (synchronize["in_step"], synchronize["optimizer"]) == (False, optimizer["optimizer"])
+        assert [event["synchronizes"] for event in events if event["event"] == "step"] == [False]
+        assert [event for event in events if event["event"] == "gradient_change"] == []
+
+
+def test_a_step_that_synchronizes():
+    """Averages that a short window has not begun are issued in it, compressed here."""
+    spec = make_spec(world_size=2, accumulation=2, size=2, steps=1, precision="fp16-compression")
+    for share in spec["micro_batches"]:
+        share.pop()
+    for events in ranks("horovod_plain", "horovod", spec):
+        assert shown(events)[2:] == ["forward", "synchronize", "allreduce", "allreduce", "step"]
+        told = ("bytes", "during", "of")
+        averages = [event for event in events if event.get("op") == "allreduce"]
+        assert sorted([event[name] for name in told] for event in averages) == [
+            [2, "synchronize", "gradients"],
+            [4, "synchronize", "gradients"],
+        ]
+        assert [event["in_step"] for event in events if event["event"] == "synchronize"] == [True]
+        assert [event["synchronizes"] for event in events if event["event"] == "step"] == [True]
 
 
 def test_horovod_that_is_imported_late():
-    """In the trainer's function, when the recorder is already on."""
+    """In the trainer's function, when the recorder is already on, and between the model and its broadcast."""
     [events] = ranks(f"{TRAINERS}:imports_horovod_late", "single", make_spec(steps=1))
-    assert [event.get("op", event["event"]) for event in events] == [
-        "started",
-        "broadcast",
-        "broadcast",
-        "topology",
-        "finished",
-    ]
+    assert shown(events) == ["broadcast"] * 2 + ["forward", "synchronize", "step"]
+    [optimizer] = [event for event in events if event["event"] == "optimizer"]
+    assert optimizer["horovod"] is True
 
 
 @pytest.mark.parametrize(("decay", "weights"), [(0.0, [0.5, -0.5, 0.25]), (0.5, [0.484375, -0.484375, 0.2421875])])

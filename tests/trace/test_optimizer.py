@@ -186,9 +186,10 @@ def test_another_models_optimizer_is_noted_once_and_ignored(record):
     for _ in range(2):
         other(torch.ones(1, 5)).sum().backward()
         optimizer.step()
-    assert recording.kinds() == ["foreign_optimizer"]
-    assert recording.events[0]["optimizer"] == "SGD"
-    assert recording.events[0]["shapes"] == [[3, 5], [3]]
+    assert recording.kinds("foreign_optimizer", "optimizer", "step", "forward") == ["foreign_optimizer"]
+    [foreign] = recording.of_kind("foreign_optimizer")
+    assert foreign["optimizer"] == "SGD"
+    assert foreign["shapes"] == [[3, 5], [3]]
 
 
 def test_an_interrupted_step_does_not_swallow_the_next(record):
@@ -215,8 +216,8 @@ def test_a_step_before_the_first_forward_makes_state(record):
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    assert recording.kinds() == ["state_init"]
-    assert recording.events[0]["weights"] == [0.375, -0.375, 0.1875]
+    assert recording.kinds("step", "state_init") == ["state_init"]
+    assert recording.of_kind("state_init")[0]["weights"] == [0.375, -0.375, 0.1875]
 
 
 def test_topology_is_noted_at_the_first_step(record):
@@ -227,7 +228,8 @@ def test_topology_is_noted_at_the_first_step(record):
         backward(recording.task, model)
         optimizer.step()
     recording.recorder.finished(recording.task)
-    assert recording.kinds() == ["forward", "topology", "step", "forward", "step", "finished"]
+    kinds = recording.kinds("forward", "topology", "step", "finished")
+    assert kinds == ["forward", "topology", "step", "forward", "step", "finished"]
     [topology] = recording.of_kind("topology")
     assert (topology["world_size"], topology["rank_reached"], topology["via"]) == (1, 0, None)
 
@@ -236,7 +238,7 @@ def test_a_trainer_that_never_steps(record):
     recording = record()
     recording.task.model()
     recording.recorder.finished(recording.task)
-    assert recording.kinds() == ["topology", "finished"]
+    assert recording.kinds() == ["model", "topology", "finished"]
     assert recording.events[-1]["weights"] == [0.5, -0.5, 0.25]
 
 

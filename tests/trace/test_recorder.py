@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import ExitStack
 
-import horovod.torch.mpi_ops
+import horovod.torch
 import pytest
 import torch
 from torch.nn.modules import module as torch_modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizers
+from torch.optim.lr_scheduler import LRScheduler
 
 from conformance.runner.client import ForkServer
 from conformance.trace.events import KINDS
+from conformance.trace.patching import with_subclasses
 from conformance.trace.recorder import Recorder
 from conformance.trainers import loading
 
@@ -32,10 +37,22 @@ PATHS = {
 
 def state_of_torch():
     """Whatever the recorder touches while it is on."""
-    scaler_classes = [torch.amp.GradScaler, *torch.amp.GradScaler.__subclasses__()]
+    owners = [
+        *with_subclasses(torch.amp.GradScaler),
+        *with_subclasses(LRScheduler),
+        *with_subclasses(torch.autocast),
+        *(torch.optim.Optimizer, torch.nn.Module, torch.nn.Linear, DistributedDataParallel),
+        *(torch.autograd, torch.autograd.graph, torch.distributed, clip_grad, torch.nn.utils),
+        *(horovod.torch, horovod.torch.mpi_ops, horovod.torch.optimizer),
+        horovod.torch.optimizer._DistributedOptimizer,
+    ]
     return {
-        **{f"{owner.__module__}.{owner.__name__}": dict(vars(owner)) for owner in scaler_classes},
-        "horovod": dict(vars(horovod.torch.mpi_ops)),
+        **{f"{owner!r}": dict(vars(owner)) for owner in owners},
+        "clipping": [
+            [cell.cell_contents for cell in vars(clip_grad)[name].__closure__]
+            for name in ("clip_grad_norm_", "clip_grad_value_", "_clip_grads_with_norm_", "_get_total_norm")
+        ],
+        "finders": list(sys.meta_path),
         "optimizer hooks": [
             dict(torch_optimizers._global_optimizer_pre_hooks),
             dict(torch_optimizers._global_optimizer_post_hooks),
@@ -45,7 +62,7 @@ def state_of_torch():
         "kernels": [
             torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key)
             for name in ("allreduce_", "barrier")
-            for key in ("AutogradCPU", "AutogradCUDA")
+            for key in ("AutogradCPU", "AutogradCUDA", "BackendSelect")
         ],
     }
 
@@ -61,12 +78,9 @@ def test_nothing_stays(record):
     during = state_of_torch()
     recording.recorder.__exit__(None, None, None)
     assert {key for key in before if before[key] != during[key]} >= {
-        "torch.amp.grad_scaler.GradScaler",
-        "horovod",
-        "optimizer hooks",
-        "module hooks",
-        "library",
-        "kernels",
+        *map(repr, (torch.amp.GradScaler, LRScheduler, torch.autocast, torch.optim.Optimizer, torch.nn.Module)),
+        *map(repr, (DistributedDataParallel, torch.autograd, horovod.torch.mpi_ops)),
+        *("clipping", "finders", "optimizer hooks", "library", "kernels"),
     }
     assert state_of_torch() == before
 
@@ -130,14 +144,62 @@ def test_it_draws_no_random_numbers(record):
 
 def test_events_are_documented_json():
     """Of a kind that `KINDS` describes, numbered without a gap, and plain JSON without NaN or infinity."""
-    events = train(loading.load("accumulated")[0], overflowing(accumulation=2, size=4))
+    clip = {"kind": "norm", "threshold": 1.0}
+    events = train(loading.load("accumulated")[0], {**overflowing(accumulation=2, size=4), "clip": clip})
+    assert {event["event"] for event in events} >= {"clip", "unscale", "skip", "schedule", "backward_end"}
     assert json.loads(json.dumps(events, allow_nan=False)) == events
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert {event["event"] for event in events} <= set(KINDS)
     for event in events:
-        assert set(event) - {"event", "rank", "seq"} == _documented_fields(event["event"])
+        assert [*event][: len(HEAD)] == HEAD
+        assert {*event} - {*HEAD} == _documented_fields(event["event"])
+    times = [event["time"] for event in events]
+    assert times == sorted(times)
+
+
+HEAD = ["event", "rank", "seq", "time", "window", "micro_batch", "where"]
 
 
 def _documented_fields(kind):
     text = KINDS[kind]
     return set(text[text.index("{") + 1 : text.index("}")].replace(" ", "").split(","))
+
+
+def test_a_loop_without_a_task():
+    """Any model can be watched; values of a large one are not read."""
+    events = []
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    with Recorder(events.append) as recorder:
+        recorder.watch(model)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 64)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    step = ["zero_grad", "forward", "backward_begin", "backward_end", "clip", "step"]
+    kinds = [event["event"] for event in events if event["event"] not in ("start", "topology")]
+    assert kinds == ["model", "optimizer", *step, *step]
+    assert events[0]["shapes"] == [[64, 64], [64], [1, 64], [1]]
+    for event in events:
+        assert (event["window"], event["micro_batch"], event["where"][2]) == (None, None, "test_a_loop_without_a_task")
+        assert event.get("weights") is None
+        assert event.get("gradients") in (None, "none")
+    assert next(event["rows"] for event in events if event["event"] == "forward") == []
+
+
+def test_two_models_of_which_one_is_copied(record):
+    """What is stepped last is what `finished` reads, as an average of weights beside the model shows."""
+    recording = record()
+    model = recording.task.model()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = recording.task.optimizer(model.parameters())
+    for batch in recording.task.dataloader():
+        optimizer.zero_grad()
+        recording.task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+        average.update_parameters(model)
+        average(batch.inputs)
+    recording.recorder.finished(recording.task)
+    assert recording.events[-1]["weights"] == recording.of_kind("step")[-1]["weights"]
+    assert recording.of_kind("gradient_change") == []

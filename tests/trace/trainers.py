@@ -38,11 +38,16 @@ def unrecorded(task):
 
 @trainer(backends=["single"])
 def imports_horovod_late(task):
-    """Horovod is imported when the recorder already runs."""
+    """Horovod is imported when the recorder already runs and the model is there."""
+    model = task.model()
     import horovod.torch as hvd
 
     hvd.init()
-    hvd.broadcast_parameters(task.model().state_dict(), root_rank=0)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(task.optimizer(model.parameters()), named_parameters=model.named_parameters())
+    for batch in task.dataloader():
+        task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
     hvd.shutdown()
 
 
@@ -75,5 +80,24 @@ def destroys_the_group_first(task):
     for batch in task.dataloader():
         optimizer.zero_grad()
         task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+@trainer(backends=["ddp"])
+def fully_sharded(task):
+    """FSDP2, with gradient accumulation."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group(task.collective_backend)
+    model = task.model()
+    fully_shard(model)
+    optimizer = task.optimizer(model.parameters())
+    for window in task.windows():
+        optimizer.zero_grad()
+        for batch in window:
+            model.set_requires_gradient_sync(batch is window[-1])
+            (task.loss(model(batch.inputs), batch) / len(window)).backward()
         optimizer.step()
     dist.destroy_process_group()

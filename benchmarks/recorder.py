@@ -1,0 +1,120 @@
+"""What the recorder adds to an optimizer step: of the standard workload, and of a transformer.
+
+    python benchmarks/recorder.py [--rounds 30]
+
+Each loop trains with the recorder and without it, in turns in this one process and on one thread. What is compared is
+the processor time of this process, which other processes disturb less than they do the time of day. Events are
+written, line by line, to nowhere.
+
+1. The standard workload: gradient accumulation over two micro-batches, fp16, in the reference trainer. The model has
+   three parameters, and every event lists their values: what a step costs here is what the recorder's own work is.
+2. A transformer of ten million parameters: a GradScaler, clipping by norm, AdamW, a schedule. Of a model of this size
+   no values are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+from time import process_time
+from typing import Any
+
+import torch
+from measuring import show
+
+from conformance.cases.case import Case
+from conformance.runner.protocol import encode
+from conformance.trace.recorder import Recorder
+from conformance.trainers.accumulated import train
+from conformance.trainers.task import Task
+
+STANDARD = Case("single", "accumulated", world_size=1, accumulation=2, precision="fp16", workload="momentum")
+BATCH, LENGTH, WIDTH, LAYERS = 2, 24, 256, 12
+STEPS = 4
+
+Row = tuple[str, str, str, str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the recorder adds to an optimizer step.")
+    parser.add_argument("--rounds", type=int, default=30, help="runs of each loop (default: %(default)s)")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+
+    def emit(event: dict[str, Any]) -> None:
+        os.write(nowhere, encode(event))
+
+    show(
+        f"What the recorder adds to an optimizer step, medians of {rounds} rounds in turns",
+        ("", "ms a step, bare", "recorded", "ratio", "µs added"),
+        [list(standard(emit, rounds)), list(transformer(emit, rounds))],
+        "The ratio is the median of the rounds' ratios.",
+    )
+
+
+def standard(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator[Row]:
+    spec = STANDARD.spec()
+
+    def run(recorder: Recorder | None) -> None:
+        train(Task(spec, 0, recorder))
+
+    yield compared(f"the case {STANDARD.id}", lambda: Recorder(emit, spec), run, spec["steps"], rounds)
+
+
+def transformer(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator[Row]:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    inputs, targets = torch.randn(2, BATCH, LENGTH, WIDTH)
+
+    def watching() -> Recorder:
+        recorder = Recorder(emit)
+        recorder.watch(model)
+        return recorder
+
+    def run(_recorder: Recorder | None, steps: int = STEPS) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    yield compared(f"a transformer of {elements / 1e6:.1f} million parameters", watching, run, STEPS, rounds)
+
+
+def compared(
+    name: str,
+    recording: Callable[[], Recorder],
+    run: Callable[[Recorder | None], None],
+    steps: int,
+    rounds: int,
+) -> Row:
+    def seconds(context: AbstractContextManager[Recorder | None]) -> float:
+        with context as recorder:
+            began = process_time()
+            run(recorder)
+            return (process_time() - began) / steps
+
+    # The first of all pays for what torch sets up when it is first used.
+    seconds(nullcontext())
+    pairs = [(seconds(nullcontext()), seconds(recording())) for _ in range(rounds)]
+    bare, recorded = (median(times) for times in zip(*pairs, strict=True))
+    ratio = median(recorded / bare for bare, recorded in pairs)
+    added = median(recorded - bare for bare, recorded in pairs)
+    return name, f"{bare * 1e3:.3f}", f"{recorded * 1e3:.3f}", f"{ratio:.4f}", f"{added * 1e6:.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Traces in files: a folder a case, and in it a file of JSON lines a rank. TRACE.md says what is in them.
+
+Nothing here imports torch: whoever judges or shows a trace has no need of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+SCHEMA_VERSION = 1
+
+Spec: TypeAlias = dict[str, Any]
+Trace: TypeAlias = list[dict[str, Any]]
+
+
+class TraceError(Exception):
+    """A trace cannot be read. `str()` is one line that says which file and why."""
+
+
+def folder_of(traces: Path, trainer: str, case: str) -> Path:
+    """Where below `traces` the trace of a case belongs. A trainer may be named by a path or with any characters."""
+    name = quote(trainer, safe=" ")
+    return traces / (f"%2E{name[1:]}" if name.startswith(".") else name) / case
+
+
+def write(folder: Path, spec: Spec, ranks: Sequence[Sequence[Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
+    """Write `ranks`, the events of each rank, which ran the case of `spec`; `versions` of what it ran on.
+
+    Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, events in enumerate(ranks):
+        header = {
+            "kind": "trace",
+            "schema_version": SCHEMA_VERSION,
+            "case": spec["case"],
+            "rank": rank,
+            "events": len(events),
+            "versions": dict(versions),
+            "plan": spec,
+        }
+        lines = [json.dumps(line, allow_nan=False) + "\n" for line in (header, *events)]
+        _file(folder, rank).write_text("".join(lines), encoding="ascii")
+
+
+def read(folder: Path) -> tuple[Spec, list[Trace]]:
+    """The spec of the case, and the events of each rank.
+
+    Raises TraceError.
+    """
+    if not _file(folder, 0).is_file():
+        raise TraceError(_nothing_in(folder))
+    first, events = _read(_file(folder, 0))
+    ranks = [events]
+    for rank in range(1, first["plan"]["world_size"]):
+        file = _file(folder, rank)
+        if not file.is_file():
+            raise TraceError(f"{folder}: {file.name} is missing: the case has {first['plan']['world_size']} ranks")
+        header, events = _read(file)
+        if header["plan"] != first["plan"]:
+            raise TraceError(f"{folder}: {file.name} is of another case than {_file(folder, 0).name}")
+        ranks.append(events)
+    return first["plan"], ranks
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.jsonl"
+
+
+def _nothing_in(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"{folder}: no such folder"
+    name = _file(folder, 0).name
+    below = min(folder.glob(f"**/{name}"), default=None)
+    hint = "" if below is None else f"; name the folder of one case, such as {below.parent}"
+    return f"{folder}: there is no {name} in it{hint}"
+
+
+def _read(file: Path) -> tuple[dict[str, Any], Trace]:
+    """The header of a file and its events."""
+    foreign = f"{file} is not a trace of trainer-conformance"
+    try:
+        text = file.read_text(encoding="ascii")
+    except OSError as error:
+        raise TraceError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{foreign}: it is not ASCII text") from error
+    lines = text.splitlines()
+    header = _object(lines[0]) if lines else None
+    if header is None or header.get("kind") != "trace":
+        raise TraceError(f"{foreign}: it does not begin with the header of one")
+    if header.get("schema_version") != SCHEMA_VERSION:
+        raise TraceError(
+            f"{file} has schema version {header.get('schema_version')!r}, but this trainer-conformance reads version "
+            f"{SCHEMA_VERSION}"
+        )
+    if not text.endswith("\n"):
+        lines.pop()
+    events: Trace = []
+    for number, line in enumerate(lines[1:], start=2):
+        event = _object(line)
+        if event is None or event.get("seq") != len(events):
+            raise TraceError(f"{file}: line {number} is not the event that belongs there")
+        events.append(event)
+    if len(events) != header["events"]:
+        raise TraceError(f"{file} was cut off: {len(events)} of {header['events']} events are there")
+    return header, events
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) else None

@@ -1,0 +1,62 @@
+"""Modules that may be imported at any time: in the trainer's file, or only in its function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TypeAlias
+
+Act: TypeAlias = Callable[[ModuleType], None]
+
+
+@contextmanager
+def when_imported(acts: Mapping[str, Act]) -> Iterator[None]:
+    """Call each act with the module that it is named by: now if that has been imported, else right after."""
+    for name, act in acts.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+    finder = _Finder(acts)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Finds nothing itself: has the loader that another finder names replaced by one that acts when it is done."""
+
+    def __init__(self, acts: Mapping[str, Act]) -> None:
+        self._acts = acts
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        act = self._acts.get(name)
+        if act is None:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, act)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads as `loader` does, and leaves the module as if that had loaded it."""
+
+    def __init__(self, loader: Loader, act: Act) -> None:
+        self._loader = loader
+        self._act = act
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._act(module)

@@ -1,0 +1,27 @@
+"""Collectives of several ranks that are one and the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Place: TypeAlias = tuple[int, int]
+"""A rank, and the `seq` of one of its events."""
+
+
+def joined(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Place]]:
+    """The places of each collective on the ranks that took part, the earliest first; `ranks` are the ranks' events.
+
+    What is the n-th of its kind on one rank is the n-th on all others: of one operation, size and group. Those that
+    only one rank entered are left out.
+    """
+    met: defaultdict[object, list[tuple[float, Place]]] = defaultdict(list)
+    for rank, events in enumerate(ranks):
+        seen: defaultdict[object, int] = defaultdict(int)
+        for event in events:
+            if event["event"] == "collective":
+                kind = (event["via"], event["op"], event["bytes"], tuple(event["group"]))
+                met[kind, seen[kind]].append((event["time"], (rank, event["seq"])))
+                seen[kind] += 1
+    return [[place for _, place in sorted(times)] for times in met.values() if len(times) > 1]

@@ -1,0 +1,71 @@
+"""The loss scale that a loss carries when it is backpropagated."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_KEY = "conformance.loss_scale"
+_MOST_NODES = 64
+_LINEAR = {
+    f"{operation}Backward{variant}"
+    for operation in (
+        *("Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "Stack", "Cat"),
+        *("ToCopy", "Clone", "View", "Reshape", "Squeeze", "Unsqueeze", "Select", "Unbind", "Expand", "Alias"),
+    )
+    for variant in (0, 1)
+}
+"""What a loss passes on its way from `scale` to `backward`: sums, division by a length, casts."""
+
+
+def mark(tensors: Any, factor: float) -> None:
+    """Remember that these tensors (one, or lists of them) are multiplied by `factor`."""
+    for tensor in _tensors(tensors):
+        if tensor.grad_fn is not None:
+            node: Any = tensor.grad_fn
+            node.metadata[_KEY] = factor
+
+
+def carried(root: Any, scales: Iterable[float]) -> float | None:
+    """The product of the scales that went into a loss, given by its node of the graph; None if there are none.
+
+    They went in by `mark`, or by hand: as a factor that is one of `scales`.
+    """
+    # A factor of 1 by hand would be any factor of 1.
+    by_hand = {scale for scale in scales if scale != 1.0}
+    product = None
+    queue = deque([root] if root is not None else [])
+    for _ in range(_MOST_NODES):
+        if not queue:
+            break
+        node = queue.popleft()
+        factor: float | None = node.metadata.get(_KEY) or _factor(node, by_hand)
+        if factor is not None:
+            product = factor * (product or 1.0)
+            queue.clear()
+        if node.name() in _LINEAR:
+            queue.extend(following for following, _ in node.next_functions if following is not None)
+    return product
+
+
+def _factor(node: Any, scales: set[float]) -> float | None:
+    if not scales or node.name() != "MulBackward0":
+        return None
+    try:
+        saved = [node._saved_self, node._saved_other]
+    except RuntimeError:
+        # Freed by the backward before, so this one will fail and say so.
+        return None
+    factors = [tensor.item() for tensor in saved if isinstance(tensor, torch.Tensor) and tensor.numel() == 1]
+    return next((factor for factor in factors if factor in scales), None)
+
+
+def _tensors(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    elif isinstance(tensors, list | tuple):
+        for tensor in tensors:
+            yield from _tensors(tensor)

@@ -1,0 +1,183 @@
+"""apex.amp. Apex cannot be installed where these tests run: it has to be compiled, and its amp needs a GPU.
+
+So these are tests of the observer against a stand-in. Its modules, functions and signatures have the names of the real
+ones, as they are in NVIDIA/apex at commit e13873debc4699d39c6861074b9a3b2a02327f92 (apex/amp/__init__.py, handle.py,
+frontend.py, _initialize.py, _amp_state.py); it scales the loss, and unscales gradients, as far as these tests need it.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+MODULES = {
+    "apex/__init__.py": "from . import amp",
+    "apex/amp/__init__.py": """
+        from .handle import scale_loss
+        from .frontend import initialize
+    """,
+    "apex/amp/_amp_state.py": """
+        class AmpState(object):
+            pass
+
+        _amp_state = AmpState()
+    """,
+    "apex/amp/_initialize.py": """
+        from ._amp_state import _amp_state
+
+        class LossScaler(object):
+            def loss_scale(self):
+                return 1024.0
+
+        def _initialize(models, optimizers, properties, num_losses=1, cast_model_outputs=None):
+            _amp_state.loss_scalers = [LossScaler() for _ in range(num_losses)]
+            return models, optimizers
+    """,
+    "apex/amp/frontend.py": """
+        from ._initialize import _initialize
+        from ._amp_state import _amp_state
+
+        class Properties(object):
+            enabled = False
+
+        def initialize(models, optimizers=None, enabled=True, opt_level="O1", cast_model_type=None,
+                       patch_torch_functions=None, keep_batchnorm_fp32=None, master_weights=None, loss_scale=None,
+                       cast_model_outputs=None, num_losses=1, verbosity=1, min_loss_scale=None,
+                       max_loss_scale=2.**24):
+            _amp_state.opt_properties = Properties()
+            if not enabled:
+                return models if optimizers is None else (models, optimizers)
+            _amp_state.opt_properties.enabled = True
+            return _initialize(models, optimizers, _amp_state.opt_properties, num_losses, cast_model_outputs)
+    """,
+    "apex/amp/handle.py": """
+        import contextlib
+        from ._amp_state import _amp_state
+
+        @contextlib.contextmanager
+        def scale_loss(loss, optimizers, loss_id=0, model=None, delay_unscale=False, delay_overflow_check=False):
+            if not hasattr(_amp_state, "opt_properties"):
+                raise RuntimeError("Invoked 'with amp.scale_loss`, but internal Amp state has not been initialized.")
+            if not _amp_state.opt_properties.enabled:
+                yield loss
+                return
+            scale = _amp_state.loss_scalers[loss_id].loss_scale()
+            yield loss.float() * scale
+            if not delay_unscale:
+                for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                    for group in optimizer.param_groups:
+                        for parameter in group["params"]:
+                            parameter.grad.div_(scale)
+    """,
+}
+
+
+@pytest.fixture(autouse=True)
+def standin(tmp_path, monkeypatch):
+    """Apex can be imported, and is forgotten afterwards."""
+    for path, text in MODULES.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "apex"]:
+        del sys.modules[name]
+
+
+def trained(recording, amp, *, several=False, enabled=True, **how):
+    """One window of two micro-batches, with `amp` or what has its functions; the model."""
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    model, optimizer = amp.initialize(model, [optimizer] if several else optimizer, enabled=enabled)
+    for batch in recording.task.dataloader():
+        with amp.scale_loss(recording.task.loss(model(batch.inputs), batch), optimizer, **how) as scaled_loss:
+            scaled_loss.backward()
+    return model
+
+
+def test_what_is_noted(record):
+    """Entered and left, with what the call said; apex's own unscaling is no change of gradients by hand."""
+    recording = record(accumulation=2, size=4, steps=1)
+    from apex import amp
+
+    trained(recording, amp, several=True, delay_unscale=True)
+    assert recording.kinds("apex_initialize", "scale_loss_enter", "scale_loss_exit", "gradient_change") == [
+        "apex_initialize",
+        *["scale_loss_enter", "scale_loss_exit"] * 2,
+    ]
+    [initialize] = recording.of_kind("apex_initialize")
+    assert (initialize["models"], initialize["optimizers"]) == (1, 1)
+    for event in recording.of_kind("scale_loss_enter") + recording.of_kind("scale_loss_exit"):
+        assert (event["delay_unscale"], event["optimizers"], event["scale"]) == (True, 1, 1024.0)
+        assert event["where"][2] == "trained"
+    assert [event["scaled"] for event in recording.of_kind("backward_end")] == [1024.0] * 2
+
+
+def test_unscaling(record):
+    recording = record(size=8, steps=1)
+    from apex import amp
+
+    trained(recording, amp)
+    assert [event["delay_unscale"] for event in recording.of_kind("scale_loss_enter")] == [False]
+    assert recording.of_kind("gradient_change") == []
+    recording.recorder.gradients.look()
+    assert recording.of_kind("gradient_change") == []
+
+
+def test_it_changes_nothing(record):
+    from apex import amp
+
+    recording = record(size=8, steps=1)
+    watched = trained(recording, amp)
+    recording.recorder.__exit__(None, None, None)
+    unwatched = trained(recording, amp)
+    assert torch.equal(watched.weight.grad, unwatched.weight.grad)
+    assert recording.kinds("scale_loss_enter") == ["scale_loss_enter"]
+
+
+def test_names_that_were_imported_before(record):
+    """A trainer has `scale_loss` itself in its module long before anything is recorded."""
+    from apex.amp import initialize, scale_loss
+
+    class Amp:
+        pass
+
+    Amp.initialize, Amp.scale_loss = staticmethod(initialize), staticmethod(scale_loss)
+    recording = record(size=8, steps=1)
+    trained(recording, Amp)
+    assert len(recording.of_kind("apex_initialize")) == len(recording.of_kind("scale_loss_exit")) == 1
+
+
+def test_disabled(record):
+    """Then apex does nothing: it initialises nothing, and there is no scale."""
+    recording = record(size=8, steps=1)
+    from apex import amp
+
+    trained(recording, amp, enabled=False)
+    assert recording.of_kind("apex_initialize") == []
+    assert [event["scale"] for event in recording.of_kind("scale_loss_enter")] == [None]
+    assert [event["scaled"] for event in recording.of_kind("backward_end")] == [None]
+
+
+def test_errors_are_apexs_own(record):
+    """Before `initialize`: nothing was entered."""
+    recording = record()
+    from apex import amp
+
+    with pytest.raises(RuntimeError, match="has not been initialized"), amp.scale_loss(torch.ones(1), []):
+        pass
+    assert recording.of_kind("scale_loss_enter") == []
+
+
+def test_an_error_inside(record):
+    """It passes through apex as it would without a recorder."""
+    recording = record()
+    from apex import amp
+
+    amp.initialize(torch.nn.Linear(2, 1))
+    with pytest.raises(MemoryError), amp.scale_loss(torch.ones(1), []):
+        raise MemoryError
+    assert recording.kinds("scale_loss_enter", "scale_loss_exit") == ["scale_loss_enter"]

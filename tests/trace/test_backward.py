@@ -1,0 +1,205 @@
+"""Backward passes: which forwards they went through, with which loss scale, onto which gradients."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from .places import here
+
+
+class Training:
+    """A model, and losses of it."""
+
+    def __init__(self, recording):
+        self.recording = recording
+        self.model = recording.task.model()
+        self.batch = next(iter(recording.task.dataloader()))
+
+    def loss(self):
+        return self.recording.task.loss(self.model(self.batch.inputs), self.batch)
+
+    def ends(self, field):
+        return [event[field] for event in self.recording.of_kind("backward_end")]
+
+    def begins(self, field):
+        return [event[field] for event in self.recording.of_kind("backward_begin")]
+
+
+@pytest.fixture
+def training(record):
+    return Training(record())
+
+
+def test_a_backward(training):
+    training.loss().backward()
+    place = here(-1)
+    [begin] = training.recording.of_kind("backward_begin")
+    [end] = training.recording.of_kind("backward_end")
+    assert begin["where"] == end["where"] == place
+    assert begin["seq"] + 1 == end["seq"]
+    assert (begin["backward"], begin["root"], begin["syncs"], begin["gradients"]) == (0, 0, None, "none")
+    assert (end["backward"], end["forwards"], end["scaled"]) == (0, [0], None)
+
+
+def test_the_forwards_that_it_went_through(training):
+    """Several, none, or those of long ago."""
+    losses = [training.loss() for _ in range(3)]
+    (losses[0] + losses[2]).backward(retain_graph=True)
+    torch.nn.Parameter(torch.ones(1)).sum().backward()
+    losses[1].backward()
+    losses[0].backward()
+    assert training.ends("forwards") == [[0, 2], [], [1], [0]]
+    assert training.ends("backward") == [0, 1, 2, 3]
+
+
+def test_outputs_in_containers(record):
+    class Many(torch.nn.Linear):
+        def forward(self, x):
+            output = super().forward(x)
+            return {"first": [output, None], "second": (output + 1,)}
+
+    recording = record()
+    recording.task.model()
+    model = Many(2, 1)
+    model(torch.ones(1, 2))["second"][0].sum().backward()
+    assert recording.of_kind("backward_end")[0]["forwards"] == [0]
+
+
+def test_the_same_graph_again_has_the_same_root(training):
+    loss = training.loss()
+    loss.backward(retain_graph=True)
+    gc.collect()
+    loss.backward()
+    training.loss().backward()
+    assert training.begins("root") == [0, 0, 1]
+
+
+def test_a_leaf_is_a_root_of_its_own(training):
+    for _ in range(2):
+        torch.nn.Parameter(torch.ones(())).backward()
+    assert training.begins("root") == [0, 1]
+
+
+def test_of_a_gradient_edge(training):
+    edge = torch.autograd.graph.get_gradient_edge(training.loss())
+    torch.autograd.backward(edge)
+    assert training.ends("forwards") == [[0]]
+
+
+def test_gradients_before_it(training):
+    training.loss().backward()
+    training.loss().backward()
+    training.model.zero_grad(set_to_none=False)
+    training.loss().backward()
+    training.model.zero_grad()
+    training.loss().backward()
+    assert training.begins("gradients") == ["none", "some", "zero", "none"]
+
+
+def test_frozen_parameters_have_no_say(training):
+    training.model.bias.requires_grad_(False)
+    training.model.bias.grad = torch.ones(1)
+    training.loss().backward()
+    assert training.begins("gradients") == ["none"]
+
+
+def test_autograd_grad_is_none(training):
+    torch.autograd.grad(training.loss(), list(training.model.parameters()))
+    assert training.begins("backward") == []
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_recomputation_is_no_forward(training, use_reentrant):
+    """Nor is the backward that reentrant checkpointing runs within the backward."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inputs = training.batch.inputs.clone().requires_grad_()
+        checkpoint(training.model, inputs, use_reentrant=use_reentrant).sum().backward()
+    kinds = training.recording.kinds("forward", "autocast_enter", "backward_begin", "backward_end")
+    # In reentrant checkpointing's first forward gradients are disabled.
+    forwards = [] if use_reentrant else ["forward"]
+    assert kinds == ["autocast_enter", *forwards, "backward_begin", "backward_end"]
+
+
+def test_an_error_in_it(training):
+    loss = training.loss()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    training.loss().backward()
+    assert training.begins("backward") == [0, 1, 2]
+    assert training.ends("backward") == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("scaled", "expected"),
+    [
+        pytest.param(lambda scaler, loss: scaler.scale(loss), 1024.0, id="by the scaler"),
+        pytest.param(lambda scaler, loss: scaler.scale(loss) / 3, 1024.0, id="then divided"),
+        pytest.param(lambda scaler, loss: 0.5 * scaler.scale(loss / 3).double(), 1024.0, id="then cast"),
+        pytest.param(lambda scaler, loss: scaler.scale(loss) + loss, 1024.0, id="in a sum"),
+        pytest.param(lambda scaler, loss: sum(scaler.scale([loss, loss])), 1024.0, id="in a list"),
+        pytest.param(lambda scaler, loss: torch.stack([scaler.scale(loss)] * 2).mean(), 1024.0, id="in a stack"),
+        pytest.param(lambda scaler, loss: loss * scaler.get_scale(), 1024.0, id="by hand"),
+        pytest.param(lambda scaler, loss: scaler._scale * (loss / 3), 1024.0, id="by hand, a tensor"),
+        pytest.param(lambda scaler, loss: scaler.scale(scaler.scale(loss)), 1024.0**2, id="twice"),
+        pytest.param(lambda scaler, loss: loss * 512.0, None, id="by something else"),
+        pytest.param(lambda scaler, loss: loss, None, id="not at all"),
+    ],
+)
+def test_the_scale_that_the_loss_carried(training, scaled, expected):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(1))
+    scaled(scaler, training.loss()).backward()
+    assert training.ends("scaled") == [expected]
+
+
+def test_a_scale_of_one(training):
+    """The scaler's own is known for what it is; by hand it is nothing."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(training.loss()).backward()
+    (training.loss() * 1.0).backward()
+    assert training.ends("scaled") == [1.0, None]
+
+
+def test_a_freed_graph_scaled_by_hand(training):
+    """Its factor cannot be read any more; torch's own error is what the trainer gets."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.ones(1))
+    loss = training.loss() * 1024.0
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_no_graph_is_kept_alive(training):
+    """A node of it is gone as soon as the trainer lets go of the loss."""
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    loss = Identity.apply(training.model(training.batch.inputs)).sum()
+    node = weakref.ref(loss.grad_fn.next_functions[0][0])
+    loss.backward(retain_graph=True)
+    assert node() is not None
+    del loss
+    assert node() is None
+
+
+def test_hooks_are_gone_with_the_recorder(training):
+    loss = training.loss()
+    recorder = training.recording.recorder
+    recorder.__exit__(None, None, None)
+    loss.backward()
+    assert recorder.flow.through() == []
+    assert training.begins("backward") == []

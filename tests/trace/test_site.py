@@ -1,0 +1,96 @@
+"""Where events happen, in the user's code and in the trainer's own file."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import torch
+from accelerate import Accelerator
+
+from conformance.trace.recorder import Recorder
+from conformance.trace.site import Sites, shortened
+from conformance.trainers import loading
+
+from ..trainers.tasks import make_spec, train
+from .places import here
+
+
+def test_the_line_that_called(record):
+    """Through torch's own frames, decorators and context managers."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    batch = next(iter(recording.task.dataloader()))
+    loss = recording.task.loss(model(batch.inputs), batch)
+    loss.backward()
+    backward = here(-1)
+    with torch.no_grad():
+        optimizer.step()
+        step = here(-1)
+    assert {tuple(event["where"]) for event in recording.of_kind("backward_begin")} == {tuple(backward)}
+    assert [event["where"] for event in recording.of_kind("step")] == [step]
+    assert "called_from" not in recording.of_kind("step")[0]
+
+
+def test_a_framework_is_the_users_code_too(record):
+    """The innermost call is the framework's; the trainer's own is beside it."""
+    recording = record()
+    recording.recorder.trainer_file = __file__
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    loss = recording.task.loss(model(batch.inputs), batch)
+    Accelerator(cpu=True).backward(loss)
+    mine = here(-1)
+    [begin] = recording.of_kind("backward_begin")
+    file, _, function = begin["where"]
+    assert (file, function) == ("accelerate/accelerator.py", "Accelerator.backward")
+    assert begin["called_from"] == mine
+
+
+def test_the_trainers_own_file_needs_no_second_place(record):
+    recording = record()
+    recording.recorder.trainer_file = __file__
+    recording.task.model()
+    assert recording.events[0]["where"] == here(-1)
+    assert "called_from" not in recording.events[0]
+
+
+def test_a_reference_trainer_stands_for_the_users_code():
+    """But what it is handed, the task, does not."""
+    events = train(loading.load("batched")[0], make_spec(steps=1, clip={"kind": "norm", "threshold": 1.0}))
+    places = {tuple(event["where"][::2]) for event in events if event["event"] != "finished"}
+    assert places == {("conformance/trainers/batched.py", "train")}
+
+
+def test_no_line_of_the_users(record):
+    """A thread of the autograd engine's has no caller: there, it is the event before."""
+    assert Sites().of(None) == (None, None)
+    recorder = record().recorder
+    recorder.note("model")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(recorder._sites.of(None)))
+    thread.start()
+    thread.join()
+    assert found == [(here(-5), None)]
+
+
+def test_files_are_named_as_they_are_imported(monkeypatch, tmp_path):
+    """From the longest entry of the path, or the working directory."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(inner), ""])
+    assert shortened(str(inner / "package" / "module.py")) == "package/module.py"
+    assert shortened(str(tmp_path / "script.py")) == "script.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["/nowhere"])
+    assert shortened(str(tmp_path / "script.py")) == "script.py"
+    assert shortened("/elsewhere/script.py") == "/elsewhere/script.py"
+
+
+def test_before_there_is_any_trainer():
+    """The runner's own events come from nowhere."""
+    events = []
+    namespace = {"__name__": "conformance.made_up", "recorder": Recorder(events.append)}
+    exec(compile("recorder.note('started', pid=1)", "made_up.py", "exec"), namespace)
+    assert events[0]["where"] == here(-1)
