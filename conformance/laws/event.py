@@ -10,12 +10,9 @@ Site: TypeAlias = tuple[str, int, str]
 """File, line and function."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Event:
-    """What a rank did: the kinds and their fields are those of `conformance.trace.events`.
-
-    Events compare by rank and place in the trace.
-    """
+    """What a rank did: the kinds and their fields are those of `conformance.trace.events`."""
 
     kind: str
     rank: int
@@ -25,7 +22,7 @@ class Event:
     micro_batch: int | None
     where: Site | None
     called_from: Site | None
-    fields: Mapping[str, Any] = field(compare=False, repr=False)
+    fields: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def read(cls, line: Mapping[str, Any]) -> Event:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Any
 
 from conformance.laws.event import Event, of_kind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """What the ranks were told to do: the spec of a case, as `Case.spec` writes it."""
 
@@ -50,8 +53,12 @@ class Plan:
 
         A window never reaches over the end of an epoch.
         """
-        windows = list(_windows(self.spec["micro_batches"][rank], self.accumulation))
+        windows = self._epoch[rank]
         return windows[window % len(windows)] if window < len(windows) * int(self.spec["epochs"]) else ()
+
+    @cached_property
+    def _epoch(self) -> list[list[tuple[tuple[int, ...], ...]]]:
+        return [list(_windows(micro_batches, self.accumulation)) for micro_batches in self.spec["micro_batches"]]
 
 
 def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -60,8 +67,35 @@ def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tu
         yield window
 
 
-@dataclass(frozen=True)
-class Window:
+_seq = attrgetter("seq")
+
+
+class _Indexed:
+    """Events that are looked up by kind again and again."""
+
+    events: tuple[Event, ...]
+
+    def of(self, *kinds: str) -> tuple[Event, ...]:
+        """The events of these kinds, in order."""
+        if len(kinds) == 1:
+            return self._by_kind.get(kinds[0], ())
+        return tuple(sorted(chain.from_iterable(self.of(kind) for kind in kinds), key=_seq))
+
+    def between(self, first: Event | None, last: Event | None) -> tuple[Event, ...]:
+        """The events after ``first`` and before ``last``; None for no limit."""
+        start = 0 if first is None else bisect_right(self.events, first.seq, key=_seq)
+        return self.events[start : None if last is None else bisect_left(self.events, last.seq, key=_seq)]
+
+    @cached_property
+    def _by_kind(self) -> dict[str, tuple[Event, ...]]:
+        found: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            found[event.kind].append(event)
+        return {kind: tuple(events) for kind, events in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Window(_Indexed):
     """One accumulation window of one rank.
 
     events: from its first training forward up to the next window's.
@@ -78,10 +112,6 @@ class Window:
     planned: int
     ended: bool
 
-    def of(self, *kinds: str) -> tuple[Event, ...]:
-        """The window's events of these kinds, in order."""
-        return of_kind(self.events, *kinds)
-
     @cached_property
     def forwards(self) -> tuple[Event, ...]:
         return self.of("forward")
@@ -96,17 +126,9 @@ class Window:
         """Optimizer steps, those included that a GradScaler skipped."""
         return self.of("step", "skip")
 
-    def between(self, first: Event | None, last: Event | None) -> tuple[Event, ...]:
-        """Its events after ``first`` and before ``last``; None for no limit."""
-        return tuple(
-            event
-            for event in self.events
-            if (first is None or event.seq > first.seq) and (last is None or event.seq < last.seq)
-        )
 
-
-@dataclass(frozen=True)
-class RankTrace:
+@dataclass(frozen=True, eq=False)
+class RankTrace(_Indexed):
     """All events of one rank. ``setup`` are those before its first training forward."""
 
     rank: int
@@ -116,10 +138,15 @@ class RankTrace:
 
     @property
     def finished(self) -> bool:
-        return bool(of_kind(self.events, "finished"))
+        return bool(self.of("finished"))
+
+    @cached_property
+    def forwards(self) -> dict[int, Event]:
+        """Its training forwards by their numbers."""
+        return {event["forward"]: event for event in self.of("forward")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A plan, and what became of it on each rank."""
 

@@ -38,7 +38,7 @@ SPEC = {
 
 DEFAULTS = {
     "forward": {"rows": [0, 1], "wrapper": None, "syncs": None},
-    "backward_begin": {"root": 0, "syncs": None, "gradients": "none"},
+    "backward_begin": {"root": None, "syncs": None, "gradients": "none"},
     "backward_end": {"scaled": None},
     "optimizer": {
         "optimizer": 0,
@@ -107,10 +107,11 @@ DEFAULTS = {
     "scale_loss_enter": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
     "scale_loss_exit": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
     "finished": {"weights": [0.5, 0.0]},
+    "raised": {"type": "RuntimeError", "message": "something", "traceback": ""},
 }
 
 
-def event(kind, **fields):
+def event(kind, /, **fields):
     """One event; what is not given has a plausible value."""
     return {"event": kind, **copy.deepcopy(DEFAULTS.get(kind, {})), **fields}
 
@@ -166,6 +167,8 @@ def _lines(rank, events):
             entry.setdefault("forwards", counts["forward"])
         if kind in ("backward_begin", "backward_end"):
             entry.setdefault("backward", counts["backward_begin"] - (kind == "backward_end"))
+        if kind == "backward_begin" and entry["root"] is None:
+            entry["root"] = entry["backward"]
         if kind == "backward_end":
             entry.setdefault("forwards", [counts["forward"] - 1])
         if kind in counts:

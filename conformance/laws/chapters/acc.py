@@ -1,0 +1,272 @@
+"""Gradient accumulation: the forwards, backwards, averages, scales, steps and schedules of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, zip_longest
+
+from conformance.laws.averaging import Averaged, averages
+from conformance.laws.event import Event, of_kind
+from conformance.laws.labels import number, placed
+from conformance.laws.law import Broken, Check, broken, kept, law
+from conformance.laws.run import Plan, RankTrace, Run, Window
+
+SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
+
+
+@law(
+    "acc/one-backward-per-loss",
+    "Each micro-batch MUST go forward, and each of its losses backward, once before the optimizer steps.",
+    why="""Gradients are sums over backward passes: a loss that is backpropagated twice adds 2 ∇L, and a micro-batch
+        whose loss is not backpropagated adds nothing. Either way the step is not along the mean over the window.""",
+    source=f'{SEED}: "do a forward and backward pass on each batch"',
+    mend="""
+        for batch in window:
+            loss = criterion(model(batch.inputs), batch.targets) / len(window)
+            loss.backward()
+        """,
+)
+def one_backward_per_loss(run: Run) -> Iterator[Check]:
+    for rank in run.ranks:
+        through = {forward for event in rank.of("backward_end") for forward in event["forwards"]}
+        for window, following in zip_longest(rank.windows, rank.windows[1:]):
+            twice, idle = _backpropagated_twice(window), _never_backpropagated(window, following, through)
+            if twice is not None:
+                yield broken(window, twice)
+            elif window.ended and idle is not None:
+                yield broken(window, idle)
+            elif window.ended and window.backwards:
+                yield kept(window)
+
+
+def _backpropagated_twice(window: Window) -> Broken | None:
+    seen: dict[int, Event] = {}
+    for event in window.backwards:
+        first = seen.setdefault(event["root"], event)
+        if first is not event:
+            return Broken(
+                event,
+                must="a loss must be backpropagated once",
+                because="every backward adds its gradients to those that are there",
+                however=f"{placed(event)} ran on the loss of {placed(first)} again",
+                shows=(first, event),
+                effect=f"That loss counts twice in the gradients of window {window.number}.",
+            )
+    return None
+
+
+def _never_backpropagated(window: Window, following: Window | None, through: set[int]) -> Broken | None:
+    # Without any backward gradients come from elsewhere: torch.autograd.grad, say.
+    if not window.backwards:
+        return None
+    nearby = (*window.forwards, *(following.forwards if following else ()))
+    # A forward that only looks is no training; what it looks at goes forward once more for that.
+    trained = {tuple(event["rows"]) for event in nearby if event["forward"] in through}
+    for event in window.forwards:
+        rows = tuple(event["rows"])
+        if event["forward"] in through or rows in trained or not rows or None in rows:
+            continue
+        return Broken(
+            event,
+            must="the loss of each micro-batch must be backpropagated",
+            because=f"window {window.number} is to step along the mean over its {window.planned} micro-batches",
+            however=f"no backward went through {placed(event)} of micro-batch {event.micro_batch}",
+            shows=(event, *window.backwards[-1:], *window.attempts[-1:]),
+            effect=f"Its {len(rows)} samples count nothing in the gradients of window {window.number}.",
+        )
+    return None
+
+
+@law(
+    "acc/averaged-once",
+    "Gradients MUST be averaged exactly once: over the micro-batches that the window really has, and over the ranks.",
+    why="""The step is to be taken along (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Averaging not
+        at all, twice or by another length multiplies the gradients by n, 1/n, m ..., which acts on the learning rate,
+        on what clipping compares with its threshold, and on the balance with weight decay.""",
+    source=f'{SEED}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N before '
+    'each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
+    mend="""
+        for batch in window:  # the last window of an epoch may be shorter
+            loss = criterion(model(batch.inputs), batch.targets) / len(window)
+            loss.backward()  # DDP and Horovod average over the ranks
+        """,
+)
+def averaged_once(run: Run) -> Iterator[Check]:
+    for average in averages(run):
+        yield (
+            broken(average.window, _not_averaged_once(run.plan, average)) if average.mistakes else kept(average.window)
+        )
+
+
+def _not_averaged_once(plan: Plan, average: Averaged) -> Broken:
+    window, event = average.window, average.event
+    length, ranks = len(plan.micro_batches(window.rank, window.number)), plan.world_size
+    over = f"the {length} micro-batches of window {window.number}" if length > 1 else f"window {window.number}"
+    over += f" and the {ranks} ranks" if ranks > 1 else ""
+    known = [index for index, one in enumerate(average.seen) if one is not None]
+    shown = max(known, key=lambda index: abs(average.right.value[index]))
+    mean, seen = number(float(average.right.value[shown])), number(average.seen[shown])
+    times = f"{average.mistakes[0].factor} times"
+    reasons = ", or of ".join(" and ".join(mistake.says) for mistake in average.mistakes)
+    return Broken(
+        event,
+        must=f"gradients must be averaged exactly once, over {over}",
+        because=f"a step is to go along the mean over all their samples, which is {mean} in element {shown}",
+        however=f"{placed(event)} saw {seen} there: {times} the mean in every element, which comes of {reasons}",
+        shows=(*window.backwards[-1:], *_averaging(window.between(None, event)), event),
+        effect=f"Clipping compares {times} the norm with its threshold."
+        if event.kind == "clip"
+        else f"Window {window.number} steps as if its gradients were {times} as large.",
+    )
+
+
+def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    """What may have averaged the gradients."""
+    collectives = [event for event in of_kind(events, "collective") if event["of"] == "gradients"]
+    return (*collectives[-1:], *of_kind(events, "gradient_change")[-1:])
+
+
+@law(
+    "acc/step-after-all-backwards",
+    "Each optimizer MUST step once in a window, and only after all its backwards.",
+    why="""A step uses up the gradients that are there: before the last backward they are those of some micro-batches
+        only, (1/n) Σ ∇L over fewer than n. A second step applies the same gradients once more.""",
+    source=f'{SEED}: "only synchronize/step optimizer every N batches"',
+    mend="""
+        for window in windows:
+            for batch in window:
+                (criterion(model(batch.inputs), batch.targets) / len(window)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+)
+def step_after_all_backwards(run: Run) -> Iterator[Check]:
+    for rank in run.ranks:
+        for window in rank.windows:
+            violation = _second_step(window) or _backward_after(window) or _no_step(run.plan, rank, window)
+            if violation is not None:
+                yield broken(window, violation)
+            elif window.attempts:
+                yield kept(window)
+
+
+def _second_step(window: Window) -> Broken | None:
+    first: dict[int, Event] = {}
+    for event in window.attempts:
+        # A step without any gradients changes nothing.
+        if event["gradients"] is not None and all(one is None for one in event["gradients"]):
+            continue
+        earlier = first.setdefault(event["optimizer"], event)
+        if earlier is event:
+            continue
+        between = of_kind(window.between(earlier, event), "backward_begin")
+        return Broken(
+            event,
+            must="an optimizer must step once in a window",
+            because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
+            however=f"{placed(event)} followed {placed(earlier)} in it",
+            shows=(earlier, *between[:1], event),
+            effect="Every one of these steps goes along the gradients of a part of the window."
+            if between
+            else f"The gradients of window {window.number} are applied twice.",
+        )
+    return None
+
+
+def _backward_after(window: Window) -> Broken | None:
+    if not window.attempts or not window.ended:
+        return None
+    last = window.attempts[-1]
+    own = {event["forward"] for event in window.forwards}
+    late = [end for end in window.of("backward_end") if end.seq > last.seq and own.intersection(end["forwards"])]
+    if not late:
+        return None
+    begin = next(event for event in window.backwards if event["backward"] == late[0]["backward"])
+    return Broken(
+        last,
+        must="a step must come after all backwards of its window",
+        because="it can only use gradients that are there",
+        however=f"{placed(last)} came before {placed(begin)}, which is of the same window",
+        shows=(last, begin),
+        effect=f"The gradients of this backward are not in the step of window {window.number}.",
+    )
+
+
+def _no_step(plan: Plan, rank: RankTrace, window: Window) -> Broken | None:
+    # A short last window may be dropped.
+    if window.attempts or not window.ended or not window.backwards or window.planned != plan.accumulation:
+        return None
+    # With a loss scale of its own a trainer may leave out the steps that overflow without anybody seeing it.
+    if plan.spec["scaler"] is not None and any(other.attempts for other in rank.windows):
+        return None
+    others = rank.of("foreign_optimizer")
+    instead = f"; what stepped, {others[0].place}, holds none of the model's parameters" if others else ""
+    last = window.backwards[-1]
+    return Broken(
+        last,
+        must="an optimizer must step once in each window",
+        because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
+        however=f"no step of the model's parameters followed {placed(last)}{instead}",
+        shows=(last, *others[:1]),
+        effect=f"Window {window.number} changes no weight.",
+    )
+
+
+def _micro_batches(window: Window) -> str:
+    return f"{window.planned} micro-batch{'es' * (window.planned > 1)}"
+
+
+@law(
+    "acc/one-scale-per-window",
+    "All losses of a window MUST be scaled by the same factor.",
+    why="""The gradients of a window are s₁ ∇L₁ + s₂ ∇L₂ + ..., and one unscaling divides them by one s. With different
+        scales the micro-batches have weights s₁/s, s₂/s ... in what is left.""",
+    source=f'{SEED}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
+    'batches"; PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation"',
+    mend="""
+        for batch in window:
+            scaler.scale(criterion(model(batch.inputs), batch.targets) / len(window)).backward()
+        scaler.step(optimizer)
+        scaler.update()  # once a window, behind the loop
+        """,
+)
+def one_scale_per_window(run: Run) -> Iterator[Check]:
+    for window in run.windows:
+        # What is scaled after a step is for acc/step-after-all-backwards.
+        events = window.between(None, window.attempts[0] if window.attempts else None)
+        pairs = [pair for scaled in _scaled(events) for pair in pairwise(scaled)]
+        differing = next((pair for pair in pairs if _scale(pair[0]) != _scale(pair[1])), None)
+        if differing is not None:
+            yield broken(window, _scales_differ(window, *differing))
+        elif pairs:
+            yield kept(window)
+
+
+def _scaled(events: tuple[Event, ...]) -> Iterator[list[Event]]:
+    """The losses that were scaled, by each scaler for itself; without a scaler, those that were scaled by hand."""
+    by_scaler = of_kind(events, "loss_scaled")
+    for scaler in {event["scaler"] for event in by_scaler}:
+        yield [event for event in by_scaler if event["scaler"] == scaler]
+    if not by_scaler:
+        yield [event for event in of_kind(events, "backward_end") if event["scaled"] is not None]
+
+
+def _scale(event: Event) -> float:
+    scale: float = event["scale"] if event.kind == "loss_scaled" else event["scaled"]
+    return scale
+
+
+def _scales_differ(window: Window, first: Event, second: Event) -> Broken:
+    one, other = _scale(first), _scale(second)
+    changes = of_kind(window.between(first, second), "update")[-1:]
+    after = f", after {placed(changes[0])}" if changes else ""
+    return Broken(
+        second,
+        must="all losses of a window must carry one scale",
+        because="their gradients add up, and the sum is divided by one scale",
+        however=f"the loss of micro-batch {first.micro_batch} was scaled by {number(one)} ({first.place}) and that of "
+        f"micro-batch {second.micro_batch} by {number(other)} ({second.place}){after}",
+        shows=(first, *changes, second),
+        effect=f"Micro-batch {first.micro_batch} has {number(one / other)} times the weight of micro-batch "
+        f"{second.micro_batch} in window {window.number}.",
+    )

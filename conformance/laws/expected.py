@@ -1,0 +1,157 @@
+"""The gradient that is right for a window: from the weights that were held and the samples that were planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain
+from math import lcm
+from operator import mul
+from typing import Any
+
+from conformance.laws.run import Plan, RankTrace
+from conformance.workloads.precision import FP16, FP32, FP64, PRECISIONS
+
+Vector = tuple[Fraction, ...]
+Matrix = tuple[Vector, ...]
+Shares = tuple[tuple[tuple[int, ...], ...], ...]
+"""The samples of each micro-batch of each rank."""
+
+#: Roundings to the format of forward and backward that one element of a gradient goes through, and some to spare.
+_ROUNDINGS = 8
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """value: the gradient, weight by weight. slack: how far rounding may take each element from it."""
+
+    value: Vector
+    slack: Vector
+
+    def is_times(self, factor: Fraction, seen: Sequence[float | None]) -> bool:
+        """Whether ``seen`` is ``factor`` times this one, up to rounding; None stands for an element not seen."""
+        return all(
+            abs(Fraction(one) - factor * right) <= abs(factor) * slack
+            for one, right, slack in zip(seen, self.value, self.slack, strict=True)
+            if one is not None
+        )
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How the gradient of a squared error follows from the weights: ``matrix @ weights - offset``, and both of absolute
+    values, which is what rounding errors are relative to."""
+
+    matrix: Matrix
+    offset: Vector
+    size: Matrix
+    size_offset: Vector
+
+    def at(self, weights: Vector, precision: str, samples: int) -> Gradient:
+        sizes = _product(self.size, tuple(map(abs, weights)))
+        unit, least = _rounding(precision, samples)
+        return Gradient(
+            tuple(a - b for a, b in zip(_product(self.matrix, weights), self.offset, strict=True)),
+            tuple((a + b) * unit + least for a, b in zip(sizes, self.size_offset, strict=True)),
+        )
+
+
+class Expectations:
+    """What is right in each window of a plan, in all readings that are accepted."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        # Epochs repeat their windows.
+        self._known: dict[Shares, tuple[Slope, ...]] = {}
+
+    def gradients(self, number: int, weights: Sequence[float]) -> tuple[Gradient, ...]:
+        """The gradient of window ``number`` at ``weights``: as the mean over samples, and as that over micro-batches
+        where these are uneven. () where no such window is planned."""
+        at = tuple(map(Fraction, weights))
+        shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
+        if shares not in self._known:
+            self._known[shares] = tuple(self._slopes(shares))
+        samples = sum(len(micro_batch) for share in shares for micro_batch in share)
+        return tuple(slope.at(at, self._plan.spec["precision"], samples) for slope in self._known[shares])
+
+    def _slopes(self, shares: Shares) -> Iterator[Slope]:
+        micro_batches = [micro_batch for share in shares for micro_batch in share if micro_batch]
+        indices = tuple(chain.from_iterable(micro_batches))
+        if self._plan.spec["loss"] == "weighted":
+            weights = {index: Fraction(self._plan.spec["samples"]["weight"][index]) for index in indices}
+        else:
+            weights = dict.fromkeys(indices, Fraction(1))
+        total = sum(weights.values(), Fraction(0))
+        if not total:
+            return
+        yield self._slope({index: weight / total for index, weight in weights.items()})
+        if self._plan.spec["loss"] == "mean" and len({len(micro_batch) for micro_batch in micro_batches}) > 1:
+            count = len(micro_batches)
+            yield self._slope({index: Fraction(1, count * len(one)) for one in micro_batches for index in one})
+
+    def _slope(self, coefficients: dict[int, Fraction]) -> Slope:
+        samples, has_bias = self._plan.spec["samples"], bool(self._plan.spec["model"]["bias"])
+        vectors = [(*samples["x"][index], *(1.0,) * has_bias, samples["y"][index]) for index in coefficients]
+        moments, sizes = _moments(vectors, list(coefficients.values()))
+        return Slope(
+            tuple(row[:-1] for row in moments[:-1]),
+            moments[-1][:-1],
+            tuple(row[:-1] for row in sizes[:-1]),
+            sizes[-1][:-1],
+        )
+
+
+def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
+    """The number of the parameter that each element of a flat gradient belongs to: weight, then bias."""
+    return (*(0,) * int(plan.spec["model"]["features"]), *(1,) * bool(plan.spec["model"]["bias"]))
+
+
+def held(rank: RankTrace) -> dict[int, tuple[float, ...]]:
+    """The weights with which each window of a rank began, where they are known and finite."""
+    starts = {window.events[0]: window.number for window in rank.windows}
+    found, weights = dict[int, tuple[float, ...]](), None
+    for event in rank.events:
+        if event in starts and weights is not None:
+            found[starts[event]] = weights
+        if event.kind in ("start", "step", "skip"):
+            weights = finite(event["weights"])
+    return found
+
+
+def finite(values: Sequence[Any] | None) -> tuple[float, ...] | None:
+    """These numbers, if all of them are there and finite."""
+    if values is None or not all(isinstance(value, int | float) for value in values):
+        return None
+    return tuple(values)
+
+
+def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix]:
+    """``2 Σ c v vᵀ``, and the same of absolute values: in integers over a common denominator, as fractions are slow."""
+    unit = max(value.as_integer_ratio()[1] for vector in vectors for value in vector)
+    share = lcm(*(coefficient.denominator for coefficient in coefficients))
+    weights = [int(coefficient * share) for coefficient in coefficients]
+    columns = [[int(Fraction(value) * unit) for value in column] for column in zip(*vectors, strict=True)]
+    absolute = [list(map(abs, column)) for column in columns]
+
+    def moments(columns: Sequence[Sequence[int]]) -> Matrix:
+        weighted = [list(map(mul, weights, column)) for column in columns]
+        factor = Fraction(2, share * unit**2)
+        return tuple(tuple(factor * sum(map(mul, one, other)) for other in columns) for one in weighted)
+
+    return moments(columns), moments(absolute)
+
+
+def _product(matrix: Matrix, vector: Vector) -> Vector:
+    return tuple(sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix)
+
+
+def _rounding(name: str, samples: int) -> tuple[Fraction, Fraction]:
+    """The rounding error of an element relative to what is added up in it, and the error that is there anyhow where
+    small numbers vanish."""
+    precision = PRECISIONS[name]
+    formats = (precision.compute, precision.wire)
+    coarsest = max(formats, key=lambda one: one.unit_roundoff)
+    sums = FP64 if name == "fp64" else FP32
+    least = samples * FP16.quantum if FP16 in formats else Fraction(0)
+    return _ROUNDINGS * coarsest.unit_roundoff + samples * sums.unit_roundoff, least

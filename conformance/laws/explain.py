@@ -1,0 +1,70 @@
+"""The laws in a terminal: all of them in a table, or one in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from conformance.laws.law import CHAPTERS, Law, laws
+
+
+class UnknownLaw(Exception):
+    """There is no law and no chapter of this name; says which ones come near."""
+
+
+def listing(chapters: Iterable[str] = CHAPTERS) -> RenderableType:
+    """The laws of these chapters, a line each."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for chapter in chapters:
+        of_chapter = [law for law in laws() if law.chapter == chapter]
+        if of_chapter:
+            table.add_row(Text(chapter, "bold"), Text(CHAPTERS[chapter], "bold"))
+        for law in of_chapter:
+            table.add_row(Text(f"  {law.id}"), Text(law.says, "" if law.level == "MUST" else "yellow"))
+    return table
+
+
+def explained(name: str) -> RenderableType:
+    """One law in full, or a chapter's listing.
+
+    Raises:
+        UnknownLaw: there is none of this name.
+    """
+    if name in CHAPTERS:
+        return listing([name])
+    found = next((law for law in laws() if law.id == name), None)
+    if found is None:
+        raise UnknownLaw(_unknown(name))
+    return _in_full(found)
+
+
+def _in_full(law: Law) -> RenderableType:
+    return Group(
+        Text.assemble((law.id, "bold"), f"  {CHAPTERS[law.chapter]}"),
+        Text(""),
+        Text(law.says, "bold"),
+        Text(""),
+        Text(law.why),
+        Text(""),
+        Text.assemble(("Source  ", "dim"), law.source),
+        Text(""),
+        Text("Right", "dim"),
+        Padding(Syntax(law.mend, "python", background_color="default"), (0, 0, 0, 2)),
+    )
+
+
+def _unknown(name: str) -> str:
+    ids = [law.id for law in laws()]
+    # Many leave the chapter out.
+    by_name = {id.partition("/")[2]: id for id in ids}
+    near = [by_name.get(match, match) for match in get_close_matches(name, [*ids, *by_name, *CHAPTERS], n=2)]
+    meant = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`conformance laws` lists them"
+    return f"there is no law {name!r}: {meant}"

@@ -1,0 +1,115 @@
+"""Permissions: what no law may ever flag, however unusual it looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Something that trainers may do.
+
+    says: a sentence with MAY in it. variant: the file in fixtures/variants that does it, and passes.
+    """
+
+    name: str
+    says: str
+    variant: str
+
+
+PERMISSIONS: tuple[Permission, ...] = (
+    Permission("accumulation left out", "DDP MAY be used without accumulation.", "ddp_without_accumulation"),
+    Permission("activations recomputed", "A backward MAY run the forward once more.", "recomputes_activations"),
+    Permission(
+        "all-reduce by hand",
+        "Ranks MAY average their gradients by hand; the loss scale may stay in meanwhile.",
+        "averaged_by_hand",
+    ),
+    Permission(
+        "all-reduce by Horovod, by hand",
+        "Gradients MAY be averaged by Horovod without its optimizer.",
+        "horovod_averages_by_hand",
+    ),
+    Permission(
+        "clip at a scaled threshold",
+        "Gradients that carry the loss scale MAY be clipped at the threshold times the scale.",
+        "clipped_at_scaled_threshold",
+    ),
+    Permission("clip by hand", "Gradients MAY be clipped by hand, once they are unscaled.", "clipped_by_hand"),
+    Permission(
+        "clip for each group", "The parameters MAY be clipped in several groups, each once.", "clipped_per_group"
+    ),
+    Permission("closure", "The step MAY be given a closure that does the forwards and backwards.", "closure"),
+    Permission("communication hook", "DDP's all-reduce MAY be issued by a communication hook.", "comm_hook"),
+    Permission("division of gradients", "Gradients MAY be divided in place of the losses.", "divided_gradients"),
+    Permission(
+        "division of the loss", "The loss MAY be divided after it is scaled, or before.", "scaled_after_division"
+    ),
+    Permission("evaluation", "The model MAY be evaluated between steps.", "evaluates_between_steps"),
+    Permission("frozen parameters", "Parameters MAY be frozen.", "frozen_parameter"),
+    Permission(
+        "fused optimizer",
+        "An optimizer MAY unscale and skip in its own kernel, when the scaler calls it.",
+        "fused_optimizer",
+    ),
+    Permission(
+        "gradient penalty", "A loss MAY contain the gradient of another one, or be followed by it.", "gradient_penalty"
+    ),
+    Permission(
+        "Horovod, plain step",
+        "Horovod's step MAY synchronize by itself where nothing comes between.",
+        "horovod_plain_step",
+    ),
+    Permission(
+        "Horovod, scaling",
+        "A loss MAY be scaled before or after Horovod's `synchronize()`.",
+        "horovod_scaled_after_synchronize",
+    ),
+    Permission(
+        "Horovod, synchronize first",
+        "Horovod MAY be synchronized explicitly although nothing is clipped.",
+        "horovod_synchronize_first",
+    ),
+    Permission(
+        "inner module",
+        "Micro-batches that stay local MAY go through the module inside DDP, in place of `no_sync()`.",
+        "inner_module_before_the_last",
+    ),
+    Permission("moving average", "A moving average of the weights MAY be kept after each step.", "averages_weights"),
+    Permission(
+        "one backward for a window",
+        "The losses of a window MAY be added up for one backward.",
+        "one_backward_over_window",
+    ),
+    Permission(
+        "other collectives",
+        "Ranks MAY exchange what is no part of the training, such as losses for a log.",
+        "reduces_loss_for_logging",
+    ),
+    Permission(
+        "overflow agreed on",
+        "Ranks MAY unscale before they average, if they tell each other what overflowed.",
+        "overflow_agreed",
+    ),
+    Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler"),
+    Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server"),
+    Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand"),
+    Permission(
+        "several optimizers",
+        "Several optimizers MAY be unscaled and stepped one after the other, with one `update()` after all.",
+        "several_optimizers",
+    ),
+    Permission("sync by flag", "DDP's flag MAY be set in place of `no_sync()`.", "synchronizes_by_flag"),
+    Permission(
+        "unscaled by hand",
+        "Gradients MAY be unscaled and checked by hand, and stepped on without the scaler.",
+        "unscaled_by_hand",
+    ),
+    Permission(
+        "unscaled without a clip", "`unscale_` MAY be called although nothing is clipped.", "unscaled_without_clipping"
+    ),
+    Permission("unused parameters", "An optimizer MAY hold parameters that no forward uses.", "unused_parameter"),
+    Permission("window at once", "The micro-batches of a window MAY go forward together.", "window_in_one_forward"),
+    Permission("zero_grad at the end", "Gradients MAY be cleared before a window or after its step.", "zero_grad_last"),
+    Permission("zero_grad to zero", "Gradients MAY be cleared to zero in place of None.", "zero_grad_to_zero"),
+)

@@ -1,0 +1,73 @@
+"""What ranks did in a window, in an order that can be drawn: moments on one clock, and collectives that met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from conformance.laws.checking import Finding
+from conformance.laws.event import Event
+from conformance.laws.labels import label
+from conformance.laws.run import RankTrace, Run
+from conformance.trace.joins import joined
+
+#: Kinds that say what there is rather than what is done.
+_STILL = ("started", "topology", "model", "optimizer", "start", "foreign_optimizer", "finished")
+#: Events of one rank that a timeline shows at most: a window of 400 micro-batches would say no more.
+_MOST = 80
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An event in words. ``time`` in milliseconds since the first one shown."""
+
+    event: Event
+    time: float
+    label: str
+    marked: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One window of all ranks, or what came before training (None).
+
+    joins: groups of indices into ``moments``, one of each rank that took part in one collective.
+    cut: how many events are left out at the end of the longest lane.
+    """
+
+    window: int | None
+    moments: tuple[Moment, ...]
+    joins: tuple[tuple[int, ...], ...]
+    cut: int
+
+
+def timeline(run: Run, window: int | None, findings: Iterable[Finding] = ()) -> Timeline:
+    """The window of ``run``, with the events of ``findings`` marked."""
+    lanes = [_shown(rank, window) for rank in run.ranks]
+    cut = max((len(lane) - _MOST for lane in lanes), default=0)
+    marked = {event for finding in findings for event in (finding.broken.event, *finding.broken.shows)}
+    moments = in_words([event for lane in lanes for event in lane[:_MOST]], marked)
+    return Timeline(window, moments, _joins(run, moments), max(cut, 0))
+
+
+def in_words(events: Sequence[Event], marked: Iterable[Event] = ()) -> tuple[Moment, ...]:
+    """These events as moments, in the order given."""
+    began = min((event.time for event in events), default=0.0)
+    marked = set(marked)
+    return tuple(Moment(event, (event.time - began) * 1e3, label(event), event in marked) for event in events)
+
+
+def _shown(rank: RankTrace, window: int | None) -> list[Event]:
+    if window is None:
+        events = rank.setup
+    else:
+        events = next((each.before + each.events for each in rank.windows if each.number == window), ())
+    return [event for event in events if event.kind not in _STILL]
+
+
+def _joins(run: Run, moments: Sequence[Moment]) -> tuple[tuple[int, ...], ...]:
+    """Collectives in which ranks met, as far as they are shown."""
+    index = {(moment.event.rank, moment.event.seq): number for number, moment in enumerate(moments)}
+    met = joined([[event.fields for event in rank.events] for rank in run.ranks])
+    shown = (sorted(index[place] for place in places if place in index) for places in met)
+    return tuple(tuple(group) for group in shown if len(group) > 1)
