@@ -1,8 +1,9 @@
-"""The command line: ``conformance run`` and ``conformance report``. pytest does the work."""
+"""The command line: ``conformance run``, ``report``, ``trace``, ``laws`` and ``explain``. pytest does the work."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -37,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.action == "run":
             return _run(options, command, console)
-        return _report(options, console)
+        if options.action == "trace":
+            return _trace(options, console)
+        if options.action == "report":
+            return _report(options, console)
+        return _laws(options, console)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -67,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="conformance",
         description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run | report")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="run | report | trace | laws | explain")
     run = actions.add_parser(
         "run",
         help="train the standard workloads and judge them",
@@ -110,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a case may take before it is a HANG (default: %(default)g)",
     )
     run.add_argument(
+        "--traces",
+        type=Path,
+        metavar="FOLDER",
+        help="write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
+    )
+    run.add_argument(
         "-n",
         "--processes",
         type=_processes,
@@ -122,6 +133,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
     report.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
+    actions.add_parser(
+        "laws", help="list the laws that trainers are held to", description="List the laws that trainers are held to."
+    )
+    explain = actions.add_parser(
+        "explain",
+        help="print a law: why it is, where it stands, and how to keep it",
+        description="Print a law: why it is, where it stands, and how to keep it. Of a chapter, list its laws.",
+    )
+    explain.add_argument("law", help="a law's id, as amp/unscale-before-clip, or a chapter's, as amp")
+    trace = actions.add_parser(
+        "trace",
+        help="show what each rank of a case did",
+        description="Show what each rank of a case did, from what `conformance run --traces FOLDER` wrote.",
+    )
+    trace.add_argument("folder", type=Path, help="the folder of one case: FOLDER/<trainer>/<case>")
+    trace.add_argument(
+        "--chrome",
+        type=Path,
+        metavar="FILE",
+        help="write a file instead that Perfetto and Chrome's tracing viewer open",
+    )
     return parser
 
 
@@ -136,8 +168,13 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         reason = _unwritable(file)
         if reason is not None:
             return _say(f"cannot write {file}: {reason}; name another folder with --output", USAGE)
+    if options.traces is not None:
+        reason = _unwritable(options.traces / "rank0.jsonl")
+        if reason is not None:
+            return _say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
     engine = Engine(results_file, command, console)
-    engine.run(options.trainer, options.backend, options.case, options.time_limit, options.processes)
+    selected = options.trainer, options.backend, options.case
+    engine.run(*selected, options.time_limit, options.processes, options.traces)
     for line in engine.bad_input:
         _say(line, USAGE)
     if engine.bad_input:
@@ -190,6 +227,36 @@ def _report(options: argparse.Namespace, console: Console) -> int:
         return _say(str(error), USAGE)
     render_terminal(results, console, report)
     return CONFORMING if results.conforming else NOT_CONFORMING
+
+
+def _trace(options: argparse.Namespace, console: Console) -> int:
+    from conformance.report.trace import render_trace
+    from conformance.trace import file
+    from conformance.trace.chrome import chrome
+
+    try:
+        plan, ranks = file.read(options.folder)
+    except file.TraceError as error:
+        return _say(str(error), USAGE)
+    if options.chrome is None:
+        render_trace(ranks, console)
+        return CONFORMING
+    reason = _unwritable(options.chrome)
+    if reason is not None:
+        return _say(f"cannot write {options.chrome}: {reason}", USAGE)
+    options.chrome.write_text(json.dumps(chrome(plan["case"], ranks)), encoding="ascii")
+    console.print(f"{options.chrome}: open it in https://ui.perfetto.dev or chrome://tracing", soft_wrap=True)
+    return CONFORMING
+
+
+def _laws(options: argparse.Namespace, console: Console) -> int:
+    from conformance.laws.explain import UnknownLaw, explained, listing
+
+    try:
+        console.print(listing() if options.action == "laws" else explained(options.law))
+    except UnknownLaw as error:
+        return _say(str(error), USAGE)
+    return CONFORMING
 
 
 def _say(line: str, code: int) -> int:

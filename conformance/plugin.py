@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,6 +79,11 @@ def _add_options(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help=f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
     )
+    group.addoption(
+        "--traces",
+        metavar="FOLDER",
+        help="write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,6 +134,13 @@ def conformance_servers(pytestconfig: pytest.Config) -> Servers:
 @pytest.fixture(scope="session")
 def conformance_time_limit(pytestconfig: pytest.Config) -> float:
     return float(pytestconfig.getoption("time_limit", TIME_LIMIT))
+
+
+@pytest.fixture(scope="session")
+def conformance_traces(pytestconfig: pytest.Config) -> Path | None:
+    """The folder for traces, if they are wanted."""
+    folder = pytestconfig.getoption("traces", None)
+    return None if folder is None else Path(folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -142,11 +142,23 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def causes(results: Results) -> list[Alike]:
-    """What failed, one entry a cause: the same trainer, verdict and diagnosis (or headline, without one)."""
+    """What failed, one entry a cause: the same trainer, verdict, and broken laws, or without any the same diagnosis or
+    headline.
+    """
     failed = [case for case in results.cases if case.verdict in NOT_CONFORMING]
-    groups = _by(failed, lambda case: (case.trainer, case.verdict, case.diagnosis or case.headline))
-    found = [Alike(LOOKS[verdict], text, cases) for (_, verdict, text), cases in groups.items()]
+    groups = _by(failed, lambda case: (case.trainer, case.verdict, _cause(case)))
+    found = [Alike(LOOKS[verdict], _explanation(cases[0]), cases) for (_, verdict, _), cases in groups.items()]
     return sorted(found, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
+
+
+def _cause(case: CaseRecord) -> str:
+    broken = [f"{finding.law} {finding.where}" for finding in case.findings if finding.level == "MUST"]
+    return ", ".join(broken) or _explanation(case)
+
+
+def _explanation(case: CaseRecord) -> str:
+    forbidden = [finding for finding in case.findings if finding.level == "MUST"]
+    return f"{forbidden[0].law}: {forbidden[0].contradiction}" if forbidden else case.diagnosis or case.headline
 
 
 def reasons(results: Results) -> list[Alike]:

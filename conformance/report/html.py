@@ -15,10 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from . import evidence, grouping, text
 from .figure import CLASSES, drawing
+from .lanes import lanes
+from .laws import breaches, checked
 from .records import CaseRecord
 from .results import Results, ResultsError
 from .series import Plot, plot
@@ -40,6 +42,8 @@ def render_html(results: Results, path: str | Path) -> None:
             trainers=grouping.trainers(results),
             causes=grouping.causes(results),
             reasons=grouping.reasons(results),
+            checked_laws=checked(results),
+            warnings=breaches(results, "SHOULD"),
         )
     )
     try:
@@ -89,9 +93,10 @@ def _environment(results: Results) -> Environment:
         error_in_words=evidence.error_in_words,
         around_first_difference=evidence.around_first_difference,
         telling=text.telling,
+        lanes=lanes,
     )
     environment.filters.update(
-        number=text.number, size=text.size, duration=text.duration, plural=text.plural, runs=text.runs
+        prose=_prose, number=text.number, size=text.size, duration=text.duration, plural=text.plural, runs=text.runs
     )
     return environment
 
@@ -101,6 +106,11 @@ def _shown(value: object) -> object:
     foreign.
     """
     return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _prose(value: str) -> Markup:
+    """A sentence of ours that has code in it, between backticks. The names in that code may be a trainer's."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text.visible(value)))))
 
 
 def _asset(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The lines of a results file as frozen value classes: schema version 1, described in SCHEMA.md and
+"""The lines of a results file as frozen value classes: schema version 2, described in SCHEMA.md and
 schema.json.
 
 A field with a default may be absent from the file. Weights and gradients are flattened, one number a
@@ -11,13 +11,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Numbers = tuple[float | None, ...]
 VerdictName = Literal[
     "PASS (exact)", "PASS (bounded)", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
     "UNSUPPORTED", "UNAVAILABLE", "INCONCLUSIVE",
 ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LawText:
+    """One of the laws that every case was held to."""
+
+    law: str
+    level: Literal["MUST", "SHOULD"]
+    says: str
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,7 @@ class Header:
     planned: int
     seed: int | None = None
     machine: dict[str, object] = field(default_factory=dict)
+    laws: tuple[LawText, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,58 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Something that a rank did. `time` is in milliseconds since the first moment of the same list; `where` a line of
+    the trainer's or of its framework, as in train.py:41; `marked` if it is what broke a law.
+    """
+
+    rank: int
+    time: float
+    event: str
+    label: str
+    where: str | None = None
+    micro_batch: int | None = None
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A law that was broken, `count` times by one line. `effect` is what that does to the numbers, `observed` what
+    they did; `slice` is the shortest piece of the trace that shows it.
+    """
+
+    law: str
+    level: Literal["MUST", "SHOULD"]
+    says: str
+    contradiction: str
+    mend: str
+    count: int
+    ranks: tuple[int, ...]
+    effect: str | None = None
+    observed: str | None = None
+    window: int | None = None
+    where: str | None = None
+    slice: tuple[Moment, ...] = ()
+
+
+@dataclass(frozen=True)
+class Join:
+    """A collective in which ranks met: the places of their moments in the timeline."""
+
+    moments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What all ranks did in one window (null: before training), rank by rank. `cut`: events left out."""
+
+    moments: tuple[Moment, ...]
+    window: int | None = None
+    joins: tuple[Join, ...] = ()
+    cut: int = 0
+
+
+@dataclass(frozen=True)
 class CaseRecord:
     """One case: workload x layout x precision x backend on one trainer, with its verdict and the evidence for
     it.
@@ -169,17 +231,23 @@ class CaseRecord:
     diagnosis: str | None = None
     semantics: str | None = None
     ranks: tuple[Rank, ...] = ()
+    laws: dict[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A trainer with one seeded bug, the verdict that each case gave it, and the checks that caught it."""
+    """A trainer with one seeded bug, the verdict that each case gave it, the laws that it broke, and the checks of its
+    numbers that caught it.
+    """
 
     mutant: str
     what: str
     verdicts: dict[str, VerdictName]
     caught: bool
     by: tuple[str, ...] = ()
+    laws: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

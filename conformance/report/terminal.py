@@ -7,12 +7,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.columns import Columns
-from rich.console import Console
+from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
+from .laws import breaches, checked
 from .records import CaseRecord
 from .results import Results
 from .summary import summary
@@ -31,6 +33,7 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
         console.print(_matrix(results))
         console.print(Text(MIXED, "dim"))
     _print_causes(results, console)
+    _print_warnings(results, console)
     _print_reasons(results, console)
     whole = summary(results)
     console.print()
@@ -39,6 +42,8 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     console.print(Text.assemble((whole.title, TONES[whole.tone]), f"  {whole.detail}"))
     counts = [_counted(look.glyph, look.verdict, count, look.style) for look, count in overall(results)]
     console.print(Columns(counts, padding=(0, 3)))
+    if results.passed + results.failed and results.header.laws:
+        console.print(coverage(checked(results)))
     if report is not None:
         console.print(Text(f"Report: {visible(str(report))}"))
 
@@ -99,7 +104,7 @@ def _times(cause: Alike) -> str:
     return f"{example}  (and {plural(more, 'case')} more like it)" if more else example
 
 
-def _explained(case: CaseRecord) -> Text:
+def _explained(case: CaseRecord) -> Group:
     lines = [Text(visible(case.headline))]
     first = case.first_difference
     if first:
@@ -114,7 +119,13 @@ def _explained(case: CaseRecord) -> Text:
         )
     if case.diagnosis:
         lines.append(Text.assemble(("diagnosis: ", "bold"), visible(case.diagnosis)))
-    return Text("\n").join(lines)
+    return Group(Text("\n").join(lines), explained(case.findings))
+
+
+def _print_warnings(results: Results, console: Console) -> None:
+    found = list(warnings(breaches(results, "SHOULD")))
+    if found:
+        console.print(Text("\nWarnings: laws that say SHOULD\n", "bold"), *found, sep="\n")
 
 
 def _print_reasons(results: Results, console: Console) -> None:

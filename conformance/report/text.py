@@ -30,8 +30,8 @@ def number(value: float | None, digits: int = 9) -> str:
     if value is None:
         return "none"
     if not math.isfinite(value):
-        return str(value).replace("-", "−")
-    return f"{value:.{digits}g}".replace("-", "−")
+        return str(value)
+    return f"{value:.{digits}g}"
 
 
 def telling(expected: float | None, observed: float | None) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from conformance.laws.law import laws
 from conformance.report import ResultsWriter
 from conformance.suite.items import BadInput
 from conformance.workloads.multivariate import SEED
@@ -60,14 +61,16 @@ class Engine:
         cases: Sequence[str],
         time_limit: float,
         processes: int,
+        traces: Path | None = None,
     ) -> None:
-        """Run the suite and write the results file."""
+        """Run the suite and write the results file, and traces to a folder if one is given."""
         arguments = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
         for plugin in ("conformance.plugin", "xdist.plugin", "no:cacheprovider", "no:terminal"):
             arguments += ["-p", plugin]
         arguments += ["--time-limit", str(time_limit), "-n", str(processes if processes > 1 else 0)]
         for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
             arguments += [f"{option}={value}" for value in values]
+        arguments += [] if traces is None else [f"--traces={traces.absolute()}"]
         with self._bar, _undisturbed():
             code = pytest.main([*arguments, str(SUITE / "test_conformance.py")], plugins=[self])
         if self._writer is not None:
@@ -141,6 +144,7 @@ class Engine:
             "seed": SEED,
             "planned": planned,
             "machine": machine(),
+            "laws": [{"law": law.id, "level": law.level, "says": law.says} for law in laws()],
         }
         with self._writing():
             self._writer = ResultsWriter(self._results, header)
@@ -166,7 +170,7 @@ def machine() -> dict[str, object]:
     """What a result depends on besides the trainer."""
     found: dict[str, object] = {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
     }
     for package in ("torch", "numpy", "horovod", "accelerate", "lightning"):

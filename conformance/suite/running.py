@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from conformance.runner.client import RunnerError
 from conformance.suite.items import Item, Servers
+from conformance.trace import file
 from conformance.verdict.judge import judge
 from conformance.verdict.record import header, record
 
 
-def run(item: Item, servers: Servers, time_limit: float) -> dict[str, Any]:
-    """Run the case in fresh processes and judge it.
+def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> dict[str, Any]:
+    """Run the case in fresh processes and judge it; ``traces`` is the folder for its trace, if that is to be kept.
 
     Raises:
         RunnerError: the harness itself failed.
@@ -19,7 +22,14 @@ def run(item: Item, servers: Servers, time_limit: float) -> dict[str, Any]:
     if item.verdict is not None:
         return {**known, "verdict": item.verdict, "headline": item.reason, "notes": [], "diagnosis": None}
     server = servers.get(item.target, item.case.backend)
-    outcome = server.run(item.case.spec(), time_limit)
+    spec = item.case.spec()
+    outcome = server.run(spec, time_limit)
+    if traces is not None:
+        folder = file.folder_of(traces, item.trainer, item.case.id)
+        try:
+            file.write(folder, spec, [rank.events for rank in outcome.ranks], server.versions)
+        except OSError as error:
+            raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
     result = {**known, **record(item.case, judge(item.case, outcome), outcome.seconds)}
     if server.mode == "spawn" and server.mode_reason:
         result["notes"] = [*result["notes"], server.mode_reason]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conformance.runner.client import RunnerError
@@ -13,13 +15,14 @@ def test_case(
     item: Item | BadInput,
     conformance_servers: Servers,
     conformance_time_limit: float,
+    conformance_traces: Path | None,
     request: pytest.FixtureRequest,
 ) -> None:
     if isinstance(item, BadInput):
         request.node.bad_input = item.line
         pytest.fail(item.line, pytrace=False)
     try:
-        result = run(item, conformance_servers, conformance_time_limit)
+        result = run(item, conformance_servers, conformance_time_limit, conformance_traces)
     except RunnerError as error:
         pytest.fail(f"the harness failed: {error}", pytrace=False)
     request.node.conformance = result

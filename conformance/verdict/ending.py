@@ -14,7 +14,6 @@ from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_CONSEQUENCE = re.compile(r"after rank \d+ failed$")
 _PATHS = sysconfig.get_paths()
 _NOT_THE_TRAINERS = (
     "<",
@@ -31,7 +30,7 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
     if not missing:
         return None
     # A peer of a rank that is gone raises too, of a lost connection, and often before the death is seen.
-    first = next((rank for rank in missing if not _CONSEQUENCE.search(rank.outcome.exit)), missing[0])
+    first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         return "CRASH", _raised(first)
     if outcome.timed_out:

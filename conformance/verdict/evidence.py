@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -89,21 +89,42 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
     """The attempts in order. A scaler of the trainer's own skips unseen, and leaves a gap that the forwards reveal."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
+    together = list(_together(events))
     attempts: list[Attempt] = []
-    for event in events:
+    for parts in together:
+        last = parts[-1]
         following = attempts[-1].window + 1 if attempts else 0
-        by_forwards = ends.index(event["forwards"]) if event["forwards"] in ends else following
+        by_forwards = ends.index(last["forwards"]) if last["forwards"] in ends else following
         attempts.append(
             Attempt(
-                window=by_forwards if len(events) < len(windows) else following,
-                stepped=event["event"] == "step",
-                gradients=_values(event["gradients"]),
-                weights=_values(event["weights"]),
-                scale=None if event["scale"] is None else _number(event["scale"]),
-                gradients_finite=event.get("gradients_finite"),
+                window=by_forwards if len(together) < len(windows) else following,
+                stepped=all(part["event"] == "step" for part in parts),
+                gradients=_overlaid([_values(part["gradients"]) for part in parts]),
+                weights=_values(last["weights"]),
+                scale=None if last["scale"] is None else _number(last["scale"]),
+                gradients_finite=all(part.get("gradients_finite", True) for part in parts),
             )
         )
     return tuple(attempts)
+
+
+def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """The steps of several optimizers that share the model make one attempt: each has its turn after one forward."""
+    parts: list[dict[str, Any]] = []
+    for event in events:
+        if parts and (
+            event["forwards"] != parts[0]["forwards"] or event["optimizer"] in {part["optimizer"] for part in parts}
+        ):
+            yield parts
+            parts = []
+        parts.append(event)
+    if parts:
+        yield parts
+
+
+def _overlaid(layers: Sequence[Observed]) -> Observed:
+    """Each value from the first layer that has it."""
+    return tuple(next((value for value in column if value is not None), None) for column in zip(*layers, strict=True))
 
 
 def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -94,8 +94,8 @@ def _shards(case: Case, workload: Workload, windows: Sequence[Window], ranks: Se
     return Guard(
         "shards differ",
         not alike,
-        "every rank its own samples",
-        "they do" if not alike else f"ranks {pairs} read the same samples",
+        "no two ranks read the same",
+        "no two do" if not alike else f"ranks {pairs} read the same samples",
         f"ranks {pairs} read the same samples; every rank must read its own shard",
     )
 
@@ -106,7 +106,7 @@ def _step_count(case: Case, workload: Workload, windows: Sequence[Window], ranks
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(
-        "optimizer steps",
+        "optimizer steps tried",
         len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
         f"{len(windows)}, one per accumulation window",
         ", ".join(map(str, counts)),

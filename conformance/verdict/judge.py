@@ -8,6 +8,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from conformance.cases.case import Case
+from conformance.laws.checking import Finding, Verified, check, findings
+from conformance.laws.run import Run
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import Power, power
@@ -30,6 +32,8 @@ class Judgement:
     verdict: str
     headline: str
     ranks: tuple[RankEvidence, ...] = ()
+    run: Run | None = None
+    laws: tuple[Verified, ...] = ()
     notes: list[str] = field(default_factory=list)
     guards: tuple[Guard, ...] = ()
     trajectory: Trajectory | None = None
@@ -39,9 +43,32 @@ class Judgement:
     diagnosis: str | None = None
     semantics: str | None = None
 
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The laws that were broken, MUSTs first."""
+        return findings(self.laws)
+
+
+#: Verdicts that a broken law overrules. The others are failures already, and more than a law's.
+_OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
+
 
 def judge(case: Case, outcome: Outcome) -> Judgement:
-    """Weigh the evidence: first whether there is any, then the guards, then the ranks' agreement, then the numbers."""
+    """Weigh the evidence: first whether there is any, then the guards, then the ranks' agreement, then the numbers; and
+    hold the ranks' traces to the laws, which fail a trainer whose numbers hold and explain the failure of any other.
+    """
+    judgement = _by_numbers(case, outcome)
+    judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
+    judgement.laws = check(judgement.run)
+    forbidden = [finding for finding in judgement.findings if finding.law.level == "MUST"]
+    if forbidden and judgement.verdict in _OPEN_TO_LAWS:
+        judgement.notes.insert(0, judgement.headline)
+        judgement.verdict = "FAIL (law)"
+        judgement.headline = f"{forbidden[0].law.id}: {forbidden[0].broken.however}"
+    return judgement
+
+
+def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
     workload, layout = case.build()
     windows = layout.windows(workload)
     ranks = tuple(read(rank, windows) for rank in outcome.ranks)
@@ -50,14 +77,14 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
         return Judgement(*ended, ranks)
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, workload, windows, ranks))
     judgement.divergence = first_divergence(ranks)
-    findings = _without_oracle(judgement)
+    wrong = _without_oracle(judgement)
     try:
-        _numbers(case, judgement, findings)
+        _numbers(case, judgement, wrong)
     except Unbounded as error:
-        judgement.verdict = judgement.verdict if findings else "INCONCLUSIVE"
-        findings.append(f"no finite error bound: {error}")
-    if findings:
-        judgement.headline, judgement.notes = findings[0], findings[1:]
+        judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
+        wrong.append(f"no finite error bound: {error}")
+    if wrong:
+        judgement.headline, judgement.notes = wrong[0], wrong[1:]
     judgement.notes += [
         f"rank {rank.outcome.rank} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
         for rank in ranks
@@ -68,15 +95,15 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
 
 def _without_oracle(judgement: Judgement) -> list[str]:
     """What is wrong whatever the right numbers are: a guard, or ranks that differ."""
-    findings = [guard.text for guard in judgement.guards if not guard.holds][:1]
+    wrong = [guard.text for guard in judgement.guards if not guard.holds][:1]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
-        findings.append(f"the ranks hold different weights after window {judgement.divergence.attempt}")
-    return findings
+        wrong.append(f"the ranks hold different weights after window {judgement.divergence.attempt}")
+    return wrong
 
 
-def _numbers(case: Case, judgement: Judgement, findings: list[str]) -> None:
-    """Compare with the oracle. What is wrong is added to ``findings``.
+def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
+    """Compare with the oracle. What is wrong is added to ``wrong``.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
@@ -85,24 +112,26 @@ def _numbers(case: Case, judgement: Judgement, findings: list[str]) -> None:
     ranks = judgement.ranks
     trajectories = _trajectories(case, ranks)
     for interpretation, trajectory in trajectories:
-        if not findings and matches(ranks, trajectory.steps):
+        if not wrong and matches(ranks, trajectory.steps):
             judgement.trajectory, judgement.semantics = trajectory, interpretation.name
             if case.arithmetic.scaled:
-                findings += scaler_faults(trajectory, ranks, workload.clip)
+                wrong += scaler_faults(trajectory, ranks, workload.clip)
             ignored = ignored_precision(interpretation, layout, case.arithmetic, trajectory, ranks)
-            findings += [ignored] if ignored else []
-            if not findings:
+            wrong += [ignored] if ignored else []
+            if not wrong:
                 _passed(case, interpretation, judgement)
             return
     right = judgement.trajectory = trajectories[0][1]
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
-        findings.append(_describe(judgement.difference, workload.parameters))
+        wrong.append(
+            _describe(judgement.difference, workload.parameters, right.steps[judgement.difference.step].window)
+        )
         judgement.diagnosis = diagnosis(workload, layout, case.arithmetic, right, judgement.difference, ranks)
-    elif not findings:
-        findings.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
+    elif not wrong:
+        wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
     if case.arithmetic.scaled:
-        findings += scaler_faults(right, ranks, workload.clip)
+        wrong += scaler_faults(right, ranks, workload.clip)
 
 
 def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Interpretation, Trajectory]]:
@@ -163,11 +192,12 @@ def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) ->
         )
 
 
-def _describe(difference: Difference, parameters: Sequence[str]) -> str:
+def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:
     parameter = parameters[difference.index]
     what = f"the gradient of {parameter} is" if difference.quantity == "gradient" else f"{parameter} becomes"
+    when = f"step {difference.step}" + (f" (window {window})" if window != difference.step else "")
     expected = float(difference.expected)
     digits = 9 if difference.observed is None or f"{difference.observed:.9g}" != f"{expected:.9g}" else 17
     seen = "missing" if difference.observed is None else f"{difference.observed:.{digits}g}"
     allowed = f" ± {float(difference.bound):.2g}" if difference.bound else ""
-    return f"step {difference.step}, rank {difference.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"
+    return f"{when}, rank {difference.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"

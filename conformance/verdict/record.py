@@ -12,6 +12,8 @@ from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.verdict.evidence import Observed, RankEvidence, rational
 from conformance.verdict.judge import Judgement
+from conformance.verdict.paths import shortened
+from conformance.verdict.story import story
 from conformance.workloads.precision import Format
 
 #: Steps that the results file keeps of a long run: all of the first ones, then every so many.
@@ -69,6 +71,7 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
         "diagnosis": judgement.diagnosis,
         "semantics": judgement.semantics,
         "ranks": [_rank(rank) for rank in judgement.ranks],
+        **story(judgement),
     }
 
 
@@ -150,9 +153,9 @@ def _rank(rank: RankEvidence) -> dict[str, Any]:
     return {
         "rank": rank.outcome.rank,
         "exit": rank.outcome.exit,
-        "output": rank.outcome.output,
-        "stack": rank.outcome.stack,
-        "traceback": rank.raised["traceback"] if rank.raised else None,
+        "output": shortened(rank.outcome.output),
+        "stack": rank.outcome.stack and shortened(rank.outcome.stack),
+        "traceback": shortened(rank.raised["traceback"]) if rank.raised else None,
         "collectives": {
             op: {"count": entry["count"], "bytes": entry["bytes"]} for op, entry in sorted(rank.collectives.items())
         },

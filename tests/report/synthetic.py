@@ -129,6 +129,52 @@ def references() -> Iterator[Case]:
         yield idle(cuda, "UNAVAILABLE", "this machine has no CUDA device")
 
 
+LAWS = [
+    {"law": "amp/unscale-before-clip", "level": "MUST", "says": "Gradients MUST be unscaled before they are clipped."},
+    {"law": "amp/update-once", "level": "MUST", "says": "The scale MUST be updated once a window."},
+    {"law": "ddp/all-reduce-once", "level": "SHOULD", "says": "Gradients SHOULD be all-reduced once a window."},
+]
+
+
+def finding(level: str) -> Case:
+    """A broken law of that level."""
+    text = next(law for law in LAWS if law["level"] == level)
+    return {
+        **text,
+        "contradiction": "`unscale_` must come before `clip_grad_norm_`, because clipping compares the norm with 1 "
+        "while gradients still carry the factor 1024. However, clip (my_loop.py:41) came before unscale (my_loop.py:43): a "
+        "contradiction.",
+        "mend": "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "count": 12, "ranks": [0, 1], "window": 0, "where": "my_loop.py:41",
+        "effect": "The threshold was in effect 1 / 1024.",
+        "observed": "The numbers of this case are right all the same.",
+        "slice": [moment(0, 2.1, "clip", "clip norm 1 (saw 3.2)", 41, marked=True),
+                  moment(0, 2.3, "unscale", "unscale ÷ 1024", 43)],
+    }  # fmt: skip
+
+
+def moment(rank: int, time: float, event: str, label: str, line: int | None, **more: object) -> Case:
+    return {"rank": rank, "time": time, "event": event, "label": label, **more} | (
+        {"where": f"my_loop.py:{line}"} if line else {}
+    )
+
+
+def timeline(ranks: int = 2) -> Case:
+    """Both ranks clip too early; rank 1 has one more thing to do, and meets the other in an all-reduce."""
+    moments, joined = [], []
+    for rank in range(ranks):
+        late = rank / 10
+        moments += [moment(rank, 0.1 + late, "forward", "forward through DistributedDataParallel", 31)]
+        moments += [moment(rank, 0.5 + late, "zero_grad", "zero grad", 33)] if rank == 1 else []
+        moments += [moment(rank, 1.0 + late, "backward_begin", "backward", 35)]
+        joined.append(len(moments))
+        moments += [moment(rank, 1.5 + late, "collective", "allreduce (gradients, 12 B)", None)]
+        moments += [moment(rank, 2.1 + late, "clip", "clip norm 1 (saw 3.2)", 41, marked=True)]
+        moments += [moment(rank, 2.3 + late, "unscale", "unscale ÷ 1024", 43)]
+        moments += [moment(rank, 2.9 + late, "step", "step 0 by the scaler", 45)]
+    return {"window": 0, "moments": moments, "joins": [{"moments": joined}], "cut": 0}
+
+
 def my_loop() -> Iterator[Case]:
     """A trainer of a user's own with several bugs."""
 
@@ -175,7 +221,10 @@ def my_loop() -> Iterator[Case]:
     yield weak
     law = base(2, 1, "bf16", "momentum-clip-value") | {
         "verdict": "FAIL (law)",
-        "headline": "clip came before unscale",
+        "headline": "amp/unscale-before-clip: clip (my_loop.py:41) came before unscale (my_loop.py:43)",
+        "laws": {"amp/unscale-before-clip": 12, "ddp/all-reduce-once": 12},
+        "findings": [finding("MUST"), finding("SHOULD")],
+        "timeline": timeline(),
     }
     yield law | {"notes": ["The numbers agree all the same: no gradient was long enough to be clipped."]}
     lost = failing(base(2, 1, "bf16", "line"), lambda g, k: g if k < 2 else [v + F(1, 8) for v in g], None)
@@ -194,7 +243,7 @@ def mutants() -> list[Case]:
     return [
         {"mutant": "sum_over_ranks", "what": "the all-reduce sums and nobody divides", "caught": True,
          "verdicts": {"ddp-w2-fp32-line": "FAIL (numerics)", "single-fp32-line": "PASS (exact)"},
-         "by": ["weights"]},
+         "by": ["weights"], "laws": ["ddp/all-reduce-once"]},
         {"mutant": "no_broadcast", "what": "ranks start from different weights", "caught": False,
          "verdicts": {"ddp-w2-fp32-line": "PASS (exact)"}, "by": []},
     ]  # fmt: skip
@@ -211,6 +260,7 @@ def write(path: Path, cases: list[Case] | None = None, planned: int | None = Non
         "planned": len(cases) if planned is None else planned,
         "machine": {"python": "3.11.7", "platform": "Linux-6.1-x86_64", "cpus": 2, "torch": "2.13.0+cpu",
                     "cuda": None, "horovod": None},
+        "laws": LAWS,
     }  # fmt: skip
     with ResultsWriter(path, header) as writer:
         for case in cases:

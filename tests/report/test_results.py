@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from conformance.report import Incomplete, Results, ResultsError, ResultsWriter, read_results
+from conformance.report.records import SCHEMA_VERSION
 
 from .regression import Case
 
@@ -116,11 +118,11 @@ def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
-    header = json.loads(lines_of(results_file)[0]) | {"schema": 2, "version": "9.1"}
+    header = json.loads(lines_of(results_file)[0]) | {"schema": SCHEMA_VERSION + 1, "version": "9.1"}
     path = tmp_path / "newer.jsonl"
     path.write_text(json.dumps(header) + "\n")
     message = error_of(path)
-    assert "schema version 2" in message
+    assert f"schema version {SCHEMA_VERSION + 1}" in message
     assert "9.1" in message
 
 
@@ -159,3 +161,22 @@ def test_the_writer_refuses_what_the_reader_would(tmp_path: Path, one_case: Case
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="cannot write"):
         ResultsWriter(tmp_path / "none" / "r.jsonl", HEADER)
+
+
+def test_a_header_that_cannot_be_written_leaves_no_file_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    # What was caught keeps the writer from being collected, which would close its file as well.
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        ResultsWriter("/dev/full", HEADER)
+    assert os.listdir("/proc/self/fd") == before, caught
+
+
+def test_a_footer_that_cannot_be_written_leaves_no_file_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "r.jsonl")
+    before = os.listdir("/proc/self/fd")
+    reader = os.open(tmp_path / "r.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    writer = ResultsWriter(tmp_path / "r.jsonl", HEADER)
+    os.close(reader)
+    with pytest.raises(BrokenPipeError):
+        writer.close()
+    assert os.listdir("/proc/self/fd") == before

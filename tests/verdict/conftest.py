@@ -49,11 +49,17 @@ class Run:
                     events_of_rank[position + 1 : position + 1] = more
                     return
 
+    def end(self, rank: int, kind: str, **fields: Any) -> None:
+        """Have a rank's trace end with one more event."""
+        events = self.ranks[rank]
+        at = {"rank": rank, "seq": len(events), "time": float(len(events)), "window": None, "micro_batch": None}
+        events.append({"event": kind, **at, "where": None, **fields})
+
     def outcome(self, **ended: Any) -> Outcome:
         """``ended``: fields of every RankOutcome, or of rank 1's if they begin with ``rank1_``; or ``timed_out``."""
         ranks = []
         for rank, events in enumerate(self.ranks):
-            fields = {"finished": True, "exit": "exited 0", "output": "", "stack": None}
+            fields = {"finished": True, "exit": "exited 0", "output": "", "stack": None, "after": None}
             fields |= {name: value for name, value in ended.items() if name in fields}
             if rank == 1:
                 fields |= {name[6:]: value for name, value in ended.items() if name.startswith("rank1_")}
@@ -109,61 +115,95 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
 
 
 def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list[Event]:
+    """A whole trace, of a loop that keeps every law."""
     workload, layout = case.build()
     windows = layout.windows(workload)[:limit]
     scaled = case.arithmetic.scaled
     steps = {step.window: step for step in right.steps}
     forwards = list(accumulate(len(window.shares[rank]) for window in windows))
     weights = [float(value) for value in workload.start]
+    parameters = list(range(len(weights)))
     rows: dict[Any, int] = {}
     for batch in workload.batches:
         for sample in batch:
             rows.setdefault(sample.x, len(rows))
+    wrapper = "DistributedDataParallel" if case.world_size > 1 else None
     reached = {"world_size": case.world_size, "rank_reached": rank, "via": "torch.distributed"}
-    events: list[Event] = [{"event": "started", "pid": 1}]
-    if case.world_size > 1:
-        events.append(_collective("broadcast_", "construction"))
+    events: list[Event] = []
+
+    def note(kind: str, window: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
+        told = {"event": kind, "rank": rank, "seq": len(events), "time": float(len(events)), "window": window}
+        # Each event has lists of its own, so that tampering with one leaves the others alone.
+        fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
+        events.append({**told, "micro_batch": micro_batch, "where": ["train.py", len(events), "train"], **fields})
+
+    note("started", pid=1)
+    if wrapper:
+        note("collective", **_collective("broadcast_", "construction", case))
+        note("wrap", model=0, wrapper=wrapper, find_unused=False)
+    note("start", weights=weights)
     for window in windows:
-        for micro_batch in window.shares[rank]:
-            events.append({"event": "forward", "rows": [rows[window.batch[index].x] for index in micro_batch]})
-        if case.world_size > 1:
-            events.append(_collective("allreduce_", "training"))
+        for number, micro_batch in enumerate(window.shares[rank]):
+            at = {"window": window.index, "micro_batch": number}
+            last = number == len(window.shares[rank]) - 1
+            forward = forwards[window.index] - len(window.shares[rank]) + number
+            syncs = last if wrapper else None
+            used = [rows[window.batch[index].x] for index in micro_batch]
+            note("forward", **at, forward=forward, rows=used, wrapper=wrapper, syncs=syncs)
+            if scaled:
+                note("loss_scaled", **at, scaler=0, scale=float(right.scales[window.index]))
+            held = "some" if number else "none"
+            note("backward_begin", **at, backward=forward, root=forward, syncs=syncs, gradients=held)
+            if wrapper and last:
+                note("collective", **at, **_collective("allreduce_", "training", case))
+            scale = float(right.scales[window.index]) if scaled else None
+            note("backward_end", **at, backward=forward, forwards=[forward], scaled=scale)
         if window.index == 0:
-            events.append({"event": "topology", **reached})
-        common = {
-            "forwards": forwards[window.index],
-            "scale": float(right.scales[window.index]) if scaled else None,
-        }
-        if window.index in right.skips:
-            gradients = ["inf"] * len(weights)
-            events.append(
-                {"event": "skip", **common, "gradients": gradients, "gradients_finite": False, "weights": weights}
-            )
+            note("topology", **at, **reached)
+            note(
+                "optimizer", **at, optimizer=0, type="SGD", parameters=parameters, trainable=parameters, horovod=False,
+                backward_passes_per_step=None, state=False,
+            )  # fmt: skip
+        skipped = window.index in right.skips
+        scale = float(right.scales[window.index]) if scaled else None
+        gradients = ["inf"] * len(weights) if skipped else _rounded(steps[window.index].gradient, case)
+        if scaled:
+            note("unscale", **at, scaler=0, optimizer=0, scale=scale, implicit=False, found_inf=skipped)
+            note("scaler_step", **at, scaler=0, optimizer=0, scale=scale)
+        common = {"optimizer": 0, "forwards": forwards[window.index], "scale": scale, "gradients": gradients}
+        if skipped:
+            note("skip", **at, **common, gradients_finite=False, weights=weights)
         else:
-            step = steps[window.index]
-            gradients = _rounded(step.gradient, case)
-            weights = _rounded(step.weights, case)
-            events.append({"event": "step", **common, "gradients": gradients, "weights": weights, "lr": 0.5})
+            weights = _rounded(steps[window.index].weights, case)
+            number = window.index - sum(skip < window.index for skip in right.skips)
+            note("step", **at, **common, step=number, parameters=parameters, weights=weights, lr=0.5, synchronizes=None)
         if scaled:
             rule = workload.scale
-            events.append(
-                {
-                    "event": "update",
-                    "scale_before": common["scale"],
-                    "scale_after": float(right.scales[window.index + 1]),
-                    "growth_factor": float(rule.growth_factor),
-                    "backoff_factor": float(rule.backoff_factor),
-                    "growth_interval": rule.growth_interval,
-                }
-            )
-    events.append({"event": "finished", "weights": weights})
-    # Each event has lists of its own, so that tampering with one leaves the others alone.
-    numbered = [{"rank": rank, "seq": seq, **event} for seq, event in enumerate(events)]
-    return [{key: list(value) if isinstance(value, list) else value for key, value in e.items()} for e in numbered]
+            note(
+                "update", **at, scaler=0, scale_before=scale, scale_after=float(right.scales[window.index + 1]),
+                growth_factor=float(rule.growth_factor), backoff_factor=float(rule.backoff_factor),
+                growth_interval=rule.growth_interval,
+            )  # fmt: skip
+        if workload.schedule is not None and not skipped:
+            note("schedule", **at, scheduler=0, optimizer=0, lr_before=[0.5], lr_after=[0.5], initial=False)
+        note("zero_grad", **at, by="optimizer", optimizer=0, parameters=parameters, set_to_none=True)
+    note("finished", weights=weights)
+    return events
 
 
-def _collective(op: str, phase: str) -> Event:
-    return {"event": "collective", "op": op, "bytes": 12, "via": "c10d", "phase": phase}
+def _collective(op: str, phase: str, case: Case) -> Event:
+    training = phase == "training"
+    return {
+        "op": op,
+        "bytes": 12,
+        "elements": 3,
+        "reduce": "sum" if training else None,
+        "group": list(range(case.world_size)),
+        "via": "c10d",
+        "phase": phase,
+        "during": "backward" if training else None,
+        "of": "gradients" if training else "parameters",
+    }
 
 
 def _rounded(box: Enclosure, case: Case) -> list[float]:

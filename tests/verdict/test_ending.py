@@ -30,7 +30,7 @@ LOST = "RuntimeError", "Connection closed by peer"
 
 def raises(run, rank, kind, message, traceback=TRACEBACK):
     run.remove(*run.of("finished", rank))
-    run.ranks[rank].append({"event": "raised", "type": kind, "message": message, "traceback": traceback})
+    run.end(rank, "raised", type=kind, message=message, traceback=traceback)
 
 
 def test_raised(follow):
@@ -53,7 +53,9 @@ def test_the_rank_that_failed_first_is_blamed_and_not_its_peers(follow):
     judgement = run.judged(
         finished=False,
         exit="exited 1 before it finished, after rank 1 failed",
+        after=1,
         rank1_exit="exited 1 before it finished",
+        rank1_after=None,
     )
     assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 raised ValueError: what (loop.py:14)")
 
@@ -64,7 +66,9 @@ def test_a_silent_exit_is_blamed_and_not_its_peers(follow):
     judgement = run.judged(
         finished=False,
         exit="exited 1 before it finished, after rank 1 failed",
+        after=1,
         rank1_exit="exited 3 before it finished",
+        rank1_after=None,
         rank1_output="config is missing\n\n",
     )
     assert judgement.verdict == "CRASH"
@@ -75,7 +79,9 @@ def test_killed_by_a_signal(follow):
     judgement = follow("ddp-w2-fp32-sgd").judged(
         finished=False,
         exit="killed after rank 1 failed",
+        after=1,
         rank1_exit="killed by SIGSEGV",
+        rank1_after=None,
         rank1_output="Fatal Python error: Segmentation fault\n\n" + STACK,
     )
     assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 was killed by SIGSEGV, at loop.py:14")

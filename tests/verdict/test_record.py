@@ -57,7 +57,7 @@ def never_steps(follow):
 def crashes(follow):
     run = follow("ddp-w2-fp32-momentum")
     run.remove(*run.of("finished", 1))
-    run.ranks[1].append({"event": "raised", "type": "E", "message": "m", "traceback": "Traceback: \ud800 \x1b[31m"})
+    run.end(1, "raised", type="E", message="m", traceback="Traceback: \ud800 \x1b[31m")
     return run, {"rank1_finished": False, "rank1_exit": "exited 1 before it finished", "rank1_output": "\x00\u202e"}
 
 

@@ -1,0 +1,54 @@
+"""Laws over a whole run: which were broken where, and on how many windows each was checked."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from .records import CaseRecord, Finding, LawText
+from .results import Results
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One law, broken by one line of one trainer, in one or more cases."""
+
+    finding: Finding
+    cases: tuple[CaseRecord, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A law, on how many windows it was checked, and in how many cases it was broken. Never checked, it proves
+    nothing.
+    """
+
+    law: LawText
+    windows: int
+    broken: int
+
+    @property
+    def chapter(self) -> str:
+        return self.law.law.partition("/")[0]
+
+
+def breaches(results: Results, level: str) -> list[Breach]:
+    """What was broken of this level, the most frequent first."""
+    groups: defaultdict[tuple[str, str, str | None], list[tuple[Finding, CaseRecord]]] = defaultdict(list)
+    for case in results.cases:
+        for finding in case.findings:
+            if finding.level == level:
+                groups[case.trainer, finding.law, finding.where].append((finding, case))
+    found = [Breach(group[0][0], tuple(case for _, case in group)) for group in groups.values()]
+    return sorted(found, key=lambda breach: -len(breach.cases))
+
+
+def checked(results: Results, trainer: str | None = None) -> list[Checked]:
+    """Every law of the run, over all its cases or one trainer's."""
+    windows: Counter[str] = Counter()
+    broken: Counter[str] = Counter()
+    for case in results.cases:
+        if trainer in (None, case.trainer):
+            windows.update(case.laws)
+            broken.update({finding.law for finding in case.findings})
+    return [Checked(law, windows[law.law], broken[law.law]) for law in results.header.laws]

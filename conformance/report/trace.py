@@ -1,0 +1,42 @@
+"""A trace in the terminal: what all ranks did, in the order in which they did it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.laws.event import Event
+from conformance.laws.labels import label
+
+from .text import visible
+
+COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
+
+
+def render_trace(ranks: Iterable[Sequence[Mapping[str, Any]]], console: Console) -> None:
+    """Prints the events of `ranks`, a line each, by time."""
+    events = sorted((Event.read(line) for lines in ranks for line in lines), key=lambda event: event.time)
+    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("ms", "rank", "seq", "window", "batch"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("event", overflow="fold")
+    table.add_column("called at", overflow="fold", style="dim")
+    for event in events:
+        table.add_row(
+            f"{(event.time - events[0].time) * 1e3:.3f}",
+            Text(str(event.rank), COLOURS[event.rank % len(COLOURS)]),
+            str(event.seq),
+            _number(event.window),
+            _number(event.micro_batch),
+            Text(visible(label(event))),
+            Text("" if event.where is None else visible(event.place)),
+        )
+    console.print(table)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)

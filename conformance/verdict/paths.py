@@ -1,0 +1,21 @@
+"""Paths of this machine, taken out of what trainers print: a report is made to be published."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from functools import cache
+
+
+def shortened(text: str) -> str:
+    """``text`` with the paths of installed packages, of Python's library and of the working folder made relative."""
+    for folder in _folders():
+        text = text.replace(folder, "")
+    return text
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    """With a separator at the end; those that lie in others first."""
+    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")} | {os.getcwd()}
+    return tuple(sorted((path.rstrip(os.sep) + os.sep for path in paths if path != os.sep), key=len, reverse=True))

@@ -1,0 +1,88 @@
+"""``conformance run --traces`` writes what ranks did, and ``conformance trace`` shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.trace import file
+
+CASE = "ddp-w2-acc2-fp32-momentum"
+SUITE = ("--pyargs", "conformance.suite", "-p", "no:cacheprovider")
+
+
+@pytest.fixture
+def traced(conformance, write):
+    """The folder of a case's trace."""
+    ended = conformance("run", write(name="mine.py"), "--case", CASE, "--traces", "traces")
+    assert ended.code == 0, ended.err
+    return Path("traces", "mine", CASE)
+
+
+def test_they_are_written_where_the_case_is_judged(traced):
+    plan, ranks = file.read(traced)
+    assert (plan["case"], len(ranks)) == (CASE, 2)
+    assert [events[-1]["event"] for events in ranks] == ["finished"] * 2
+    places = [event["where"] for event in ranks[0] if event["event"] == "backward_begin"]
+    assert {(name, function) for name, _, function in places} == {("mine.py", "train")}
+
+
+def test_the_terminal_shows_all_ranks(traced, conformance):
+    ended = conformance("trace", str(traced))
+    assert ended.code == 0
+    heading, *lines = ended.out.splitlines()
+    assert heading.split() == ["ms", "rank", "seq", "window", "batch", "event", "called", "at"]
+    assert sum("enter no_sync" in line and "mine.py:" in line for line in lines) > 2
+    assert {line.split()[1] for line in lines if "backward done" in line} == {"0", "1"}
+
+
+def test_chrome(traced, conformance):
+    ended = conformance("trace", str(traced), "--chrome", "made/trace.json")
+    assert (ended.code, ended.out) == (
+        0,
+        "made/trace.json: open it in https://ui.perfetto.dev or chrome://tracing\n",
+    )
+    events = json.loads(Path("made/trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+
+
+def test_a_crash_has_its_trace_too(conformance, write):
+    target = write("", "if task.rank == 1: os._exit(3)", name="mine.py")
+    assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
+    _, ranks = file.read(Path("traces", "mine", CASE))
+    assert [event["event"] for event in ranks[1]][-1] != "finished"
+
+
+def test_pytest_writes_them_too(pytester, write):
+    target = Path(write(name="mine.py")).resolve()
+    result = pytester.runpytest_subprocess(
+        *SUITE,
+        "-n",
+        "2",
+        "--trainer",
+        target,
+        "--case",
+        CASE,
+        "--case",
+        "single-acc2-fp32-momentum",
+        "--traces",
+        "here",
+    )
+    result.assert_outcomes(passed=2)
+    assert len(list(Path("here").glob("mine/*/rank*.jsonl"))) == 3
+
+
+def test_mistakes(conformance, write, traced):
+    """One line, exit code 2, and nothing is run or written."""
+    Path("plain").write_text("no folder")
+    for arguments, said in (
+        (("run", write(), "--traces", "plain"), "cannot write traces to plain: plain is not a folder; name another"),
+        (("trace", "nosuch"), "nosuch: no such folder"),
+        (("trace", "traces"), f"name the folder of one case, such as traces/mine/{CASE}"),
+        (("trace", str(traced), "--chrome", "plain/x.json"), "cannot write plain/x.json: plain is not a folder"),
+    ):
+        ended = conformance(*arguments)
+        assert ended.code == 2
+        assert said in ended.line

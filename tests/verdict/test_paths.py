@@ -1,0 +1,18 @@
+"""What is published of a trainer's output names no folder of the machine that it ran on."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+
+from conformance.verdict.paths import shortened
+
+
+def test_packages_library_and_working_folder_are_relative():
+    lines = [os.path.join(sysconfig.get_path(name), "a", "b.py") for name in ("purelib", "stdlib")]
+    lines.append(os.path.join(os.getcwd(), "my", "loop.py"))
+    assert shortened("\n".join(lines)) == "a/b.py\na/b.py\nmy/loop.py"
+
+
+def test_other_text_stays():
+    assert shortened("a b /elsewhere/c.py") == "a b /elsewhere/c.py"
