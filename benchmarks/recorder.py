@@ -8,7 +8,7 @@ written, line by line, to nowhere.
 
 1. The standard workload: gradient accumulation over two micro-batches, fp16, in the reference trainer. The model has
    three parameters, and every event lists their values: what a step costs here is what the recorder's own work is.
-2. A transformer of ten million parameters: a GradScaler, clipping by norm, AdamW, a schedule. Of a model of this size
+2. A transformer of ten million parameters, six layers of width 384: a GradScaler, clipping by norm, AdamW, a schedule. Of a model of this size
    no values are read.
 """
 
@@ -32,7 +32,8 @@ from conformance.trainers.accumulated import train
 from conformance.trainers.task import Task
 
 STANDARD = Case("single", "accumulated", world_size=1, accumulation=2, precision="fp16", workload="momentum")
-BATCH, LENGTH, WIDTH, LAYERS = 2, 24, 256, 12
+LAYERS, HEADS, WIDTH = 6, 6, 384
+BATCH, LENGTH = 2, 32
 STEPS = 4
 
 Row = tuple[str, str, str, str, str]
@@ -59,53 +60,56 @@ def main() -> None:
 def standard(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator[Row]:
     spec = STANDARD.spec()
 
-    def run(recorder: Recorder | None) -> None:
+    def run(recorder: Recorder | None) -> float:
+        began = process_time()
         train(Task(spec, 0, recorder))
+        return (process_time() - began) / spec["steps"]
 
-    yield compared(f"the case {STANDARD.id}", lambda: Recorder(emit, spec), run, spec["steps"], rounds)
+    yield compared(f"the case {STANDARD.id}", lambda: Recorder(emit, spec), run, rounds)
 
 
 def transformer(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator[Row]:
     torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True)
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     inputs, targets = torch.randn(2, BATCH, LENGTH, WIDTH)
 
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+
     def watching() -> Recorder:
         recorder = Recorder(emit)
         recorder.watch(model)
         return recorder
 
-    def run(_recorder: Recorder | None, steps: int = STEPS) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(inputs), targets)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            scheduler.step()
+    def run(_recorder: Recorder | None) -> float:
+        # The first step pays for what a training run pays for once.
+        step()
+        began = process_time()
+        for _ in range(STEPS):
+            step()
+        return (process_time() - began) / STEPS
 
     elements = sum(parameter.numel() for parameter in model.parameters())
-    yield compared(f"a transformer of {elements / 1e6:.1f} million parameters", watching, run, STEPS, rounds)
+    yield compared(f"a transformer of {elements / 1e6:.1f} million parameters", watching, run, rounds)
 
 
-def compared(
-    name: str,
-    recording: Callable[[], Recorder],
-    run: Callable[[Recorder | None], None],
-    steps: int,
-    rounds: int,
-) -> Row:
+def compared(name: str, recording: Callable[[], Recorder], run: Callable[[Recorder | None], float], rounds: int) -> Row:
+    """`run` answers with the seconds of a step."""
+
     def seconds(context: AbstractContextManager[Recorder | None]) -> float:
         with context as recorder:
-            began = process_time()
-            run(recorder)
-            return (process_time() - began) / steps
+            return run(recorder)
 
     # The first of all pays for what torch sets up when it is first used.
     seconds(nullcontext())
@@ -113,7 +117,7 @@ def compared(
     bare, recorded = (median(times) for times in zip(*pairs, strict=True))
     ratio = median(recorded / bare for bare, recorded in pairs)
     added = median(recorded - bare for bare, recorded in pairs)
-    return name, f"{bare * 1e3:.3f}", f"{recorded * 1e3:.3f}", f"{ratio:.4f}", f"{added * 1e6:.0f}"
+    return name, f"{bare * 1e3:.3f}", f"{recorded * 1e3:.3f}", f"{ratio:.3f}", f"{added * 1e6:.0f}"
 
 
 if __name__ == "__main__":

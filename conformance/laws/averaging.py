@@ -44,15 +44,30 @@ class Averaged:
 def averages(run: Run) -> tuple[Averaged, ...]:
     """Of each window in which right and wrong can be told apart.
 
-    Averaging is systematic. So where some window's gradients are not explained by it, a coincidence could explain those
-    of the others: then only the windows that are right are told.
+    Averaging is systematic: a mistake that could show in a window that is right is none in the others. And where some
+    window's gradients are not explained by averaging, a coincidence could explain those of the others. Then only the
+    windows that are right are told.
     """
     found = tuple(_told_apart(run))
-    if any(not fitting for _, fitting in found):
-        return tuple(average for average, fitting in found if fitting and _is_right(fitting))
-    wrong = [{mistake.kinds for mistake in fitting} for _, fitting in found if not _is_right(fitting)]
-    common = set.intersection(*wrong) if wrong else set()
-    return tuple(replace(average, mistakes=_likeliest(fitting, common)) for average, fitting in found)
+    right = tuple(average for average, fitting in found if _is_right(fitting))
+    if len(right) == len(found):
+        return right
+    all_of_right = (mistake for one in right for mistake in mistakes(run.plan, one.window.number))
+    ruled_out = {mistake.kinds for mistake in all_of_right if mistake.factor != 1}
+    wrong = [
+        (average, [mistake for mistake in fitting if mistake.kinds not in ruled_out])
+        for average, fitting in found
+        if not _is_right(fitting)
+    ]
+    if not all(fitting for _, fitting in wrong):
+        return right
+    common = set.intersection(*({mistake.kinds for mistake in fitting} for _, fitting in wrong))
+    return (*right, *(replace(average, mistakes=_likeliest(fitting, common)) for average, fitting in wrong))
+
+
+def saw_right_gradients(run: Run) -> frozenset[Window]:
+    """The windows whose step, or clip, is known to have seen the right gradients, however they were made."""
+    return frozenset(one.window for one in averages(run) if not one.mistakes)
 
 
 def mistakes(plan: Plan, number: int) -> tuple[Mistake, ...]:
@@ -100,8 +115,6 @@ def _is_right(fitting: Sequence[Mistake]) -> bool:
 
 
 def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tuple[Mistake, ...]:
-    if _is_right(fitting):
-        return ()
     throughout = [mistake for mistake in fitting if mistake.kinds in common] or fitting
     fewest = min(len(mistake.kinds) for mistake in throughout)
     return tuple(mistake for mistake in throughout if len(mistake.kinds) == fewest)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from math import lcm
+from math import inf, lcm
 from operator import mul
 from typing import Any
 
@@ -24,17 +24,21 @@ _ROUNDINGS = 8
 
 @dataclass(frozen=True)
 class Gradient:
-    """value: the gradient, weight by weight. slack: how far rounding may take each element from it."""
+    """value: the gradient, weight by weight. slack: how far rounding may take each element from it.
 
-    value: Vector
-    slack: Vector
+    Both are computed exactly, and rounded to be compared; what is too large for that is infinite, and fits anything.
+    """
+
+    value: tuple[float, ...]
+    slack: tuple[float, ...]
 
     def is_times(self, factor: Fraction, seen: Sequence[float | None]) -> bool:
         """Whether ``seen`` is ``factor`` times this one, up to rounding; None stands for an element not seen."""
+        times = float(factor)
         return all(
-            abs(Fraction(one) - factor * right) <= abs(factor) * slack
+            abs(one - times * right) <= times * slack
             for one, right, slack in zip(seen, self.value, self.slack, strict=True)
-            if one is not None
+            if one is not None and slack < inf
         )
 
 
@@ -52,8 +56,8 @@ class Slope:
         sizes = _product(self.size, tuple(map(abs, weights)))
         unit, least = _rounding(precision, samples)
         return Gradient(
-            tuple(a - b for a, b in zip(_product(self.matrix, weights), self.offset, strict=True)),
-            tuple((a + b) * unit + least for a, b in zip(sizes, self.size_offset, strict=True)),
+            tuple(_rounded(a - b) for a, b in zip(_product(self.matrix, weights), self.offset, strict=True)),
+            tuple(_rounded((a + b) * unit + least) for a, b in zip(sizes, self.size_offset, strict=True)),
         )
 
 
@@ -144,6 +148,10 @@ def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction
 
 def _product(matrix: Matrix, vector: Vector) -> Vector:
     return tuple(sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix)
+
+
+def _rounded(value: Fraction) -> float:
+    return float(value) if abs(value) <= FP64.largest else inf
 
 
 def _rounding(name: str, samples: int) -> tuple[Fraction, Fraction]:

@@ -93,6 +93,9 @@ PERMISSIONS: tuple[Permission, ...] = (
     ),
     Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler"),
     Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server"),
+    Permission(
+        "scale as gradient", "The scale MAY come in as the gradient that `backward()` begins with.", "scale_as_gradient"
+    ),
     Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand"),
     Permission(
         "several optimizers",

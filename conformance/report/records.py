@@ -239,13 +239,13 @@ class CaseRecord:
 @dataclass(frozen=True)
 class Mutant:
     """A trainer with one seeded bug, the verdict that each case gave it, the laws that it broke, and the checks of its
-    numbers that caught it.
+    numbers that caught it. `caught` is null for one that cannot run on this machine.
     """
 
     mutant: str
     what: str
     verdicts: dict[str, VerdictName]
-    caught: bool
+    caught: bool | None
     by: tuple[str, ...] = ()
     laws: tuple[str, ...] = ()
 

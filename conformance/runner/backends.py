@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -18,6 +18,10 @@ from conformance.trainers.loading import (
 
 # Horovod's last release does not build against a current torch from a plain `pip install`.
 _HOROVOD_INSTALL = "python tools/horovod_wheel.py --install"
+# What PyPI calls apex is something else, and NVIDIA's has no `amp` after this commit.
+_APEX_INSTALL = (
+    "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
+)
 
 
 def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
@@ -59,9 +63,12 @@ def _import_horovod() -> str | None:
     return None
 
 
-def _missing(modules: Iterable[str], declaration: Declaration) -> Unavailable:
+def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
+    missing = {module.partition(".")[0] for module in modules}
     names = ", ".join(modules)
-    if "horovod" in names:
+    if "horovod" in missing:
         return Unavailable(f"{names} is not installed", _HOROVOD_INSTALL, declaration)
+    if "apex" in missing:
+        return Unavailable(f"{names} is not installed", _APEX_INSTALL, declaration)
     command = f"pip install {' '.join(declaration.requires)}"
     return Unavailable(f"{names} is not installed", command, declaration)

@@ -47,6 +47,7 @@ class Forwards:
         self._rows = None if x is None else Rows(x)
         self._stack = ExitStack()
         self._observed: set[type[torch.nn.Module]] = set()
+        self._running: set[int] = set()
         self._is_on = False
 
     def __enter__(self) -> None:
@@ -76,8 +77,15 @@ class Forwards:
         # Within a backward a forward is computed once more for what it did not keep.
         if not is_training or recorder.is_doing("backward") or not recorder.watched.is_model(module):
             return original(module, *args, **kwargs)
+        # A class that is observed may call the forward of its base, which may be observed too.
+        if id(module) in self._running:
+            return original(module, *args, **kwargs)
         number = self._note(args)
-        output = original(module, *args, **kwargs)
+        self._running.add(id(module))
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            self._running.remove(id(module))
         recorder.flow.follow(number, output)
         return output
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
 
-_MOST_PARAMETERS = 32
+_MOST_PARAMETERS = 16
 _PROBE = 16
 _ROUNDINGS = 4
 
@@ -26,9 +26,9 @@ _ROUNDINGS = 4
 class Gradients:
     """Looks at the `.grad` of the watched parameters, and remembers what it saw.
 
-    The gradients of a small model are compared by value. Those of a large one are too many: it looks at the identity and
-    the version of some that are spread evenly over it, and does not see a change through `.grad.data`, which counts no
-    version.
+    The gradients of a small model are compared by value. Those of a large one are too many: it looks at the identity
+    and the version of some that are spread evenly over it, and does not see a change through `.grad.data`, which counts
+    no version.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -51,7 +51,8 @@ class Gradients:
             return
         since = self._since
         self._remember(now)
-        cleared, others = [], []
+        cleared: list[_Change] = []
+        others: list[_Change] = []
         for (number, parameter), old, new in zip(self._looked_at, before, now, strict=True):
             if old != new:
                 change = _Change(number, parameter, old, new)
@@ -79,8 +80,9 @@ class Gradients:
 
         While they are averaged, gradients change at any time. What happens until then is not told apart.
         """
-        self._parameters = self._recorder.watched.current
-        self._looked_at = self._choose()
+        if self._recorder.watched.current is not self._parameters:
+            self._parameters = self._recorder.watched.current
+            self._looked_at = self._choose()
         self._remember(self._see())
         self._is_stale = self._are_changing()
         if are_zero:

@@ -34,6 +34,7 @@ class Watched:
         self._handed_out: list[Found] = []
         self._numbers: dict[int, int] = {}
         self._found: dict[int, Found] = {}
+        self._asked: dict[tuple[int, ...], list[int]] = {}
         self._stepped: Found | None = None
 
     def add(self, model: torch.nn.Module) -> None:
@@ -68,8 +69,11 @@ class Watched:
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         """The places of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
-        found = set(map(self._numbers.get, map(id, tensors)))
-        return sorted(number for number in found if number is not None)
+        identities = tuple(map(id, tensors))
+        if identities not in self._asked:
+            found = {self._numbers[identity] for identity in identities if identity in self._numbers}
+            self._asked[identities] = sorted(found)
+        return self._asked[identities]
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether it is a watched parameter."""
@@ -106,6 +110,7 @@ class Watched:
 
     def _hand_out(self, parameters: Found) -> Found:
         self._handed_out.append(parameters)
+        self._asked.clear()
         for number, parameter in enumerate(parameters):
             if parameter is not None:
                 self._numbers[id(parameter)] = number

@@ -366,6 +366,16 @@ class TestAveragedOnce:
         assert "dividing by 2 where the window has 1 micro-batch" in found(run, self.ID).broken.contradiction
         assert found(run, self.ID).window == 1
 
+    def test_what_full_windows_rule_out_is_no_cause_in_a_short_one(self):
+        x = range(1, 7)
+        samples = {"x": [[float(n)] for n in x], "y": [2.0 * n for n in x], "weight": [1.0 for _ in x]}
+        rank = [self.accumulated(right(range(4))), micro_batch(1), step(gradients=right([4, 5], factor=0.5))]
+        shares = [[[0], [1], [4]], [[2], [3], [5]]]
+        run = a_run(rank, rank, backend="ddp", samples=samples, **{**TWO, "micro_batches": shares})
+        told = found(run, self.ID).broken.contradiction
+        assert "dividing by 2 where the window has 1 micro-batch" in told
+        assert "dividing by the 2 ranks twice" not in told
+
     def test_what_the_clip_saw(self):
         clip = event("clip", gradients=right([0, 1], factor=2.0))
         events = [event("start"), micro_batch(0), micro_batch(gradients="some"), clip, step(gradients=[-0.1, -0.1])]

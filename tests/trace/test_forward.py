@@ -6,8 +6,13 @@ import copy
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from conformance.trace.recorder import Recorder
 
 from ..trainers.tasks import X
+from .places import here
+from .test_collectives import group  # noqa: F401
 
 
 def rows(recording):
@@ -101,3 +106,66 @@ def test_the_model_carries_nothing_of_the_recorders(record):
     assert {key: value for key, value in vars(model).items() if "hook" in key} == {
         key: value for key, value in vars(plain).items() if "hook" in key
     }
+
+
+def test_a_class_and_its_base_are_one_forward():
+    """Both are observed when models of both are watched."""
+
+    class Base(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    class Derived(Base):
+        def forward(self, x):
+            return super().forward(x)
+
+    events = []
+    models = Base(2, 1), Derived(2, 1)
+    with Recorder(events.append) as recorder:
+        for model in models:
+            recorder.watch(model)
+            model(torch.ones(1, 2))
+    assert [event["event"] for event in events].count("forward") == 2
+
+
+def test_an_error_in_a_forward(record):
+    """The next one is noted all the same."""
+    recording = record()
+    model = recording.task.model()
+    with pytest.raises(RuntimeError):
+        model(torch.ones(1, 3))
+    model(torch.ones(1, 2)).sum().backward()
+    assert recording.of_kind("backward_end")[0]["forwards"] == [1]
+
+
+def test_the_start(record):
+    """The weights right before the first training forward, once."""
+    recording = record()
+    model = recording.task.model()
+    with torch.no_grad():
+        model.bias.fill_(2.0)
+        model(torch.ones(1, 2))
+    for _ in range(2):
+        model(torch.ones(1, 2))
+    place = here(-1)
+    [start] = recording.of_kind("start")
+    assert start["weights"] == [0.5, -0.5, 2.0]
+    assert start["where"] == place
+    assert recording.kinds("start", "forward") == ["start", "forward", "forward"]
+    assert [event["where"] for event in recording.of_kind("forward")] == [place, place]
+
+
+@pytest.mark.usefixtures("group")
+def test_the_wrapper_and_its_flag(record):
+    """The flag in the forward, and again in the backward, where it may be another."""
+    recording = record()
+    inner = recording.task.model()
+    model = DistributedDataParallel(inner)
+    with model.no_sync():
+        loss = model(torch.ones(1, 2)).sum()
+    loss.backward()
+    model(torch.ones(1, 2)).sum().backward()
+    inner(torch.ones(1, 2)).sum().backward()
+    wrapped = [(event["wrapper"], event["syncs"]) for event in recording.of_kind("forward")]
+    assert wrapped == [("DistributedDataParallel", False), ("DistributedDataParallel", True), (None, None)]
+    assert [event["syncs"] for event in recording.of_kind("backward_begin")] == [True, True, None]

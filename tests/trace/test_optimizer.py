@@ -6,6 +6,10 @@ import copy
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+
+from .places import here
 
 
 def backward(task, model):
@@ -246,3 +250,62 @@ def test_a_trainer_that_takes_no_model(record):
     recording = record()
     recording.recorder.finished(recording.task)
     assert recording.events[-1]["weights"] == [None, None, None]
+
+
+def test_an_optimizer_is_noted_before_it_is_mentioned(record):
+    recording = record()
+    model = recording.task.model()
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0625)
+    backward(recording.task, model)
+    optimizer.step()
+    place = here(-1)
+    optimizer.zero_grad()
+    [event] = recording.of_kind("optimizer")
+    assert (event["optimizer"], event["type"], event["parameters"], event["trainable"]) == (0, "AdamW", [0, 1], [0])
+    assert (event["horovod"], event["backward_passes_per_step"], event["state"]) == (False, None, False)
+    assert event["where"] == place
+    assert recording.kinds("optimizer", "step", "zero_grad") == ["optimizer", "step", "zero_grad"]
+
+
+def test_an_optimizer_that_has_a_state_already(record):
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    backward(recording.task, model)
+    recording.recorder.__exit__(None, None, None)
+    optimizer.step()
+    with recording.recorder:
+        optimizer.zero_grad()
+    assert recording.of_kind("optimizer")[0]["state"]
+
+
+def test_several_optimizers_of_one_model(record):
+    """Each step shows the gradients of its own parameters, and the weights of all."""
+    recording = record()
+    model = recording.task.model()
+    optimizers = [torch.optim.SGD([parameter], lr=0.0625) for parameter in model.parameters()]
+    backward(recording.task, model)
+    weight, bias = model.weight.grad.flatten().tolist(), model.bias.grad.tolist()
+    for optimizer in optimizers:
+        optimizer.step()
+    first, second = recording.of_kind("step")
+    assert (first["optimizer"], first["parameters"], first["gradients"]) == (0, [0], [*weight, None])
+    assert (second["optimizer"], second["parameters"], second["gradients"]) == (1, [1], [None, None, *bias])
+    assert first["weights"] == [*second["weights"][:2], 0.25]
+    assert second["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
+    assert [event["step"] for event in (first, second)] == [0, 1]
+
+
+def test_a_frameworks_wrapper_is_the_optimizer_in_it(record):
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    Accelerator(cpu=True)
+    wrapper = AcceleratedOptimizer(optimizer)
+    backward(recording.task, model)
+    wrapper.step()
+    wrapper.zero_grad()
+    assert recording.recorder.optimizer(wrapper) == 0
+    assert len(recording.of_kind("optimizer")) == 1
+    assert [event["optimizer"] for event in (*recording.of_kind("step"), *recording.of_kind("zero_grad"))] == [0, 0]

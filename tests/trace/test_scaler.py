@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from .places import here
+
 
 class Calling(torch.amp.GradScaler):
     """A subclass whose methods call those of its base."""
@@ -125,3 +127,60 @@ def test_an_error_in_a_scalers_step_leaves_it_usable(record):
         scaler.step(optimizer)
     step(recording, scaler, model, optimizer)
     assert len(recording.of_kind("step")) == 1
+
+
+class OwnUnscaling(torch.amp.GradScaler):
+    """A subclass that unscales without its base, as FSDP's does."""
+
+    def scale(self, outputs):
+        return super().scale(outputs)
+
+    def unscale_(self, optimizer):
+        found = torch.zeros(())
+        state = self._per_optimizer_states[id(optimizer)]
+        inverse = self._scale.double().reciprocal().float()
+        state["found_inf_per_device"] = self._unscale_grads_(optimizer, inverse, found, True)
+        state["stage"] = torch.amp.grad_scaler.OptState.UNSCALED
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, Calling, OwnUnscaling])
+@pytest.mark.parametrize("explicit", [True, False])
+def test_scaling_and_unscaling(record, kind, explicit):
+    recording = record()
+    model, optimizer = prepared(recording)
+    scaler = kind("cpu", init_scale=1024.0)
+    for target in (0.0, float("inf")):
+        loss = ((model(torch.ones(1, 2)) - target) ** 2).mean()
+        scaler.scale(loss).backward()
+        scaled = here(-1)
+        if explicit:
+            scaler.unscale_(optimizer)
+            unscaled = here(-1)
+        scaler.step(optimizer)
+        stepped = here(-1)
+        scaler.update()
+        optimizer.zero_grad()
+    kinds = recording.kinds("loss_scaled", "unscale", "scaler_step", "step", "skip", "update")
+    order = ["unscale", "scaler_step"] if explicit else ["scaler_step", "unscale"]
+    assert kinds == ["loss_scaled", *order, "step", "update", "loss_scaled", *order, "skip", "update"]
+    assert [event["where"] for event in recording.of_kind("loss_scaled")] == [scaled] * 2
+    if explicit:
+        assert [event["where"] for event in recording.of_kind("unscale")] == [unscaled] * 2
+    assert [event["where"] for event in recording.of_kind("scaler_step")] == [stepped] * 2
+    for event in recording.of_kind("unscale"):
+        assert (event["scaler"], event["optimizer"], event["scale"]) == (0, 0, 1024.0)
+        assert event["implicit"] is not explicit
+    assert [event["found_inf"] for event in recording.of_kind("unscale")] == [False, True]
+    assert [event["scaler"] for event in recording.of_kind("update")] == [0, 0]
+
+
+def test_unscaling_twice_is_the_trainers_error(record):
+    recording = record()
+    model, optimizer = prepared(recording)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(torch.ones(1, 2)).mean()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="already been called"):
+        scaler.unscale_(optimizer)
+    assert len(recording.of_kind("unscale")) == 1
+    assert recording.of_kind("gradient_change") == []

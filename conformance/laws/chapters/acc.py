@@ -105,7 +105,7 @@ def _not_averaged_once(plan: Plan, average: Averaged) -> Broken:
     over += f" and the {ranks} ranks" if ranks > 1 else ""
     known = [index for index, one in enumerate(average.seen) if one is not None]
     shown = max(known, key=lambda index: abs(average.right.value[index]))
-    mean, seen = number(float(average.right.value[shown])), number(average.seen[shown])
+    mean, seen = number(average.right.value[shown]), number(average.seen[shown])
     times = f"{average.mistakes[0].factor} times"
     reasons = ", or of ".join(" and ".join(mistake.says) for mistake in average.mistakes)
     return Broken(

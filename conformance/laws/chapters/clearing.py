@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from conformance.laws.averaging import averages
+from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.event import Event, of_kind
 from conformance.laws.labels import placed
 from conformance.laws.law import Broken, Check, broken, kept, law
@@ -130,17 +130,17 @@ def _repeated(clears: tuple[Event, ...]) -> tuple[Event, Event] | None:
     mend=_MEND,
 )
 def not_cleared_inside(run: Run) -> Iterator[Check]:
-    suspects = {window.events[0]: _cleared_inside(window) for window in run.windows}
+    suspects = {window: _cleared_inside(window) for window in run.windows}
     # A trainer may keep what it clears in buffers of its own, and have the right gradients when it steps.
-    right = {one.window.events[0] for one in averages(run) if not one.mistakes} if any(suspects.values()) else set()
+    right = saw_right_gradients(run) if any(suspects.values()) else frozenset[Window]()
     for window in run.windows:
         # With Horovod, hvd/not-cleared-before-synchronize.
         if not window.backwards or not window.attempts or _by_horovod(run.ranks[window.rank], window):
             continue
-        violation = suspects[window.events[0]]
+        violation = suspects[window]
         if violation is None:
             yield kept(window)
-        elif window.events[0] not in right:
+        elif window not in right:
             yield broken(window, violation)
 
 
