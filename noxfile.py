@@ -111,6 +111,13 @@ def lightning(session: nox.Session) -> None:
     framework(session)
 
 
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Random correct programs, which give no alarm, and random illegal edits, of which none goes unnoticed."""
+    install_wheel(session, "test", "horovod")
+    session.run("python", "-m", "programs", *session.posargs, env={"PYTHONPATH": str(ROOT / "fixtures")})
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """The harness's own tests, against the installed wheel; with everything installed that they can use."""

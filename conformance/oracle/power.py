@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Step, Trajectory
@@ -35,6 +36,7 @@ def separation(right: Step, wrong: Step) -> Fraction | None:
     return None if None in gaps else max(gap for gap in gaps if gap is not None)
 
 
+@lru_cache(maxsize=512)
 def power(
     workload: Workload, layout: Layout, precision: Precision, right: Trajectory, limit: int | None = None
 ) -> Power | None:

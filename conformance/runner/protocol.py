@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import Any
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
 
@@ -17,9 +18,9 @@ _MOST_DESCRIPTORS = 8
 def encode(message: Mapping[str, Any]) -> bytes:
     """One line of strict JSON; floats that are not finite become "nan", "inf" and "-inf"."""
     try:
-        text = json.dumps(message, allow_nan=False)
+        text = _ENCODER.encode(message)
     except ValueError:
-        text = json.dumps(_spelled_out(message), allow_nan=False)
+        text = _ENCODER.encode(_spelled_out(message))
     return text.encode() + b"\n"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
 
-_MOST_PARAMETERS = 16
+_MOST_PARAMETERS = 8
 _PROBE = 16
 _ROUNDINGS = 4
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -38,3 +39,11 @@ def sessions(root: Path) -> list[str]:
     command = [sys.executable, "-m", "nox", "--list-sessions", "--json"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
     return [entry["session"] for entry in json.loads(listed.stdout)]
+
+
+@pytest.fixture(scope="session")
+def optional_sessions(root: Path) -> list[str]:
+    """Those that only run when they are named."""
+    command = [sys.executable, "-m", "nox", "--list"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    return re.findall(r"^- (\w+)", listed.stdout, re.MULTILINE)

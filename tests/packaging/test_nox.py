@@ -14,6 +14,10 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
     assert sorted(sessions) == sorted(["lint", "tests", *BACKENDS, *FRAMEWORKS])
 
 
+def test_what_takes_too_long_for_every_change_is_asked_for(optional_sessions: list[str]) -> None:
+    assert optional_sessions == ["fuzz"]
+
+
 def test_tests_run_last(sessions: list[str]) -> None:
     """So that a run of everything ends on their summary."""
     assert sessions[-1] == "tests"

@@ -88,10 +88,10 @@ ELSEWHERE = {"git", "cd", ".", "apt-get"}
 
 
 @pytest.mark.parametrize("words", list(commands()), ids=shlex.join)
-def test_command_exists(words: list[str], sessions: list[str]) -> None:
+def test_command_exists(words: list[str], sessions: list[str], optional_sessions: list[str]) -> None:
     program, *rest = words
     if program in CHECKS:
-        CHECKS[program](rest, sessions)
+        CHECKS[program](rest, sessions + optional_sessions)
     else:
         assert program in ELSEWHERE
 

@@ -1,0 +1,31 @@
+"""A rank that stays up: it runs one spec after another, as the pool at the other end of a socket asks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from conformance.runner.protocol import Channel
+
+#: The entry of a spec that names the socket of a pool.
+POOL = "pool"
+
+#: Runs one spec, with all that it says going to the second argument; the exit code if it raised.
+Attempt = Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], int | None]
+
+
+def work(spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None], attempt: Attempt) -> int:
+    """Until the pool hangs up, or something raised: nobody knows in what state that leaves this process."""
+    # Whoever watches over the process itself waits for this.
+    send({"event": "started", "rank": rank, "seq": 0, "pid": os.getpid()})
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(spec[POOL])
+        pool = Channel(connection)
+        pool.send({"rank": rank, "pid": os.getpid()})
+        while (message := pool.receive()) is not None:
+            code = attempt(message, pool.send)
+            if code is not None:
+                return code
+    return 0

@@ -1,0 +1,152 @@
+"""Random correct programs give no alarm, and no random edit of one goes unnoticed: some of what `nox -s fuzz` tries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import session
+from programs.edits import edits
+from programs.generate import programs
+from programs.meaning import Change, change
+from programs.program import Op, Program
+from programs.session import FalseAlarm, try_edits, try_programs
+from programs.tally import Tally, report
+from programs.trial import Result, Trials
+
+PASS = Result("PASS (exact)", "", ())
+#: Two ranks are enough here; the session tries three and four as well.
+PLACES = (("single", 1), ("ddp", 2), ("horovod", 2))
+#: Judging costs more than running, and most of it once for each case.
+QUICK = ("sgd", "weighted", "overflow", "clip-norm")
+ALL = st.one_of([programs(*place) for place in PLACES])
+
+
+class Always:
+    """Trials of which the outcome is known."""
+
+    def __init__(self, result) -> None:
+        self.result = result
+
+    def run(self, program: Program) -> Result:
+        return self.result(program) if callable(self.result) else self.result
+
+
+def find(program: Program, kind: str, what: str) -> Program:
+    return next(edit.program for edit in edits(program)[kind] if edit.what == what)
+
+
+@pytest.fixture
+def textbook() -> Program:
+    """The loop of PyTorch's documentation on one device: accumulation, fp16, clipping."""
+    text = """{
+        "case": {"backend": "single", "kind": "accumulated", "world_size": 1, "accumulation": 2,
+                 "precision": "fp16", "workload": "clip-value"},
+        "setup": [
+            {"op": "make_model"},
+            {"op": "make_optimizers", "parts": "one", "unused": false},
+            {"op": "make_schedulers"},
+            {"op": "make_scaler"}
+        ],
+        "window": [
+            {"op": "zero_grad", "by": "optimizer", "set_to_none": true},
+            {"op": "each", "body": [
+                {"op": "autocast", "body": [
+                    {"op": "forward", "through": "model", "checkpoint": false},
+                    {"op": "loss", "reduction": "mean"},
+                    {"op": "divide_loss", "by": "length"}
+                ]},
+                {"op": "scale_loss"},
+                {"op": "backward"}
+            ]},
+            {"op": "unscale"},
+            {"op": "clip", "by": "task"},
+            {"op": "step", "by": "scaler"},
+            {"op": "update"},
+            {"op": "schedule", "when": "stepped"}
+        ]
+    }"""
+    return Program.from_json(text)
+
+
+def test_no_program_gives_an_alarm_and_no_edit_goes_unnoticed() -> None:
+    tally = Tally()
+    with Trials() as trials:
+        for place in PLACES:
+            strategy = programs(*place, QUICK)
+            try_programs(strategy, trials, tally, 10, seed=0)
+            try_edits(strategy, trials, tally, 10, seed=0)
+    assert not tally.disturbed
+    assert not (tally.escaped or tally.surprising), "\n".join(report(tally))
+    assert tally.programs.total() == tally.edits.total() == 30
+    assert set(tally.programs) == set(tally.edits) == {"single", "ddp", "horovod"}
+
+
+@settings(max_examples=50)
+@given(ALL)
+def test_a_program_survives_being_written_down(program: Program) -> None:
+    assert Program.from_json(program.to_json()) == program
+
+
+@settings(max_examples=20)
+@given(ALL)
+def test_an_edit_makes_another_program(program: Program) -> None:
+    for found in edits(program).values():
+        assert all(edit.program != program and edit.program.case == program.case for edit in found)
+
+
+def test_a_false_alarm_comes_with_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(program: Program) -> Result:
+        return Result("FAIL (law)", "", (("acc/x", "MUST"),)) if program.has("evaluate") else PASS
+
+    monkeypatch.setattr(session, "alone", fails)
+    with pytest.raises(FalseAlarm) as alarm:
+        try_programs(ALL, Always(fails), Tally(), 100, seed=0)
+    assert "evaluate(" in str(alarm.value)
+    assert "breaks MUST acc/x" in str(alarm.value)
+    assert "--replay" in str(alarm.value)
+
+
+def test_what_fails_beside_others_only_is_no_false_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "alone", lambda program: PASS)
+    tally = Tally()
+    try_programs(ALL, Always(Result("CRASH", "", ())), tally, 5, seed=0)
+    assert len(tally.disturbed) == 5
+
+
+def test_a_broken_should_is_an_alarm_unless_the_program_means_it(textbook: Program) -> None:
+    should = Result("PASS (exact)", "", (("ddp/all-reduce-once", "SHOULD"),))
+    assert session.broken(textbook, should) == {"ddp/all-reduce-once"}
+    every = Program(textbook.case, (*textbook.setup, Op("wrap")), textbook.window)
+    assert not session.broken(every, should)
+
+
+def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harmless edits by name, and those that are not with a program."""
+    monkeypatch.setattr(session, "alone", lambda program: PASS)
+    tally = Tally()
+    try_edits(ALL, Always(PASS), tally, 40, seed=0)
+    assert len(tally.unnoticed) == 40
+    assert tally.escaped
+    text = "\n".join(report(tally))
+    assert "unnoticed and harmless" in text
+    assert text.count("ESCAPED") == text.count("--replay") == len(tally.escaped)
+
+
+def test_what_an_edit_changes(textbook: Program) -> None:
+    """By symbols alone, without a run."""
+
+    def of(kind: str, what: str) -> Change:
+        return change(textbook, find(textbook, kind, what))
+
+    assert of("swap", "update and schedule") is Change.NONE
+    assert of("duplicate", "zero_grad") is Change.NONE
+    assert of("move out", "divide_loss after autocast") is Change.NONE
+    assert of("unwrap", "autocast") is Change.FORMATS
+    assert of("delete", "make_scaler") is Change.NO_SCALE
+    assert of("delete", "zero_grad") is Change.SOME
+    assert of("delete", "unscale") is Change.SOME
+    assert of("swap", "unscale and clip") is Change.SOME
+    assert of("move in", "zero_grad to the beginning") is Change.SOME
+    assert of("duplicate", "backward") is Change.SOME
+    assert of("change", "divide_loss by 3") is Change.SOME
