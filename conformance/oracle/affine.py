@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt
+from math import isqrt, lcm
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,7 @@ class Affine:
 
     @property
     def exact(self) -> bool:
-        return not self.noise.any()
+        return not self.noise.size or not self.noise.any()
 
     @property
     @_overflowing
@@ -111,10 +111,7 @@ class Affine:
     @_overflowing
     def transform(self, rows: Rows, offset: Sequence[Fraction]) -> Affine:
         """``rows @ self + offset``."""
-        center = [
-            sum((a * c for a, c in zip(row, self.center, strict=True)), constant)
-            for row, constant in zip(rows, offset, strict=True)
-        ]
+        center = [dot(row, self.center, constant) for row, constant in zip(rows, offset, strict=True)]
         if self.exact:
             return self._new(center, self.symbols.none(len(center)), [])
         matrix = np.array([[float(a) for a in row] for row in rows])
@@ -203,6 +200,16 @@ class Symbols:
         wide[np.arange(len(radii)), self._count + np.arange(len(radii))] = radii
         self._count += len(radii)
         return wide
+
+
+def dot(row: Sequence[Fraction], column: Sequence[Fraction], constant: Fraction) -> Fraction:
+    """``sum_i row[i] column[i] + constant``, reduced to lowest terms once and not after every operation."""
+    units = [a.denominator * c.denominator for a, c in zip(row, column, strict=True)]
+    unit = lcm(constant.denominator, *units)
+    total = constant.numerator * (unit // constant.denominator)
+    for a, c, own in zip(row, column, units, strict=True):
+        total += a.numerator * c.numerator * (unit // own)
+    return Fraction(total, unit)
 
 
 def square_root(value: Fraction) -> tuple[Fraction, Fraction]:

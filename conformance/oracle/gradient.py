@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import permutations
-from math import lcm
 
-from conformance.oracle.affine import Affine
-from conformance.oracle.rounding import Ledger, gamma, is_dyadic, odd_part
+from conformance.oracle.affine import Affine, dot
+from conformance.oracle.rounding import Ledger, StageProof, Sums, gamma, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Precision
 from conformance.workloads.workload import Vector, Workload
@@ -37,9 +37,9 @@ class NormalForm:
     @classmethod
     def of(cls, window: Window, coefficients: Vector, bias: bool) -> NormalForm:
         """Sums over the window's samples, taken in integers over common denominators: a thousand samples are many."""
-        rows, x_unit = _integers([[*s.x, Fraction(1)] if bias else list(s.x) for s in window.batch])
-        [targets], y_unit = _integers([[s.y for s in window.batch]])
-        [factors], c_unit = _integers([[2 * c for c in coefficients]])
+        rows, x_unit = integers([[*s.x, Fraction(1)] if bias else list(s.x) for s in window.batch])
+        [targets], y_unit = integers([[s.y for s in window.batch]])
+        [factors], c_unit = integers([[2 * c for c in coefficients]])
         size = len(rows[0])
         used = [(c, x, y) for c, x, y in zip(factors, rows, targets, strict=True) if c]
         products = [[[c * x[i] * x[j] for c, x, _ in used] for j in range(size)] for i in range(size)]
@@ -56,23 +56,12 @@ class NormalForm:
 
     def gradient(self, weights: Vector) -> Vector:
         """A w - r, in exact arithmetic."""
-        return tuple(
-            sum((a * w for a, w in zip(row, weights, strict=True)), -offset)
-            for row, offset in zip(self.matrix, self.offset, strict=True)
-        )
+        return tuple(dot(row, weights, -offset) for row, offset in zip(self.matrix, self.offset, strict=True))
 
     def loss(self, weights: Vector) -> Fraction:
         """sum_i c_i (x_i . w + b - y_i)^2."""
-        product = [sum((a * w for a, w in zip(row, weights, strict=True)), Fraction(0)) for row in self.matrix]
-        quadratic = sum((w * p for w, p in zip(weights, product, strict=True)), Fraction(0)) / 2
-        linear = sum((w * o for w, o in zip(weights, self.offset, strict=True)), Fraction(0))
-        return quadratic - linear + self.squares
-
-
-def _integers(table: list[list[Fraction]]) -> tuple[list[list[int]], int]:
-    """``table`` over its common denominator, and that denominator."""
-    unit = lcm(*{value.denominator for row in table for value in row})
-    return [[value.numerator * (unit // value.denominator) for value in row] for row in table], unit
+        half = [dot(row, weights, -2 * offset) / 2 for row, offset in zip(self.matrix, self.offset, strict=True)]
+        return dot(weights, half, self.squares)
 
 
 def total_weight(workload: Workload, window: Window) -> Fraction:
@@ -82,25 +71,24 @@ def total_weight(workload: Workload, window: Window) -> Fraction:
     return sum((sample.weight for sample in window.batch), Fraction(0))
 
 
-def _divisors(workload: Workload, window: Window) -> tuple[int, ...]:
+def _divisors(loss: str, window: Window, total: Fraction) -> tuple[int, ...]:
     """The odd parts of everything that a correct trainer may divide by on the way; first that of the total."""
-    total = total_weight(workload, window)
     factors = [total.numerator, window.world_size]
-    if workload.loss == "mean":
+    if loss == "mean":
         factors += [window.length, *(len(micro_batch) for share in window.shares for micro_batch in share)]
     return tuple(odd_part(factor) for factor in factors)
 
 
-def _constants(workload: Workload, window: Window) -> Iterator[tuple[Fraction, ...]]:
+def _constants(loss: str, window: Window, total: Fraction) -> Iterator[tuple[Fraction, ...]]:
     """What a correct trainer may multiply a term with on the way, in the order in which it may round.
 
     Every factor may also be applied on its own, to a loss, a gradient or a sum of gradients; merged into one constant
     before a residual is multiplied with it, factors round one after the other. A quotient is rounded once: the product
     of two rounded reciprocals, as of ``loss * (1 / 3) * (1 / 3)``, is further off than any certificate allows.
     """
-    total, world = total_weight(workload, window), Fraction(window.world_size)
+    world = Fraction(window.world_size)
     yield (1 / total, world)
-    if workload.loss == "weighted":
+    if loss == "weighted":
         for weight in {sample.weight for sample in window.batch if sample.weight}:
             yield (1 / total, weight)
             yield (1 / total, world, weight)
@@ -142,7 +130,10 @@ def gradient(
     weights = as_cast(weights, precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
     if weights.exact:
-        if _proved(workload, window, weights.center, precision, loss_scale, ledger, finite):
+        total = total_weight(workload, window)
+        proofs = _proofs(workload.loss, workload.bias, window, total, weights.center, precision, loss_scale, finite)
+        ledger.proofs += proofs
+        if all(proof.exact for proof in proofs):
             if all(precision.master.holds(entry) for entry in value.center):
                 return value
             ledger.refuse("division", precision.master, "the averaged gradient is not representable")
@@ -166,9 +157,29 @@ def enclosed(
     return value.widen(_radii(workload, window, form, weights, precision, loss_scale, further_roundings))
 
 
-def _proved(
-    workload: Workload,
+@lru_cache(maxsize=256)
+def _proofs(
+    loss: str,
+    bias: bool,
     window: Window,
+    total: Fraction,
+    weights: Vector,
+    precision: Precision,
+    scale: Fraction,
+    finite: bool,
+) -> tuple[StageProof, ...]:
+    """The proofs up to the first refusal. Faults begin where the right answer does: what holds there is kept."""
+    ledger = Ledger()
+    ledger.window = window.index
+    _proved(loss, bias, window, total, weights, precision, scale, ledger, finite)
+    return tuple(ledger.proofs)
+
+
+def _proved(
+    loss: str,
+    bias: bool,
+    window: Window,
+    total: Fraction,
     weights: Vector,
     precision: Precision,
     scale: Fraction,
@@ -176,41 +187,42 @@ def _proved(
     finite: bool,
 ) -> bool:
     compute, master, wire = precision.compute, precision.master, precision.wire
-    total = total_weight(workload, window)
     if not is_dyadic(total):
         return ledger.refuse("division", master, "the total weight is not a dyadic rational")
     if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
         return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
 
-    inputs: list[list[Fraction]] = [[w] for w in weights]
-    dots: list[list[Fraction]] = []
-    residuals: list[Fraction] = []
-    terms: list[Vector] = []
-    for sample in window.batch:
-        row = (*sample.x, Fraction(1)) if workload.bias else sample.x
-        products = [x * w for x, w in zip(row, weights, strict=True)]
-        inputs += [[entry] for entry in (*row, sample.y, sample.weight)]
-        dots.append([*products, -sample.y])
-        weight = sample.weight if workload.loss == "weighted" else 1
-        residuals.append(2 * (sum(products, Fraction(0)) - sample.y) * weight)
-        terms.append(tuple(residuals[-1] * x for x in row))
-    if not (ledger.sums("forward", inputs + dots, compute) and ledger.range("forward", inputs + dots, compute)):
+    # In integers over one common denominator: values are multiples of 1 / unit, products of two of them of its square.
+    ones = [Fraction(1)] * bias
+    values = [[*sample.x, *ones, sample.y, sample.weight] for sample in window.batch]
+    (point, *samples), unit = integers([weights, *values])
+    inputs = [[value * unit] for row in (point, *samples) for value in row]
+    dots: list[list[int]] = []
+    residuals: list[int] = []
+    terms: list[list[int]] = []
+    for *row, target, weight in samples:
+        dots.append([*(x * w for x, w in zip(row, point, strict=True)), -target * unit])
+        residuals.append(2 * sum(dots[-1]) * (weight if loss == "weighted" else unit))
+        terms.append([residuals[-1] * x for x in row])
+    forward = Sums.over(inputs + dots, unit**2)
+    if not (ledger.sums("forward", forward, compute) and ledger.range("forward", forward, compute)):
         return False
 
-    divisors = _divisors(workload, window)
+    divisors = _divisors(loss, window, total)
     by = divisors[0]
     if any(by % divisor for divisor in divisors):
         return ledger.refuse("division", master, f"a correct trainer may divide by {max(divisors)}, the total does not")
-    if not all(is_dyadic(residual / by) for residual in residuals):
+    if any(residual % by for residual in residuals):
         return ledger.refuse("division", master, f"a residual is not a multiple of {by}")
-    constants = _constants(workload, window)
+    constants = _constants(loss, window, total)
     if not (ledger.constants("division", constants, master) and ledger.divisors("division", divisors, wire)):
         return False
 
     # All terms of the window, because a trainer may deal samples otherwise, and put them through the model at once.
-    everything = [list(column) for column in zip(*terms, strict=True)]
+    columns = [list(column) for column in zip(*terms, strict=True)]
+    everything = Sums.over(columns, unit**4)
     stages = (
-        ("backward", [[residual] for residual in residuals] + everything, compute),
+        ("backward", Sums.over([[residual * unit] for residual in residuals] + columns, unit**4), compute),
         ("accumulation", everything, master),
         ("all-reduce", everything, wire),
     )
@@ -247,8 +259,7 @@ def _radii(
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
     sizes = weights.magnitude
     magnitudes = [
-        sum((a * w for a, w in zip(row, sizes, strict=True)), offset)
-        for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)
+        dot(row, sizes, offset) for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)
     ]
     descale = max(Fraction(1), 1 / scale)
     operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings

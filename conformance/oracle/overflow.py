@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Literal
 
-from conformance.oracle.affine import Enclosure
+from conformance.oracle.affine import Enclosure, dot
 from conformance.oracle.gradient import total_weight
 from conformance.oracle.rounding import gamma
 from conformance.workloads.layout import Window
@@ -33,18 +33,15 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     scaled = []
     for sample in window.batch:
         row = (*sample.x, Fraction(1)) if workload.bias else sample.x
-        center = sum((x * w for x, w in zip(row, weights.center, strict=True)), -sample.y)
-        forward = sum((abs(x) * w for x, w in zip(row, sizes, strict=True)), Fraction(0))
-        spread = (
-            Fraction(0)
-            if weights.exact
-            else sum((abs(x) * r for x, r in zip(row, weights.radius, strict=True)), Fraction(0))
-        )
+        center = dot(row, weights.center, -sample.y)
+        lengths = [abs(x) for x in row]
+        forward = dot(lengths, sizes, Fraction(0))
+        spread = Fraction(0) if weights.exact else dot(lengths, weights.radius, Fraction(0))
         least = abs(center) - spread - rounding * (forward + abs(sample.y))
         weight = sample.weight if workload.loss == "weighted" else 1
         if 2 * scale * weight * least / max(total, Fraction(1)) > 2 * fmt.largest:
             return "certain"
-        widest = max([Fraction(1), *map(abs, row)])
+        widest = max([Fraction(1), *lengths])
         scaled.append(grow * weight * (abs(center) + spread) * widest)
         largest = max(largest, widest, forward)
     of_a_rank = max(sum(map(len, share)) for share in window.shares)

@@ -101,7 +101,7 @@ class Recurrence:
     ) -> None:
         self.workload, self.layout, self.precision = workload, layout, precision
         self._observed_skips, self._observed_scales = observed_skips, observed_scales
-        self._windows = layout.windows(workload)[:limit]
+        self._windows = [layout.window(workload, step) for step in range(workload.steps)[:limit]]
         self._forms: dict[tuple[int, int | None], NormalForm] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
         self._rule = update_rule(self.optimizer(), precision.master, self.ledger, self.symbols)

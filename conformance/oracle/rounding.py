@@ -12,6 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache, reduce
+from math import lcm
+from operator import or_
 
 from conformance.oracle.affine import Affine, Symbols, Unbounded
 from conformance.workloads.precision import Format
@@ -52,17 +55,48 @@ def is_dyadic(value: Fraction) -> bool:
     return value.denominator & (value.denominator - 1) == 0
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Groups of terms, and all that rounding sees of each: the sum of its magnitudes and the power of two in its terms.
+
+    Both are integers in units of 1 / ``unit``; that power, the largest that divides every term, is 0 if all are zero.
+    """
+
+    unit: int
+    groups: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, groups: Iterable[Sequence[Fraction]]) -> Sums:
+        return cls.over(*integers(groups))
+
+    @classmethod
+    def over(cls, groups: Iterable[Sequence[int]], unit: int) -> Sums:
+        """The groups of ``group[i] / unit``."""
+        return cls(unit, tuple((sum(map(abs, group)), _power_of_two(reduce(or_, group, 0))) for group in groups))
+
+    @property
+    def bits(self) -> int | None:
+        """Significand bits that every partial sum of a group, in any order, fits in; None if a term is not dyadic."""
+        if self.unit != _power_of_two(self.unit):
+            return None
+        return max((magnitude // (power or 1)).bit_length() for magnitude, power in self.groups)
+
+
+def integers(table: Iterable[Sequence[Fraction]]) -> tuple[list[list[int]], int]:
+    """``table`` over its common denominator, and that denominator."""
+    rows = list(table)
+    unit = lcm(*{value.denominator for row in rows for value in row})
+    return [[value.numerator * (unit // value.denominator) for value in row] for row in rows], unit
+
+
+def _power_of_two(number: int) -> int:
+    """The largest power of two that divides ``number``; 0 for 0."""
+    return number & -number
+
+
 def bits_of_sum(terms: Iterable[Fraction]) -> int | None:
     """Significand bits that every partial sum of ``terms``, in any order, fits in; None if a term is not dyadic."""
-    nonzero = [term for term in terms if term]
-    if not all(is_dyadic(term) for term in nonzero):
-        return None
-    if not nonzero:
-        return 0
-    denominator = max(term.denominator for term in nonzero)
-    scaled = [abs(term.numerator) * (denominator // term.denominator) for term in nonzero]
-    shift = min(number & -number for number in scaled)
-    return (sum(scaled) // shift).bit_length()
+    return Sums.of([list(terms)]).bits
 
 
 class Ledger:
@@ -76,14 +110,11 @@ class Ledger:
     def exact(self) -> bool:
         return all(proof.exact for proof in self.proofs)
 
-    def sums(self, stage: str, groups: Iterable[Sequence[Fraction]], fmt: Format) -> bool:
+    def sums(self, stage: str, groups: Sums | Iterable[Sequence[Fraction]], fmt: Format) -> bool:
         """Prove that each group of terms adds up exactly in ``fmt``, in every order; note the tightest group."""
-        worst = 0
-        for terms in groups:
-            bits = bits_of_sum(terms)
-            if bits is None:
-                return self._note(stage, 0, fmt, "a term is not a dyadic rational")
-            worst = max(worst, bits)
+        worst = (groups if isinstance(groups, Sums) else Sums.of(groups)).bits
+        if worst is None:
+            return self._note(stage, 0, fmt, "a term is not a dyadic rational")
         if worst > fmt.p:
             return self._note(stage, worst, fmt, f"a sum needs {worst} bits, {fmt.name} has {fmt.p}")
         return self._note(stage, worst, fmt)
@@ -91,18 +122,20 @@ class Ledger:
     def range(
         self,
         stage: str,
-        groups: Iterable[Sequence[Fraction]],
+        groups: Sums | Iterable[Sequence[Fraction]],
         fmt: Format,
         shrink: Fraction = Fraction(1),
         grow: Fraction = Fraction(1),
     ) -> bool:
-        """Prove that each group's terms and sums, scaled by anything from ``shrink`` to ``grow``, stay in range."""
-        finest = (shrink.denominator // odd_part(shrink.denominator)) * fmt.quantum
-        for terms in groups:
-            if sum(map(abs, terms), Fraction(0)) * grow > fmt.largest:
+        """Prove that each group's terms, all dyadic, and sums stay in range, scaled by ``shrink`` to ``grow``."""
+        sums = groups if isinstance(groups, Sums) else Sums.of(groups)
+        largest = fmt.largest * sums.unit // grow if grow else None
+        # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is.
+        finest = odd_part(shrink.denominator) / (shrink.denominator * fmt.quantum)
+        for magnitude, power in sums.groups:
+            if largest is not None and magnitude > largest:
                 return self._note(stage, 0, fmt, f"a value may overflow {fmt.name}")
-            # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is.
-            if max((term.denominator for term in terms), default=1) * finest > 1:
+            if max(1, sums.unit // power if power else 1) > finest:
                 return self._note(stage, 0, fmt, f"a value may underflow {fmt.name}")
         return True
 
@@ -116,11 +149,9 @@ class Ledger:
         that, and then the tie goes to the power of two, whose significand is even.
         """
         for chain in chains:
-            right = rounded = Fraction(1)
-            for factor in chain:
-                right, rounded = right * factor, nearest(rounded * factor, fmt)
-                if abs(rounded / right - 1) > fmt.unit_roundoff / 2:
-                    return self._note(stage, 0, fmt, f"multiplying by the rounded {right} is not exact in {fmt.name}")
+            wrong = _inexact_constant(tuple(chain), fmt)
+            if wrong is not None:
+                return self._note(stage, 0, fmt, f"multiplying by the rounded {wrong} is not exact in {fmt.name}")
         return True
 
     def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
@@ -133,6 +164,17 @@ class Ledger:
     def _note(self, stage: str, bits: int, fmt: Format, reason: str | None = None) -> bool:
         self.proofs.append(StageProof(stage, self.window, bits, fmt.p, reason))
         return reason is None
+
+
+@lru_cache(maxsize=4096)
+def _inexact_constant(factors: tuple[Fraction, ...], fmt: Format) -> Fraction | None:
+    """The first of a chain's constants that is off by more than half a unit roundoff where it was rounded."""
+    right = rounded = Fraction(1)
+    for factor in factors:
+        right, rounded = right * factor, nearest(rounded * factor, fmt)
+        if abs(rounded / right - 1) > fmt.unit_roundoff / 2:
+            return right
+    return None
 
 
 def nearest(value: Fraction, fmt: Format) -> Fraction:
@@ -159,7 +201,7 @@ def combined(
         if not all(fmt.holds(factor) for factor, _ in parts):
             ledger.refuse(stage, fmt, f"a factor is not representable in {fmt.name}")
         else:
-            terms = [[factor * vector.center[i] for factor, vector in parts] for i in range(size)]
+            terms = Sums.of([factor * vector.center[i] for factor, vector in parts] for i in range(size))
             if ledger.sums(stage, terms, fmt) and ledger.range(stage, terms, fmt):
                 return total
     else:
