@@ -20,7 +20,8 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "build" / "wheel"
-REPORTS = ROOT / "build" / "reports"
+# Relative, because a report shows the command that made it.
+REPORTS = Path("build", "reports")
 
 wheel_of_this_run: list[Path] = []
 

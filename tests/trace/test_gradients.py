@@ -154,6 +154,23 @@ def test_of_a_large_model(large, change):
     assert large.notice() == []
 
 
+def test_of_a_model_of_many_layers():
+    """Some parameters stand for all; what is not trained for none."""
+    events = []
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(20)))
+    model[:10].requires_grad_(False)
+    with Recorder(events.append) as recorder:
+        recorder.watch(model)
+        model(torch.ones(1, 64)).sum().backward()
+        for parameter in model[10:].parameters():
+            parameter.grad /= 2
+        model.zero_grad()
+    [change] = [event for event in events if event["event"] == "gradient_change"]
+    assert 4 <= len(change["parameters"]) <= 8
+    assert min(change["parameters"]) == 20
+    assert max(change["parameters"]) > 35
+
+
 def test_gradients_before_a_backward_of_a_large_model(large):
     states = []
     for clear in (None, None, False, True):
