@@ -126,10 +126,10 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, tuple[Mistake, ...]]]:
     starts = [held(rank) for rank in run.ranks]
     for window in run.windows:
         weights = starts[window.rank].get(window.number)
-        # Where ranks hold different weights, ddp/equal-start or ddp/identical-weights tells why. A trainer whose model is
-        # of another shape has no right gradients here.
+        # For a model of another shape there are no right gradients.
         if weights is None or len(weights) != run.plan.elements:
             continue
+        # Where ranks hold different weights, ddp/equal-start or ddp/identical-weights tells why.
         if any(start.get(window.number, weights) != weights for start in starts):
             continue
         sight = _seen(run, window)
