@@ -48,7 +48,8 @@ class Broken:
 
     @property
     def contradiction(self) -> str:
-        return f"{self.must}, because {self.because}. However, {self.however}: a contradiction."
+        must = self.must[:1].upper() + self.must[1:]
+        return f"{must}, because {self.because}. However, {self.however}: a contradiction."
 
 
 @dataclass(frozen=True)

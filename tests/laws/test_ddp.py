@@ -323,7 +323,7 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
     finding = the_finding(run, "ddp/same-collectives")
     assert finding.window == 1
     assert finding.broken.contradiction == (
-        "every rank must issue the same collectives in the same order, because a collective needs all of its 2 ranks. "
+        "Every rank must issue the same collectives in the same order, because a collective needs all of its 2 ranks. "
         "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never came to it; the last that "
         "it did was zero grad (train.py:6): a contradiction."
     )
