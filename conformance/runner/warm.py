@@ -24,8 +24,15 @@ def work(spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None]
         connection.connect(spec[POOL])
         pool = Channel(connection)
         pool.send({"rank": rank, "pid": os.getpid()})
+
+        def tell(event: dict[str, Any]) -> None:
+            pool.send(event)
+            # The order of the exits does not tell which rank failed first: a peer may be the quicker to leave.
+            if event["event"] == "raised":
+                send(event)
+
         while (message := pool.receive()) is not None:
-            code = attempt(message, pool.send)
+            code = attempt(message, tell)
             if code is not None:
                 return code
     return 0
