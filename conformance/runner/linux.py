@@ -10,6 +10,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 2 << 20
 
 
 def die_with_parent(parent: int) -> None:
@@ -35,6 +37,27 @@ def children() -> set[int]:
     if not tasks.is_dir():
         return set()
     return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def gather_memory() -> None:
+    """Move the memory that this process has so far into huge pages, where the kernel offers that (Linux 6.1 and later).
+
+    A fork copies the table of all pages, and the end of the child takes it down: for the quarter of a gigabyte that
+    torch takes, that is most of what a short-lived process costs.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.is_file():
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in maps.read_text().splitlines():
+        extent, permissions, _, _, inode, *_ = line.split()
+        first, end = (int(address, 16) for address in extent.split("-"))
+        if permissions == "rw-p" and inode == "0":
+            first, end = -(-first // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
+            if first < end:
+                # An older kernel refuses, as does one without huge pages to give; small ones do as well.
+                madvise(first, end - first, _MADV_COLLAPSE)
 
 
 def _prctl(option: int, value: int) -> None:

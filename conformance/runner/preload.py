@@ -22,3 +22,34 @@ def preload() -> None:
     """Import it all; a forked child has it for nothing."""
     for module in _MODULES:
         import_module(module)
+
+
+def warm_up() -> None:
+    """Have torch initialise what it initialises when it is first used; a forked child has that for nothing too.
+
+    There is no backward in it: autograd refuses to work in a child of a process that has run one. The random numbers
+    that a trainer draws are those of a fresh process.
+    """
+    import torch
+    from torch.nn.functional import mse_loss
+
+    from conformance.trace.recorder import Recorder
+
+    with torch.random.fork_rng(devices=()), Recorder(lambda event: None):
+        model = torch.nn.Linear(2, 1)
+        inputs, targets = torch.ones(2, 2), torch.ones(2, 1)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype):
+                mse_loss(model(inputs), targets)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.5)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(mse_loss(model(inputs), targets))
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()

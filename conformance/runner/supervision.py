@@ -26,7 +26,7 @@ class ClientGone(Exception):
 class Supervision:
     """Watches ``seats`` until every process is gone; calls ``release`` once all of them are through.
 
-    ``check`` is called whenever something has happened, and raises if the case cannot go on.
+    ``check`` is called whenever a child process has ended, and raises if the case cannot go on.
     """
 
     def __init__(
@@ -62,19 +62,22 @@ class Supervision:
             for seat in self._seats:
                 selector.register(seat.descriptor, selectors.EVENT_READ, seat)
             while not all(seat.gone for seat in self._seats):
+                ended = False
                 for key, _ in selector.select(max(0.0, self._deadline - monotonic())):
                     if key.fileobj is client:
                         raise ClientGone
                     if key.fileobj == signals.descriptor:
                         signals.drain()
+                        ended = True
                     elif not key.data.read():
                         selector.unregister(key.fileobj)
+                if ended:
+                    self._check()
+                    for seat in self._seats:
+                        seat.reap()
                 self._advance()
 
     def _advance(self) -> None:
-        self._check()
-        for seat in self._seats:
-            seat.reap()
         now = monotonic()
         if not self._started and all(seat.started or seat.gone for seat in self._seats):
             self._started = True

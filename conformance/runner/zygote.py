@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from conformance.runner import processes, safety, server
+from conformance.runner import linux, processes, safety, server
 from conformance.runner.gpus import gpus
-from conformance.runner.preload import preload
+from conformance.runner.preload import preload, warm_up
 from conformance.runner.protocol import Channel
 
 _POLL = 0.005
@@ -32,8 +32,10 @@ def main(connection: str, name: str) -> None:
     # A rank that aborts must not leave a core file in the user's folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     preload()
+    warm_up()
     gc.collect()
     gc.freeze()
+    linux.gather_memory()
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     client.send({"versions": versions, "gpus": gpus()})
     Zygote(client).run()

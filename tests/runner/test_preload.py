@@ -1,0 +1,44 @@
+"""What the zygote does before it forks changes nothing that a trainer could see."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from conformance.runner import linux
+
+WARM = "from conformance.runner.preload import preload, warm_up; preload(); warm_up()"
+STATE = """
+import torch
+
+def state():
+    autocast = torch.is_autocast_enabled("cpu")
+    return torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled(), autocast
+
+before = state()
+{between}
+print(state() == before)
+"""
+
+
+def _said(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_warming_up_leaves_torch_as_it_was() -> None:
+    assert _said(STATE.format(between=WARM)) == "True\n"
+    assert _said(STATE.format(between="torch.rand(1)")) == "False\n"
+
+
+def test_after_warming_up_a_forked_child_can_train() -> None:
+    """Autograd refuses to where the parent ran a backward."""
+    train = "(torch.ones(1, requires_grad=True) * 2).sum().backward(); os._exit(7)"
+    program = f"import os, torch; {WARM}; pid = os.fork()\nif not pid: {train}\nprint(os.waitpid(pid, 0)[1] >> 8)"
+    assert _said(program) == "7\n"
+
+
+def test_memory_keeps_what_is_in_it_when_it_is_gathered() -> None:
+    pattern = bytes(range(256)) * (1 << 15)
+    held = bytearray(pattern)
+    linux.gather_memory()
+    assert held == pattern
