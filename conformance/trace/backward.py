@@ -22,9 +22,12 @@ class Flow:
     """Knows which forwards a backward flows through, by hooks on what the forwards returned.
 
     The hooks are in the graph and go with it: nothing here keeps one alive.
+
+    used: is told of each of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, used: Callable[[int], None]) -> None:
+        self._used = used
         self._handles: list[RemovableHandle] = []
         self._through: set[int] = set()
 
@@ -33,6 +36,7 @@ class Flow:
 
         def reached(_gradients: Any) -> None:
             self._through.add(forward)
+            self._used(forward)
 
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
         for tensor in _tensors(output):

@@ -98,8 +98,8 @@ class Forwards:
             recorder.note("start", weights=recorder.watched.weights())
         rows = self._rows.of(args[0]) if self._rows and args and isinstance(args[0], torch.Tensor) else []
         window = recorder.progress.window
-        recorder.progress.forward(rows)
         number, recorder.forwards = recorder.forwards, recorder.forwards + 1
+        recorder.progress.forward(rows, number)
         wrapper = recorder.wrappers.enter_model()
         recorder.note(
             "forward",

@@ -68,6 +68,7 @@ class OptimizerSteps:
             return
         recorder = self._recorder
         recorder.watched.stepped(ended.parameters)
+        recorder.progress.stepped()
         if not ended.is_applied:
             return
         if recorder.forwards == 0 and not _any(ended):

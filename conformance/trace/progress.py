@@ -22,6 +22,10 @@ class Progress:
     more; rows of a later window mean that samples were dropped. A forward of several micro-batches counts as the
     first of them.
 
+    Rows may recur in the data. While no backward, nor a step, has used what was forwarded, the same rows once more
+    are no further micro-batch; if it turns out that a backward used both, and the window has such rows twice, they
+    were two micro-batches that went forward one after the other.
+
     A trainer may deal the samples to the ranks in its own way. From the first forward on whose rows no window here
     has, rows are only counted against the sizes that were planned.
     """
@@ -37,6 +41,9 @@ class Progress:
         self._seen = 0
         self._is_as_planned = True
         self._is_counting = False
+        self._unused: dict[int, tuple[Rows, int | None]] = {}
+        self._repeated: list[int] = []
+        self._used: set[int] = set()
 
     @classmethod
     def of(cls, spec: dict[str, Any] | None, rank: int) -> Progress:
@@ -48,10 +55,71 @@ class Progress:
         micro_batches = [[rows[sample] for sample in indices] for indices in spec["micro_batches"][rank]]
         return cls(list(_windows(micro_batches, spec["accumulation"])) * spec["epochs"])
 
-    def forward(self, rows: Rows) -> None:
-        """A training forward of these rows; None for a row that is no sample, [] when they cannot be told."""
+    def forward(self, rows: Rows, number: int) -> None:
+        """A training forward of these rows; None for a row that is no sample, [] when they cannot be told. `number`
+        tells it from others."""
         if not self._windows:
             return
+        if self._used:
+            self._settle()
+        first = self._unused_one(rows)
+        if first is not None:
+            self.micro_batch = self._unused[first][1]
+            self._repeated.append(number)
+        else:
+            window = self.window
+            self._advance(rows)
+            if self.window != window:
+                self._unused.clear()
+                self._repeated.clear()
+        self._unused[number] = (rows, self.micro_batch)
+
+    def used(self, forward: int) -> None:
+        """A backward, or `torch.autograd.grad`, goes through the forward with this number."""
+        self._used.add(forward)
+
+    def stepped(self) -> None:
+        """An optimizer steps: on what was forwarded, whichever way its gradients were made."""
+        if not self._used:
+            self._used.update(self._unused)
+
+    def _unused_one(self, rows: Rows) -> int | None:
+        """A forward of the same rows that nothing has used."""
+        if not rows or None in rows:
+            return None
+        return next((number for number, (others, _) in self._unused.items() if list(others) == list(rows)), None)
+
+    def _settle(self) -> None:
+        """What was forwarded has been used, or will not be."""
+        for number in self._repeated:
+            rows = self._unused[number][0]
+            if number in self._used and self._used_before(number) and self._has_next(rows):
+                self._advance(rows)
+        self._unused.clear()
+        self._repeated.clear()
+        self._used.clear()
+
+    def _used_before(self, number: int) -> bool:
+        """Whether an earlier forward of the same rows was used as well."""
+        rows = list(self._unused[number][0])
+        return any(one < number and list(self._unused[one][0]) == rows for one in self._used & self._unused.keys())
+
+    def _has_next(self, rows: Rows) -> bool:
+        """Whether the window has these rows once more."""
+        place = bisect_right(self._ends, self._seen)
+        if self._is_as_planned or self._is_counting:
+            return (
+                place < len(self._places)
+                and self._places[place][0] == self.window
+                and (self._is_counting or list(rows) == list(self._micro_batch_at(place)))
+            )
+        return Counter(rows) <= sum(self._left, Counter[int | None]())
+
+    def _micro_batch_at(self, place: int) -> Sequence[int]:
+        number, micro_batch = self._places[place]
+        return self._windows[number][micro_batch]
+
+    def _advance(self, rows: Rows) -> None:
         if self._is_as_planned:
             if self._follow(rows):
                 return
@@ -70,7 +138,7 @@ class Progress:
         if place == len(self._places):
             return False
         number, micro_batch = self._places[place]
-        if list(rows) != list(self._windows[number][micro_batch]):
+        if list(rows) != list(self._micro_batch_at(place)):
             return False
         self.window, self.micro_batch = number, micro_batch
         self._seen = self._ends[place]

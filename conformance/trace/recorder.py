@@ -89,7 +89,7 @@ class Recorder:
         self.watched = Watched(None if spec is None else shapes(spec["model"]))
         self.gradients = Gradients(self)
         self.wrappers = Wrappers()
-        self.flow = Flow()
+        self.flow = Flow(self.progress.used)
         self._forwards = Forwards(self, None if spec is None else spec["samples"]["x"])
         self.collectives = Collectives(self)
         self.forwards = 0

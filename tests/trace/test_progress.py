@@ -13,10 +13,16 @@ WINDOWS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8]]]
 
 
 def places(progress, *forwards):
+    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step."""
     found = []
-    for rows in forwards:
-        progress.forward(rows)
-        found.append((progress.window, progress.micro_batch))
+    for entry in forwards:
+        if isinstance(entry, list):
+            progress.forward(entry, len(found))
+            found.append((progress.window, progress.micro_batch))
+        elif not entry:
+            progress.stepped()
+        for number in entry if isinstance(entry, tuple) else ():
+            progress.used(number)
     return found
 
 
@@ -48,6 +54,70 @@ def test_not_as_planned(forwards, expected):
 def test_equal_samples_are_counted():
     progress = Progress([[[0, 0], [0, 1]], [[0], [1]]])
     assert places(progress, [0, 0], [0, 1], [0], [1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("windows", "entries", "expected"),
+    [
+        pytest.param(
+            [[[0]], [[1]], [[0]], [[1]]],
+            [[0], [0], (1,), [1], [1], (3,), [0], [0], (4,), [1], [1], (7,)],
+            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0), (3, 0), (3, 0)],
+            id="twice forward, once backward",
+        ),
+        pytest.param(
+            [[[0]], [[0]], [[0]]],
+            [[0], [0], (1,), [0], [0], (2,), [0]],
+            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            id="the same, and all windows alike",
+        ),
+        pytest.param(
+            [[[0], [0]], [[0], [1]]],
+            [[0], [0], (0,), [0], [0], (2,), [0], [0], (5,), [1]],
+            [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0), (1, 1)],
+            id="the same, and micro-batches alike",
+        ),
+        pytest.param(
+            [[[0], [0]], [[0], [0]], [[1]]],
+            [[0], [0], (0, 1), [0], [0], (2, 3), [1]],
+            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            id="two micro-batches alike before one backward",
+        ),
+        pytest.param(
+            [[[0], [0]], [[0], [0]], [[1]]],
+            [[0], [0], (0,), (1,), [0], [0], (2,), (3,), [1]],
+            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            id="two micro-batches alike before either backward",
+        ),
+        pytest.param(
+            [[[0], [1]], [[0], [1]]],
+            [[0], [1], (0,), (1,), [0], [1], (2, 3)],
+            [(0, 0), (0, 1), (1, 0), (1, 1)],
+            id="two micro-batches before either backward",
+        ),
+        pytest.param(
+            [[[0]], [[0]]],
+            [[0], [0], (0, 1), [0]],
+            [(0, 0), (0, 0), (1, 0)],
+            id="a penalty on a forward of its own",
+        ),
+        pytest.param([[[0]], [[0]]], [[0], (), [0]], [(0, 0), (1, 0)], id="gradients made without autograd"),
+        pytest.param(
+            [[[0], [1]], [[0], [1]]],
+            [[0], [1], (1,), (), [0], [1], (3,)],
+            [(0, 0), (0, 1), (1, 0), (1, 1)],
+            id="only the last loss backward",
+        ),
+    ],
+)
+def test_rows_that_recur(windows, entries, expected):
+    assert places(Progress(windows), *entries) == expected
+
+
+def test_what_goes_forward_twice_with_samples_of_other_ranks():
+    entries = [[20], [20], (1,), [21], [21], (3,), [20], [20], (5,)]
+    expected = [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)]
+    assert places(Progress([[[0]], [[1]], [[0]]]), *entries) == expected
 
 
 def test_every_epoch_has_windows_of_its_own():
