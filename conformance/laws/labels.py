@@ -93,6 +93,7 @@ def _scale_loss(event: Event) -> str:
 
 
 _LABELS: dict[str, Callable[[Event], str]] = {
+    "autograd_grad": lambda event: "torch.autograd.grad",
     "autocast_enter": lambda event: f"enter autocast {event['dtype']}",
     "autocast_exit": lambda event: "leave autocast",
     "backward_begin": lambda event: "backward",

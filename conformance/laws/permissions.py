@@ -56,6 +56,11 @@ PERMISSIONS: tuple[Permission, ...] = (
         "gradient penalty", "A loss MAY contain the gradient of another one, or be followed by it.", "gradient_penalty"
     ),
     Permission(
+        "gradient penalty, by itself",
+        "A micro-batch MAY go forward once more for a gradient that `torch.autograd.grad` takes.",
+        "penalty_on_a_forward_of_its_own",
+    ),
+    Permission(
         "Horovod, plain step",
         "Horovod's step MAY synchronize by itself where nothing comes between.",
         "horovod_plain_step",

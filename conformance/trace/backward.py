@@ -59,7 +59,7 @@ class Flow:
 
 
 class Backwards:
-    """Notes `backward_begin` and `backward_end`."""
+    """Notes `backward_begin` and `backward_end`, and `autograd_grad`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -70,8 +70,14 @@ class Backwards:
         """Around autograd's call of its engine. Without `accumulate_grad` it is `torch.autograd.grad`'s; a backward
         within a backward belongs to checkpointing."""
         recorder = self._recorder
-        if not kwargs.get("accumulate_grad") or recorder.is_doing("backward"):
+        if recorder.is_doing("backward"):
             return original(tensors, *args, **kwargs)
+        if not kwargs.get("accumulate_grad"):
+            recorder.flow.begin()
+            result = original(tensors, *args, **kwargs)
+            if recorder.flow.through():
+                recorder.note("autograd_grad", forwards=recorder.flow.through())
+            return result
         recorder.gradients.look()
         root = _node(tensors)
         number, self._count = self._count, self._count + 1

@@ -46,10 +46,11 @@ KINDS: dict[str, str] = {
     "autocast_exit": "an enabled autocast region ends: {device, dtype, enabled}",
     "forward": (
         "a forward of the watched model in training mode with gradients enabled, and not within a backward, is about "
-        "to run: {forward, rows, wrapper, syncs, weights}; `forward` counts from 0, `rows` are indices into the "
-        "distinct rows of samples.x in order of first appearance, null for a row that is not among them; `wrapper` is "
-        "the class of the wrapper that it comes through, `syncs` whether DDP is to average in its backward; both null "
-        "without one; `weights` are those that a window begins with, null within one"
+        "to run: {forward, rows, wrapper, syncs, computes, weights}; `forward` counts from 0, `rows` are indices into "
+        "the distinct rows of samples.x in order of first appearance, null for a row that is not among them; `wrapper` "
+        "is the class of the wrapper that it comes through, `syncs` whether DDP is to average in its backward; both "
+        "null without one; `computes` is the dtype that the model computes in, null where it may cast by itself; "
+        "`weights` are those that a window begins with, null within one"
     ),
     "loss_scaled": "GradScaler.scale of an enabled scaler: {scaler, scale}",
     "backward_begin": (
@@ -60,6 +61,9 @@ KINDS: dict[str, str] = {
     "backward_end": (
         "it has run: {backward, forwards, scaled}; `forwards` are the numbers of the forwards that it went through, "
         "`scaled` the loss scale that the loss carried, by a GradScaler or by hand, null for none"
+    ),
+    "autograd_grad": (
+        "torch.autograd.grad has run through forwards of the watched model: {forwards}; these are their numbers"
     ),
     "collective": (
         "this rank is about to enter a collective: {op, bytes, elements, reduce, group, via, phase, during, of}; "

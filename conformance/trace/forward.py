@@ -80,7 +80,7 @@ class Forwards:
         # A class that is observed may call the forward of its base, which may be observed too.
         if id(module) in self._running:
             return original(module, *args, **kwargs)
-        number = self._note(args)
+        number = self._note(module, args)
         self._running.add(id(module))
         try:
             output = original(module, *args, **kwargs)
@@ -89,7 +89,7 @@ class Forwards:
         recorder.flow.follow(number, output)
         return output
 
-    def _note(self, args: tuple[Any, ...]) -> int:
+    def _note(self, module: torch.nn.Module, args: tuple[Any, ...]) -> int:
         recorder = self._recorder
         # The gradients of a large model are many to look at; the backward will.
         if recorder.watched.is_readable:
@@ -107,6 +107,19 @@ class Forwards:
             rows=rows,
             wrapper=None if wrapper is None else type(wrapper).__name__,
             syncs=recorder.wrappers.syncs,
+            computes=_computes(module, args),
             weights=None if recorder.progress.window == window else recorder.watched.weights(),
         )
         return number
+
+
+def _computes(module: torch.nn.Module, args: tuple[Any, ...]) -> str | None:
+    """The dtype that a linear model computes in; None where its forward is not torch's, and may cast."""
+    if not isinstance(module, torch.nn.Linear) or type(module).forward is not torch.nn.Linear.forward:
+        return None
+    inputs = args[0] if args else None
+    if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
+        return None
+    kind = inputs.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
+    return str(dtype).removeprefix("torch.")

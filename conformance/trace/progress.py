@@ -24,7 +24,8 @@ class Progress:
 
     Rows may recur in the data. While no backward, nor a step, has used what was forwarded, the same rows once more
     are no further micro-batch; if it turns out that a backward used both, and the window has such rows twice, they
-    were two micro-batches that went forward one after the other.
+    were two micro-batches that went forward one after the other. And as long as no step has ended a window, rows that
+    it has no more are no micro-batch of the next one.
 
     A trainer may deal the samples to the ranks in its own way. From the first forward on whose rows no window here
     has, rows are only counted against the sizes that were planned.
@@ -44,6 +45,8 @@ class Progress:
         self._unused: dict[int, tuple[Rows, int | None]] = {}
         self._repeated: list[int] = []
         self._used: set[int] = set()
+        self._through_window: dict[tuple[int | None, ...], int | None] = {}
+        self._has_stepped = False
 
     @classmethod
     def of(cls, spec: dict[str, Any] | None, rank: int) -> Progress:
@@ -66,12 +69,17 @@ class Progress:
         if first is not None:
             self.micro_batch = self._unused[first][1]
             self._repeated.append(number)
+        elif self._is_once_more(rows):
+            self.micro_batch = self._through_window[tuple(rows)]
         else:
             window = self.window
             self._advance(rows)
             if self.window != window:
                 self._unused.clear()
                 self._repeated.clear()
+                self._through_window.clear()
+                self._has_stepped = False
+            self._through_window[tuple(rows)] = self.micro_batch
         self._unused[number] = (rows, self.micro_batch)
 
     def used(self, forward: int) -> None:
@@ -79,7 +87,8 @@ class Progress:
         self._used.add(forward)
 
     def stepped(self) -> None:
-        """An optimizer steps: on what was forwarded, whichever way its gradients were made."""
+        """An optimizer steps, or is kept from it: on what was forwarded, whichever way its gradients were made."""
+        self._has_stepped = True
         if not self._used:
             self._used.update(self._unused)
 
@@ -88,6 +97,16 @@ class Progress:
         if not rows or None in rows:
             return None
         return next((number for number, (others, _) in self._unused.items() if list(others) == list(rows)), None)
+
+    def _is_once_more(self, rows: Rows) -> bool:
+        """Whether these are rows of a window that no step has ended, which has them no more."""
+        return bool(
+            rows
+            and not self._has_stepped
+            and None not in rows
+            and tuple(rows) in self._through_window
+            and not self._has_next(rows)
+        )
 
     def _settle(self) -> None:
         """What was forwarded has been used, or will not be."""

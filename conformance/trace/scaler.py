@@ -121,6 +121,7 @@ class ScalerCalls:
         parameters = recorder.watched.find(optimizer)
         if parameters is None:
             return
+        recorder.progress.stepped()
         gradients = recorder.watched.gradients(parameters)
         recorder.note(
             "skip",

@@ -37,7 +37,7 @@ SPEC = {
 }
 
 DEFAULTS = {
-    "forward": {"rows": [0, 1], "wrapper": None, "syncs": None},
+    "forward": {"rows": [0, 1], "wrapper": None, "syncs": None, "computes": None},
     "backward_begin": {"root": None, "syncs": None, "gradients": "none"},
     "backward_end": {"scaled": None},
     "optimizer": {

@@ -71,6 +71,7 @@ def the_finding(run, law):
 
 BARE = step(parameters=[0, 1])
 CLIPPED = event("clip", norm=4096.0)
+FP16 = {"precision": "fp16", "scaler": {}}
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
 #: Of each law: runs that break it, and it alone.
@@ -90,6 +91,12 @@ BREAKING = {
         "grows": lambda: a_run([scaled(0), skipped(after=2 * S), last()]),
         "becomes infinite": lambda: a_run([scaled(0), skipped(after="inf"), last()]),
     },
+    "amp/autocast-around-forward": {
+        "bf16": lambda: a_run(
+            [forward(0, computes="float32"), backward(), step(), forward(1, computes="float32"), backward(), step()],
+            precision="bf16",
+        ),
+    },
     "amp/backward-on-scaled-loss": {
         "never": lambda: a_run([forward(0), backward(), unscale(), taken()]),
         "not in the last micro-batch": lambda: a_run([scaled(0), forward(), backward(gradients="some"), taken()]),
@@ -103,6 +110,12 @@ BREAKING = {
             [forward(0), backward(scaled=128.0), by_hand(), unscale(), taken()],
             [forward(0), backward(scaled=256.0), by_hand(), unscale(), taken()],
         ),
+    },
+    "amp/scaler-steps": {
+        "after unscale_": lambda: a_run([scaled(0), unscale(), CLIPPED, BARE, event("update"), last()], clip=CLIP),
+    },
+    "amp/scaler-with-fp16": {
+        "never": lambda: a_run([forward(0, computes="float16"), backward(), step()], **FP16),
     },
     "amp/skip-changes-nothing": {
         "before the skip": lambda: a_run([event("start"), scaled(0), skipped(weights=[0.9, 0.5]), last()]),
@@ -309,6 +322,17 @@ ALLOWED = {
             [event("collective", of="parameters"), event("finished", weights=[1.0, 0.75])],
         ]
     ),
+    "computed in float32 now and then": lambda: a_run(
+        [forward(0, computes="bfloat16"), backward(), step(), forward(1, computes="float32"), backward(), step()],
+        precision="bf16",
+    ),
+    "no telling what it is computed in": lambda: a_run([forward(0), backward(), step()], precision="bf16"),
+    "float32 where it was asked for": lambda: a_run([forward(0, computes="float32"), backward(), step()]),
+    "a scale of the trainer's own, taken off by hand": lambda: a_run(
+        [forward(0, computes="float16"), backward(), event("gradient_change", factor=1 / S), step()], **FP16
+    ),
+    "float16 in other hands": lambda: a_run([forward(0, computes="float16"), backward(forwards=[]), step()], **FP16),
+    "bfloat16 without a scaler": lambda: a_run([forward(0, computes="bfloat16"), backward(), step()], precision="bf16"),
     "cut off": lambda: a_run([scaled(0), unscale(), event("scaler_step"), event("raised", message="no memory")]),
 }
 

@@ -203,3 +203,16 @@ def test_hooks_are_gone_with_the_recorder(training):
     loss.backward()
     assert recorder.flow.through() == []
     assert training.begins("backward") == []
+
+
+def test_gradients_without_a_backward(training):
+    """torch.autograd.grad, through forwards of the model; not through other graphs, nor within a backward."""
+    losses = [training.loss() for _ in range(2)]
+    torch.autograd.grad(losses[1], list(training.model.parameters()))
+    place = here(-1)
+    other = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(other.sum(), other)
+    losses[0].backward()
+    [event] = training.recording.of_kind("autograd_grad")
+    assert (event["forwards"], event["where"]) == ([1], place)
+    assert training.ends("forwards") == [[0]]

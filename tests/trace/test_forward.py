@@ -169,3 +169,20 @@ def test_the_wrapper_and_its_flag(record):
     wrapped = [(event["wrapper"], event["syncs"]) for event in recording.of_kind("forward")]
     assert wrapped == [("DistributedDataParallel", False), ("DistributedDataParallel", True), (None, None)]
     assert [event["syncs"] for event in recording.of_kind("backward_begin")] == [True, True, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_it_computes_in(record, dtype):
+    class Casting(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.to(self.weight.dtype))
+
+    recording = record()
+    model, x = recording.task.model(), torch.ones(1, 2)
+    model(x)
+    with torch.autocast("cpu", dtype=dtype):
+        model(x)
+    copy.deepcopy(model).to(dtype)(x.to(dtype))
+    Casting(2, 1)(x)
+    name = str(dtype).removeprefix("torch.")
+    assert [event["computes"] for event in recording.of_kind("forward")] == ["float32", name, name, None]

@@ -149,7 +149,8 @@ def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list
             forward = forwards[window.index] - len(window.shares[rank]) + number
             syncs = last if wrapper else None
             used = [rows[window.batch[index].x] for index in micro_batch]
-            note("forward", **at, forward=forward, rows=used, wrapper=wrapper, syncs=syncs)
+            computes = {"bf16": "bfloat16", "fp16": "float16"}.get(case.precision, "float32")
+            note("forward", **at, forward=forward, rows=used, wrapper=wrapper, syncs=syncs, computes=computes)
             if scaled:
                 note("loss_scaled", **at, scaler=0, scale=float(right.scales[window.index]))
             held = "some" if number else "none"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.event import Event
+from conformance.laws.event import Event, of_kind
 from conformance.laws.labels import number, placed
 from conformance.laws.law import Broken, Check, broken, kept, law
 from conformance.laws.loss_scale import Scaling, disagree, finite, is_scale, scaled_windows
@@ -119,6 +119,55 @@ def _stepped_bare(scaling: Scaling, step: Event) -> Broken | None:
         (*scaling.window.of("unscale")[-1:], step),
         "Weights become infinite or not a number, and never recover.",
     )
+
+
+@law(
+    "amp/scaler-steps",
+    "Between `scaler.unscale_(optimizer)` and `scaler.update()` the step SHOULD be `scaler.step(optimizer)`.",
+    why="""`unscale_` has looked for overflows, and `scaler.step` is what heeds them: it skips. With a bare step
+        `update` lowers the scale for a step that was taken all the same, unless the trainer checks by itself.""",
+    source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
+    mend="""
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+)
+def scaler_steps(run: Run) -> Iterator[Check]:
+    for window in run.windows:
+        # What overflowed all the same is for amp/step-through-scaler.
+        if any(step["scale"] is None and not finite(step["gradients"]) for step in run.ranks[window.rank].of("step")):
+            continue
+        steps = [(unscale, step) for unscale in window.of("unscale") if (step := _step_after(window, unscale))]
+        bare = next(((one, step) for one, step in steps if _is_bare(window, one, step)), None)
+        if bare is not None:
+            unscale, step = bare
+            yield broken(
+                window,
+                Broken(
+                    step,
+                    "`scaler.step(optimizer)` should take the step",
+                    "only that heeds the overflows that `unscale_` has looked for",
+                    f"after {placed(unscale)} `optimizer.step()` took it, {step.place}",
+                    bare,
+                    "Nothing changes while nothing overflows; then weights become infinite or not a number.",
+                ),
+            )
+        elif steps:
+            yield kept(window)
+
+
+def _step_after(window: Window, unscale: Event) -> Event | None:
+    """The step, or skip, that the gradients that were unscaled there went into."""
+    later = (event for event in window.between(unscale, None) if event.kind in ("step", "skip"))
+    return next((event for event in later if event["optimizer"] == unscale["optimizer"]), None)
+
+
+def _is_bare(window: Window, unscale: Event, step: Event) -> bool:
+    """Whether a scaler is updated about a step that it did not take; without, it is not meant to be asked."""
+    later = of_kind(window.between(step, None), "update")
+    return step.kind == "step" and step["scale"] is None and unscale["scaler"] in {update["scaler"] for update in later}
 
 
 def _together(run: Run, window: int) -> tuple[Window, ...]:
