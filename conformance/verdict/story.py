@@ -86,7 +86,7 @@ def _moment(moment: Moment) -> dict[str, Any]:
         "time": round(moment.time, 3),
         "event": moment.event.kind,
         "label": moment.label,
-        "where": _line(moment.event),
+        "where": None if moment.event.where is None else "{}:{}".format(*moment.event.where),
         "micro_batch": moment.event.micro_batch,
         "marked": moment.marked or None,
     }
