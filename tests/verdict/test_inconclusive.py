@@ -35,6 +35,8 @@ def test_long_sum_in_a_short_format(follow, case):
     """A thousand roundings in bf16 have no finite bound."""
     run = follow("single-batched-fp32-multivariate")
     run.case = case("single-batched-bf16-multivariate")
+    for forward in run.of("forward"):
+        forward["computes"] = "bfloat16"
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline.startswith("no finite error bound: ")
