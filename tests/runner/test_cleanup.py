@@ -72,7 +72,17 @@ def test_failed_cases_leave_nothing_behind(
 def test_a_process_that_the_import_started_stays(
     write: Write, make_spec: MakeSpec, open_descriptors: Callable[[], dict[int, int]]
 ) -> None:
-    target = write("", "import subprocess\nhelper = subprocess.Popen(['sleep', '1000'])")
+    # Only a helper that has answered is past its loader, which opens libraries and closes them again.
+    target = write(
+        "",
+        """
+        import subprocess
+        helper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        helper.stdin.write(b"x")
+        helper.stdin.flush()
+        helper.stdout.read(1)
+        """,
+    )
     with ForkServer(target, "single") as server:
         before = open_descriptors()
         server.run(make_spec("single", 1), LIMIT)
