@@ -94,11 +94,6 @@ def _power_of_two(number: int) -> int:
     return number & -number
 
 
-def bits_of_sum(terms: Iterable[Fraction]) -> int | None:
-    """Significand bits that every partial sum of ``terms``, in any order, fits in; None if a term is not dyadic."""
-    return Sums.of([list(terms)]).bits
-
-
 class Ledger:
     """Collects the stage proofs of one run: the certificate in the making."""
 

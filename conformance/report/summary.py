@@ -41,7 +41,7 @@ def _judged(results: Results) -> str:
         return f"All {judged} judged cases hold." if judged > 1 else "The one judged case holds."
     wrong = Counter(visible(case.trainer) for case in results.cases if case.verdict in NOT_CONFORMING)
     names = ", ".join(f"{name} {count}" if len(wrong) > 1 else name for name, count in wrong.most_common())
-    hold = "holds" if passed == 1 else "hold"
+    hold = "holds" if passed == 1 or judged == 1 else "hold"
     do = "does" if failed == 1 else "do"
     return f"{passed} of {plural(judged, 'judged case')} {hold}, {failed} {do} not ({names})."
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.rounding import Ledger, bits_of_sum, gamma, is_dyadic, nearest, odd_part
+from conformance.oracle.rounding import Ledger, gamma, is_dyadic, nearest, odd_part
 from conformance.workloads.precision import BF16, FP16, FP32, FP64, Format
 
 from .training import DTYPES, tree_sum
@@ -80,21 +80,6 @@ def test_the_last_bit_is_used_and_not_one_more(fmt, parts, data):
     rounds = data.draw(st.integers(limit // 2, limit - 1)) * 2 + 1
     assert not certified([*map(Fraction, parts), Fraction(rounds - sum(parts))], fmt)
     assert not fmt.holds(Fraction(rounds))
-
-
-@given(st.lists(st.fractions(), max_size=5))
-def test_bits_of_a_sum(terms):
-    bits = bits_of_sum(terms)
-    nonzero = [term for term in terms if term]
-    if any(not is_dyadic(term) for term in terms):
-        assert bits is None
-    elif not nonzero:
-        assert bits == 0
-    else:
-        quantum = Fraction(1, max(term.denominator for term in nonzero))
-        while all((term / quantum / 2).denominator == 1 for term in nonzero):
-            quantum *= 2
-        assert 2 ** (bits - 1) <= sum(map(abs, nonzero)) / quantum < 2**bits
 
 
 def test_a_term_that_is_not_dyadic_is_refused_with_a_reason():

@@ -54,7 +54,7 @@ def test_wrong_trainer(conformance, write, cases, request, before, inside, case,
     assert verdict in ended.out
     assert headline[:60] in ended.out
     assert "Traceback" not in ended.out
-    assert "Not conforming  0 of 1 judged case hold" in ended.out
+    assert "Not conforming  0 of 1 judged case holds, 1 does not" in ended.out
 
 
 def test_hang(conformance, write, cases):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
 from conformance.trace.recorder import Recorder
 from conformance.trainers.task import Task
@@ -40,3 +41,13 @@ def record():
     yield start
     for recorder in running:
         recorder.__exit__(None, None, None)
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group over gloo, bound to loopback."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -7,7 +7,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from .places import here
-from .test_collectives import group  # noqa: F401
 
 
 @pytest.fixture

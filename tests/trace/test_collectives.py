@@ -12,16 +12,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 
-@pytest.fixture
-def group(monkeypatch):
-    """A process group over gloo, bound to loopback."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def operations(recording):
     return [(event["op"], event["bytes"], event["phase"]) for event in recording.of_kind("collective")]
 

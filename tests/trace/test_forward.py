@@ -12,7 +12,6 @@ from conformance.trace.recorder import Recorder
 
 from ..trainers.tasks import X
 from .places import here
-from .test_collectives import group  # noqa: F401
 
 
 def rows(recording):
