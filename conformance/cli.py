@@ -1,4 +1,7 @@
-"""The command line: ``conformance run``, ``report``, ``trace``, ``laws`` and ``explain``. pytest does the work."""
+"""The command line: ``conformance run``, ``report``, ``trace``, ``laws``, ``explain`` and ``exercise``.
+
+pytest does the work of ``run``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +23,9 @@ from conformance.trainers.loading import reference_names
 
 CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
+ANSWER_TIME_LIMIT = 5.0
+
+ACTIONS = ("run", "report", "trace", "laws", "explain", "exercise")
 
 EXAMPLES = """examples:
   conformance run                                     the reference trainers
@@ -42,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _trace(options, console)
         if options.action == "report":
             return _report(options, console)
+        if options.action == "exercise":
+            return _exercise(options, console)
         return _laws(options, console)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
@@ -72,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="conformance",
         description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="run | report | trace | laws | explain")
+    actions = parser.add_subparsers(dest="action", required=True, metavar=" | ".join(ACTIONS))
     run = actions.add_parser(
         "run",
         help="train the standard workloads and judge them",
@@ -153,6 +162,21 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write a file instead that Perfetto and Chrome's tracing viewer open",
+    )
+    exercise = actions.add_parser(
+        "exercise",
+        help="check answers to the gradient-averaging exercise",
+        description="Check answers to the gradient-averaging exercise: loss_mse, grad_point, grad_multi, train_loop, "
+        "train_loop_batches and train_loop_distributed, called as the exercise calls them, on its own test cases and "
+        "on others. What is missing is listed.",
+    )
+    exercise.add_argument("answers", type=Path, help="a Python file with some of these functions")
+    exercise.add_argument(
+        "--time-limit",
+        type=time_limit,
+        default=ANSWER_TIME_LIMIT,
+        metavar="SECONDS",
+        help="how long one call may take (default: %(default)g)",
     )
     return parser
 
@@ -257,6 +281,30 @@ def _laws(options: argparse.Namespace, console: Console) -> int:
     except UnknownLaw as error:
         return _say(str(error), USAGE)
     return CONFORMING
+
+
+def _exercise(options: argparse.Namespace, console: Console) -> int:
+    from conformance.exercise.answers import Answers, UnreadableAnswers
+    from conformance.exercise.questions import QUESTIONS
+
+    if find_spec("hypothesis") is None:
+        install = 'pip install "trainer-conformance[exercise]"'
+        return _say(f"hypothesis, which looks for inputs that an answer gets wrong, is not installed: {install}", USAGE)
+    from conformance.exercise.checking import checked
+    from conformance.exercise.terminal import told
+
+    try:
+        with Answers(options.answers, options.time_limit) as answers:
+            if answers.names.isdisjoint(QUESTIONS):
+                trouble = f" (reading it ended early, at {answers.trouble})" if answers.trouble else ""
+                asked = ", ".join(QUESTIONS)
+                return _say(f"{options.answers}: it has none of the exercise's functions{trouble}: {asked}", USAGE)
+            findings = checked(answers)
+    except UnreadableAnswers as error:
+        return _say(str(error), USAGE)
+    console.print(told(answers, findings), soft_wrap=False)
+    wrong = answers.trouble is not None or any(finding.state == "wrong" for finding in findings)
+    return NOT_CONFORMING if wrong else CONFORMING
 
 
 def _say(line: str, code: int) -> int:

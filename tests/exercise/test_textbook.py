@@ -1,0 +1,160 @@
+"""The right answers are the exercise's, hold for every correct evaluation, and no mistake looks like them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.exercise.answers import Answer
+from conformance.exercise.checking import diagnosed, judged
+from conformance.exercise.inputs import TELLING, calls
+from conformance.exercise.mistakes import CATALOGUE, candidates, mistaken
+from conformance.exercise.questions import CASES, QUESTIONS
+from conformance.exercise.textbook import Textbook
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.exercise import exercise
+from conformance.workloads.layout import Layout
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.workload import exact
+
+
+@pytest.mark.parametrize("function", QUESTIONS)
+def test_the_exercise_own_cases(function):
+    for call in CASES[function]:
+        [right] = Textbook().answer(function, call.arguments).center
+        if call.golden is not None:
+            assert (float(right) if call.digits is None else round(float(right), call.digits)) == call.golden
+
+
+def factored(x, y, m):
+    return -2 * x * (y - m * x)
+
+
+def expanded(x, y, m):
+    return 2 * m * x * x - 2 * x * y
+
+
+def plain(values):
+    return sum(values)
+
+
+def backwards(values):
+    return sum(reversed(list(values)))
+
+
+class Evaluation:
+    """A correct answer in floats: with this derivative, this order of summation, N applied to each term or at last."""
+
+    def __init__(self, derivative, add, each):
+        self.derivative, self.add, self.each = derivative, add, each
+
+    def loss_mse(self, m, data):
+        if self.derivative is expanded:
+            return self.add([(y * y - 2 * m * x * y + m * m * x * x) / len(data) for x, y in data])
+        return self.add([(y - m * x) ** 2 for x, y in data]) / len(data)
+
+    def grad_point(self, m, data, N):
+        return self.derivative(*data, m) * (1 / N) if self.each else self.derivative(*data, m) / N
+
+    def grad_multi(self, m, data):
+        if self.each:
+            return self.add([self.grad_point(m, point, len(data)) for point in data])
+        return self.add([self.derivative(x, y, m) for x, y in data]) / len(data)
+
+    def train_loop(self, m, lr, dataset, iterations):
+        return self.train_loop_batches(m, lr, [[point] for point in dataset], iterations)
+
+    def train_loop_batches(self, m, lr, dataset, iterations):
+        return self.train_loop_distributed(m, lr, [dataset], iterations)
+
+    def train_loop_distributed(self, m, lr, shards, iterations):
+        for iteration in range(iterations):
+            gradients = [self.grad_multi(m, shard[iteration % len(shard)]) for shard in shards]
+            if self.each:
+                # Every worker steps on its own, and their weights are averaged.
+                m = self.add([m - lr * gradient for gradient in gradients]) / len(gradients)
+            else:
+                m = m - lr * (self.add(gradients) / len(gradients))
+        return m
+
+
+EVALUATIONS = [
+    Evaluation(derivative, add, each)
+    for derivative in (factored, expanded)
+    for add in (plain, backwards, math.fsum)
+    for each in (False, True)
+]
+
+
+@pytest.mark.parametrize("function", QUESTIONS)
+@given(data=st.data())
+def test_every_correct_evaluation_is_right(function, data):
+    call = data.draw(calls(function))
+    for evaluation in EVALUATIONS:
+        value = getattr(evaluation, function)(**call.arguments)
+        assert judged(call, Answer("number", repr(value), value=Fraction(value))).conforms
+
+
+@given(calls("train_loop_batches").filter(lambda call: len({len(b) for b in call.arguments["dataset"]}) == 1))
+def test_training_is_the_oracles_recurrence(call):
+    given_ = call.arguments
+    batches, iterations = given_["dataset"], given_["iterations"]
+    epochs = -(-iterations // len(batches))
+    workload = exercise("q11", batches, given_["lr"], epochs)
+    steps = Recurrence(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"], limit=iterations).run().steps
+    from_zero = given_ | {"m": 0}
+    assert steps[-1].weights.center == Textbook().answer("train_loop_batches", from_zero).center
+
+
+def test_training_starts_where_it_is_told():
+    arguments = {"m": 0.3, "lr": 0.1, "dataset": [(2, 1)], "iterations": 1}
+    [right] = Textbook().answer("train_loop", arguments).center
+    assert right == exact(0.3) - exact(0.1) * (-4 * (1 - 2 * exact(0.3)))
+
+
+def numbers(textbook, function):
+    return [textbook.answer(function, call.arguments) for call in TELLING[function]]
+
+
+@pytest.mark.parametrize("function", QUESTIONS)
+def test_no_mistake_looks_right_or_like_another(function):
+    """On the inputs that are always tried, every mistake parts from the right answer and from all other mistakes."""
+    enclosures = {"right": numbers(Textbook(), function)}
+    for mistake in CATALOGUE:
+        if function in mistake.functions:
+            try:
+                enclosures[mistake.does] = numbers(mistaken([mistake]), function)
+            except ZeroDivisionError:
+                # No number where there is one point only: whoever makes it sees an exception.
+                enclosures[mistake.does] = None
+    told = {name: boxes for name, boxes in enclosures.items() if boxes is not None}
+    alike = [
+        (one, other)
+        for one in told
+        for other in told
+        if one < other
+        and all(a.gap(b) is not None and a.gap(b) <= 1 for a, b in zip(told[one], told[other], strict=True))
+    ]
+    # Single precision allows for so much that it is tried last.
+    assert [pair for pair in alike if pair[0] != "computes in single precision"] == []
+    assert CATALOGUE[-1].does == "computes in single precision"
+    assert set(enclosures) - set(told) <= {"divides by the number of points less one"}
+
+
+@pytest.mark.parametrize("function", QUESTIONS)
+def test_one_mistake_is_tried_before_two(function):
+    sizes = [len(mistakes) for mistakes in candidates(function)]
+    assert sizes == sorted(sizes)
+    assert set(sizes) == {1, 2}
+
+
+def test_right_numbers_have_no_diagnosis():
+    tried = [
+        judged(call, Answer("number", "", value=Textbook().answer("grad_multi", call.arguments).center[0]))
+        for call in TELLING["grad_multi"]
+    ]
+    assert diagnosed("grad_multi", tried) == ()
