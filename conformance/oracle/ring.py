@@ -1,0 +1,66 @@
+"""Ring all-reduce: who sends which segment to whom in which step, and who holds what after it.
+
+A gradient is cut into as many segments as there are ranks. In the first N - 1 steps (reduce-scatter) every rank adds
+what it receives, after which rank r holds the whole sum of segment r; in the next N - 1 steps (all-gather) every rank
+keeps what it receives in place of its own. All messages of a step are under way at once, one from each rank to the
+next, each a segment long: a rank sends 2 (N - 1) / N of the gradient, however many ranks there are (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: pieces[rank][segment]
+Pieces = tuple[tuple[T, ...], ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One segment on its way from a rank to the next, where it is added (``adds``) or takes the place of another."""
+
+    sender: int
+    receiver: int
+    segment: int
+    adds: bool
+
+
+def schedule(world_size: int) -> tuple[tuple[Message, ...], ...]:
+    """The messages of each of the 2 (N - 1) steps.
+
+    Raises:
+        ValueError: fewer than one rank.
+    """
+    if world_size < 1:
+        raise ValueError(f"a ring of {world_size} ranks")
+    ranks = range(world_size)
+
+    def step(shift: int, adds: bool) -> tuple[Message, ...]:
+        return tuple(Message(rank, (rank + 1) % world_size, (rank - shift) % world_size, adds) for rank in ranks)
+
+    reduce_scatter = [step(number + 1, True) for number in range(world_size - 1)]
+    all_gather = [step(number, False) for number in range(world_size - 1)]
+    return (*reduce_scatter, *all_gather)
+
+
+def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Pieces[T]]:
+    """What every rank holds of every segment at the start and after each step; ``pieces[rank][segment]`` at first."""
+    states = [tuple(map(tuple, pieces))]
+    for messages in schedule(len(pieces)):
+        before = states[-1]
+        after = [list(segments) for segments in before]
+        for message in messages:
+            arrived, own = before[message.sender][message.segment], before[message.receiver][message.segment]
+            after[message.receiver][message.segment] = add(own, arrived) if message.adds else arrived
+        states.append(tuple(map(tuple, after)))
+    return states
+
+
+def contributions(world_size: int) -> list[Pieces[tuple[int, ...]]]:
+    """Whose gradients are in each segment that a rank holds, at the start and after each step, ascending."""
+    start = [[(rank,)] * world_size for rank in range(world_size)]
+    return played(start, lambda own, arrived: tuple(sorted(own + arrived)))
