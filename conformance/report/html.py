@@ -17,7 +17,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from . import evidence, grouping, text
+from . import evidence, grouping, ring, text, workloads
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked
@@ -44,6 +44,7 @@ def render_html(results: Results, path: str | Path) -> None:
             reasons=grouping.reasons(results),
             checked_laws=checked(results),
             warnings=breaches(results, "SHOULD"),
+            travels=ring.travels(results),
         )
     )
     try:
@@ -94,6 +95,9 @@ def _environment(results: Results) -> Environment:
         around_first_difference=evidence.around_first_difference,
         telling=text.telling,
         lanes=lanes,
+        ring=ring.panels(),
+        ring_size=ring.size(),
+        workloads=workloads,
     )
     environment.filters.update(
         prose=_prose, number=text.number, size=text.size, duration=text.duration, plural=text.plural, runs=text.runs

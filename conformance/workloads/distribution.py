@@ -58,7 +58,7 @@ def checks(columns: Columns) -> list[Check]:
     pairs = list(combinations(range(size), 2))
     # Fisher's transform of a correlation is nearly normal with the variance 1 / (n - 3).
     largest = tanh(_two_sided(len(pairs)) / sqrt(count - 3))
-    matrix = np.corrcoef(columns)
+    matrix = np.asarray(np.corrcoef(columns))
     return [*found, *(Check("correlation", pair, float(matrix[pair]), largest) for pair in pairs)]
 
 
