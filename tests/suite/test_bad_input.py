@@ -96,7 +96,7 @@ def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "the following arguments are required: run | report | trace | laws | explain | exercise; see: conformance --help"),
+        ([], "arguments are required: run | report | trace | laws | explain | exercise; see: conformance --help"),
         (["rnu"], "invalid choice: 'rnu'"),
         (["report"], "the following arguments are required: results; see: conformance report --help"),
         (["report", "nosuch.jsonl"], "cannot read nosuch.jsonl: No such file or directory"),
