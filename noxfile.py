@@ -112,6 +112,15 @@ def lightning(session: nox.Session) -> None:
     framework(session)
 
 
+@nox.session
+def exercise(session: nox.Session) -> None:
+    """Answers to the exercise, a file of them; without arguments, the right ones."""
+    install_wheel(session, "exercise")
+    if session.posargs:
+        session.chdir(session.invoked_from)
+    session.run("conformance", "exercise", *(session.posargs or ["fixtures/exercise/right.py"]))
+
+
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Random correct programs, which give no alarm, and random illegal edits, of which none goes unnoticed."""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 BACKENDS = ["single", "ddp", "horovod"]
 FRAMEWORKS = ["accelerate", "lightning"]
+PROJECT = ["lint", "exercise", "tests"]
 
 
 def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[str]) -> None:
-    assert sorted(sessions) == sorted(["lint", "tests", *BACKENDS, *FRAMEWORKS])
+    assert sorted(sessions) == sorted([*PROJECT, *BACKENDS, *FRAMEWORKS])
 
 
 def test_what_takes_too_long_for_every_change_is_asked_for(optional_sessions: list[str]) -> None:
