@@ -40,7 +40,8 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
     """Install the built wheel with what it and its extras depend on; with the extra horovod, Horovod too."""
     wheel = built_wheel(session)
     extra = f"[{','.join(extras)}]" if extras else ""
-    session.install("-c", str(CONSTRAINTS), f"{wheel}{extra}")
+    # Compiling all of torch takes longer than unpacking it, and what a session imports is compiled then.
+    session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
     # A kept environment may hold an older build of the same version.
     session.install("--no-deps", "--force-reinstall", str(wheel))
     if "horovod" in extras:
