@@ -32,6 +32,7 @@ class ClipSpec:
 class Task:
     """One case, as one rank sees it.
 
+    backend: "single", "ddp" or "horovod"; for a trainer that does several.
     rank, local_rank, world_size: this process among the others; local_rank is the rank on this machine.
     device: where model and batches live; dtype: of both (float64 for fp64, else float32).
     precision: "fp64", "fp32", "bf16", "fp16" or "fp16-compression"; compression: whether it is the last one.
@@ -44,6 +45,7 @@ class Task:
     def __init__(self, spec: dict[str, Any], rank: int, recorder: Watcher | None = None) -> None:
         self._spec = spec
         self._recorder = recorder
+        self.backend: str = spec["backend"]
         self.rank = rank
         self.local_rank = rank
         self.world_size: int = spec["world_size"]
