@@ -59,12 +59,12 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
         session.run("conformance", "run", *arguments, "--output", str(REPORTS / session.name))
 
 
-def framework(session: nox.Session) -> None:
+def framework(session: nox.Session, *extras: str) -> None:
     """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
 
-    The tests run all its cases too, and know which of them do not conform.
+    The tests run its cases too, and know which of them do not conform.
     """
-    install_wheel(session, "test", session.name)
+    install_wheel(session, "test", session.name, *extras)
     if session.posargs:
         conformance_run(session, f"conformance.trainers.{session.name}")
     else:
@@ -74,7 +74,7 @@ def framework(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format; types, strictly."""
-    install_wheel(session, "lint", "accelerate", "lightning")
+    install_wheel(session, "lint", "accelerate", "lightning", "determined")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "conformance", "tools")
@@ -111,6 +111,12 @@ def accelerate(session: nox.Session) -> None:
 def lightning(session: nox.Session) -> None:
     """Lightning's Trainer; without arguments, that it does what is known of it."""
     framework(session)
+
+
+@nox.session
+def determined(session: nox.Session) -> None:
+    """Determined's PyTorchTrial, under Horovod too; without arguments, that it does what is known of it."""
+    framework(session, "horovod")
 
 
 @nox.session

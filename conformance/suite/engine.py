@@ -173,7 +173,7 @@ def machine() -> dict[str, object]:
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
     }
-    for package in ("torch", "numpy", "horovod", "accelerate", "lightning"):
+    for package in ("torch", "numpy", "horovod", "accelerate", "lightning", "determined"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

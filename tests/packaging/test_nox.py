@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 BACKENDS = ["single", "ddp", "horovod"]
-FRAMEWORKS = ["accelerate", "lightning"]
+FRAMEWORKS = ["accelerate", "lightning", "determined"]
 PROJECT = ["lint", "exercise", "tests"]
 
 
