@@ -27,9 +27,10 @@ def zygote_is_ended() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CaseRecord]:
-    """The cases of the module's TARGET that have a verdict, run by the command line."""
+    """The cases of the module's TARGET that have a verdict, run by the command line: all, or those of its CASES."""
     folder = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "conformance.cli", "run", request.module.TARGET, "--output", str(folder)]
+    command += [word for case in getattr(request.module, "CASES", ()) for word in ("--case", case)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     results = read_results(folder / "conformance-results.jsonl")
