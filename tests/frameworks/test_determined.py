@@ -10,8 +10,16 @@ from conformance.report.records import CaseRecord
 from conformance.runner.client import ForkServer
 
 TARGET = "conformance.trainers.determined"
-# World size 4 only where an overflow is on one rank of four; the published report has the rest.
-CASES = ("single", "ddp-w2", "ddp-w3-acc2", "ddp-w4-fp16", "horovod-w2", "horovod-w3-acc2", "horovod-w4-fp16")
+# As many as an adapter without Horovod has; the published report has them all.
+CASES = (
+    "single",
+    *(
+        f"{backend}-{path}-{precision}"
+        for backend in ("ddp", "horovod")
+        for path in ("w2", "w2-acc2", "w3-acc2", "w4")
+        for precision in (("fp32", "fp16") if path != "w4" else ("fp16",))
+    ),
+)
 
 # Those of apex, which needs CUDA, and the one of a gradient norm that is only looked at.
 NOT_CHECKED = {
