@@ -68,10 +68,18 @@ class Expectations:
         self._plan = plan
         # Epochs repeat their windows.
         self._known: dict[Shares, tuple[Slope, ...]] = {}
+        # Ranks that agree are in the same windows with the same weights.
+        self._of_window: dict[tuple[int, tuple[float, ...]], tuple[Gradient, ...]] = {}
 
     def gradients(self, number: int, weights: Sequence[float]) -> tuple[Gradient, ...]:
         """The gradient of window ``number`` at ``weights``: as the mean over samples, and as that over micro-batches
         where these are uneven. () where no such window is planned."""
+        key = number, tuple(weights)
+        if key not in self._of_window:
+            self._of_window[key] = self._gradients(*key)
+        return self._of_window[key]
+
+    def _gradients(self, number: int, weights: tuple[float, ...]) -> tuple[Gradient, ...]:
         at = tuple(map(Fraction, weights))
         shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
         if shares not in self._known:

@@ -135,9 +135,10 @@ def _stepped_bare(scaling: Scaling, step: Event) -> Broken | None:
         """,
 )
 def scaler_steps(run: Run) -> Iterator[Check]:
+    # What overflowed all the same is for amp/step-through-scaler.
+    overflowed = {rank.rank for rank in run.ranks if any(map(_is_overflow, rank.of("step")))}
     for window in run.windows:
-        # What overflowed all the same is for amp/step-through-scaler.
-        if any(step["scale"] is None and not finite(step["gradients"]) for step in run.ranks[window.rank].of("step")):
+        if window.rank in overflowed:
             continue
         steps = [(unscale, step) for unscale in window.of("unscale") if (step := _step_after(window, unscale))]
         bare = next(((one, step) for one, step in steps if _is_bare(window, one, step)), None)
@@ -156,6 +157,10 @@ def scaler_steps(run: Run) -> Iterator[Check]:
             )
         elif steps:
             yield kept(window)
+
+
+def _is_overflow(step: Event) -> bool:
+    return step["scale"] is None and not finite(step["gradients"])
 
 
 def _step_after(window: Window, unscale: Event) -> Event | None:
