@@ -19,6 +19,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from conformance.plugin import TIME_LIMIT, time_limit
+from conformance.trainers.declaration import BACKENDS
 from conformance.trainers.loading import reference_names
 
 CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         action="append",
         default=[],
-        choices=("single", "ddp", "horovod"),
+        choices=BACKENDS,
         help="only this backend; may be given several times (default: all that the trainer declares)",
     )
     run.add_argument(

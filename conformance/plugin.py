@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from conformance.trainers.declaration import BACKENDS, PRECISIONS
+
 if TYPE_CHECKING:
     from conformance.suite.items import Servers
 
-MARKERS = ("single", "ddp", "horovod", "fp64", "fp32", "bf16", "fp16", "fp16_compression", "cuda")
+def _marker(name: str) -> str:
+    """The pytest marker of a backend or a precision."""
+    return name.replace("-", "_")
+
+
+MARKERS = (*map(_marker, (*BACKENDS, *PRECISIONS)), "cuda")
 TIME_LIMIT = 60.0
 LONGEST_TIME_LIMIT = 86_400.0
 
@@ -62,7 +69,7 @@ def _add_options(parser: pytest.Parser) -> None:
         "--backend",
         action="append",
         default=[],
-        choices=("single", "ddp", "horovod"),
+        choices=BACKENDS,
         help="only this backend; may be given several times (default: all that a trainer declares)",
     )
     group.addoption(
@@ -108,7 +115,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if isinstance(item, BadInput):
             parameters.append(pytest.param(item, id=f"{item.target}{item.MARK}"))
             continue
-        names = (item.case.backend, item.case.precision.replace("-", "_"), item.case.device)
+        names = (_marker(item.case.backend), _marker(item.case.precision), item.case.device)
         marks = [getattr(pytest.mark, name) for name in names if name in MARKERS]
         identifier = f"{item.trainer}:{item.case.id}" if several else item.case.id
         parameters.append(pytest.param(item, id=identifier, marks=marks))

@@ -1,7 +1,8 @@
 """Which workloads run on which paths in which precisions.
 
 Two core workloads, one clipped and one not, run on every path in every precision. The others vary one thing each and
-run on paths that are representative for it.
+run on paths that are representative for it. Paths in which the ranks talk to each other one by one have fewer rules of
+their own: what a path does with averaged gradients is the same whoever averages them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,18 @@ DISTRIBUTED: tuple[Shape, ...] = tuple(
     for world_size in (2, 3, 4)
     for accumulation in (1, 2, 3, 4)
 )
-SHAPES: dict[str, tuple[Shape, ...]] = {"single": SINGLE, "ddp": DISTRIBUTED, "horovod": DISTRIBUTED}
+POINT_TO_POINT: tuple[Shape, ...] = tuple(shape for shape in DISTRIBUTED if shape[2] in (1, 2))
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "single": SINGLE,
+    "ddp": DISTRIBUTED,
+    "horovod": DISTRIBUTED,
+    "parameter-server": POINT_TO_POINT,
+    "ring": POINT_TO_POINT,
+    "ring-gather": POINT_TO_POINT,
+}
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-BACKEND_PRECISIONS = {"single": PRECISIONS, "ddp": PRECISIONS, "horovod": (*PRECISIONS, "fp16-compression")}
+BACKEND_PRECISIONS = {backend: PRECISIONS for backend in SHAPES} | {"horovod": (*PRECISIONS, "fp16-compression")}
 
 ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
 REPRESENTATIVE = frozenset[Shape](
@@ -86,6 +95,26 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
+#: Every world size and precision, with and without accumulation; and each workload that tells something else, once.
+POINT_TO_POINT_RULES: tuple[Rule, ...] = (
+    Rule("momentum", core=True),
+    Rule("clip-value", shapes=frozenset({("batched", 4, 1), ("accumulated", 3, 2)}), core=True),
+    *(
+        Rule(workload, ("fp32", "fp16"), frozenset({("accumulated", 3, 2)}))
+        for workload in ("decay", "weighted", "clip-norm", "adamw")
+    ),
+    Rule("overflow", ("fp16",), frozenset({("batched", 4, 1), ("accumulated", 2, 2)})),
+    Rule("growing-scale", ("fp16",), frozenset({("accumulated", 3, 2)})),
+    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 4, 1)})),
+    Rule("short-window", ("fp64",), frozenset({("accumulated", 4, 2)})),
+    Rule("uneven-batch", ("fp32",), frozenset({("accumulated", 2, 2)})),
+)
+
+
+def rules(backend: str) -> tuple[Rule, ...]:
+    """The rules for the cases of one backend."""
+    return POINT_TO_POINT_RULES if SHAPES[backend] is POINT_TO_POINT else RULES
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -104,7 +133,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
     """
     refused: set[str] = set()
     for shape in SHAPES[backend]:
-        for rule in RULES:
+        for rule in rules(backend):
             if device == "cuda" and not rule.core:
                 continue
             if rule.shapes is not None and shape not in rule.shapes:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from conformance.trainers.declaration import BACKENDS, PRECISIONS
+
 from .records import CaseRecord
 from .results import Results
 from .text import natural
 from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, Look, worst
 
-PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression")
-BACKENDS = ("single", "ddp", "horovod")
 
 K = TypeVar("K", bound=Hashable)
 

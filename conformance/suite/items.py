@@ -14,7 +14,10 @@ from conformance.cases.matrix import SHAPES, plan
 from conformance.runner.client import ForkServer, TrainerError, Unavailable
 from conformance.trainers.declaration import Declaration
 
-REFERENCE = ("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain")
+REFERENCE = (
+    *("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"),
+    *("parameter_server", "ring", "ring_gather"),
+)
 
 
 @dataclass(frozen=True)

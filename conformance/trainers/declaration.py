@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-BACKENDS = ("single", "ddp", "horovod")
+BACKENDS = ("single", "ddp", "horovod", "parameter-server", "ring", "ring-gather")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression")
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
@@ -94,7 +94,7 @@ def trainer(
 def trainer(function: Function | None = None, /, **declares: Any) -> Function | Callable[[Function], Function]:
     """Mark a function as a trainer under test and declare what it supports.
 
-    backends: of "single", "ddp", "horovod".
+    backends: of "single", "ddp", "horovod", "parameter-server", "ring", "ring-gather".
     precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression".
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
