@@ -101,6 +101,27 @@ def horovod(session: nox.Session) -> None:
     conformance_run(session, "--backend", "horovod")
 
 
+@nox.session(name="parameter-server")
+def parameter_server(session: nox.Session) -> None:
+    """A parameter server over gloo, rank by rank."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "parameter-server")
+
+
+@nox.session
+def ring(session: nox.Session) -> None:
+    """Ring all-reduce over gloo: reduce-scatter and all-gather, from neighbour to neighbour."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "ring")
+
+
+@nox.session(name="ring-gather")
+def ring_gather(session: nox.Session) -> None:
+    """Whole gradients accumulated around a ring over gloo."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "ring-gather")
+
+
 @nox.session
 def accelerate(session: nox.Session) -> None:
     """Hugging Face Accelerate; without arguments, that it does what is known of it."""

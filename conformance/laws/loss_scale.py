@@ -55,7 +55,7 @@ class Scaling:
         if event.kind == "gradient_change" and touches(event["parameters"], parameters):
             # A smaller factor may be of this scale, whatever else it is of.
             return event["factor"] is None or abs(event["factor"]) * scale <= 1 + _ROUNDING
-        if event.kind == "collective":
+        if event.kind in ("collective", "receive"):
             # What becomes of gradients while they are on their way by hand is not told apart in a trace.
             return event["of"] == "gradients" and event["during"] not in ("backward", "synchronize", "step")
         return event.kind in ("unscale", "step", "skip") and touches(self.held(event["optimizer"]), parameters)
@@ -140,19 +140,21 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
             if event.kind in ("step", "skip", "zero_grad") or _is_flag(event):
                 break
             # In a backward it is that which comes too late: amp/unscale-after-last-backward.
-            if event.kind == "collective" and averages(event) and event["during"] != "backward":
+            if averages(event) and event["during"] != "backward":
                 return unscale, event
     return None
 
 
 def averages(event: Event) -> bool:
-    """Whether gradients are averaged by torch. By Horovod it is hvd/synchronize-before-unscale."""
-    return bool(event["of"] == "gradients" and event["via"] == "c10d" and "reduce" in event["op"])
+    """Whether gradients are averaged by torch, or sent to be. By Horovod it is hvd/synchronize-before-unscale."""
+    reduces = event.kind == "send" or (event.kind == "collective" and "reduce" in event["op"])
+    return bool(reduces and event["of"] == "gradients" and event["via"] == "c10d")
 
 
 def _is_flag(event: Event) -> bool:
     """Whether the ranks may here have told each other that one of them has found an overflow."""
-    return event.kind == "collective" and event["of"] is None and 0 < event["elements"] <= _A_FLAG
+    exchanges = event.kind in ("collective", "send", "receive")
+    return exchanges and event["of"] is None and 0 < event["elements"] <= _A_FLAG
 
 
 def decisions(windows: Sequence[Window]) -> list[list[Event | None]]:

@@ -164,6 +164,28 @@ class Run:
         """Those of all ranks, rank by rank."""
         return tuple(window for rank in self.ranks for window in rank.windows)
 
+    @cached_property
+    def server(self) -> int | None:
+        """The rank that takes the optimizer steps of all: the parameter server, where there is one."""
+        stepping = [rank.rank for rank in self.ranks if rank.of("step", "skip")]
+        return stepping[0] if self.plan.backend == "parameter-server" and len(stepping) == 1 else None
+
+    def is_served(self, window: Window) -> bool:
+        """Whether another rank takes this window's step, and sends the weights."""
+        return self.server is not None and self.server != window.rank
+
+    def stepping(self, windows: Sequence[Window]) -> tuple[Window, ...]:
+        """Those of ``windows`` whose ranks take their steps themselves."""
+        return tuple(window for window in windows if not self.is_served(window))
+
+    def held_after(self, window: Window) -> Event | None:
+        """What shows the weights that a rank held after a window: its step or, if it is served, what comes next."""
+        if not self.is_served(window):
+            return window.attempts[-1] if window.attempts else None
+        rank = self.ranks[window.rank]
+        later = rank.between(window.events[0], None)
+        return next((e for e in later if e.kind == "finished" or (e.kind == "forward" and e.window != window.number)), None)
+
     def together(self) -> Iterator[tuple[Window, ...]]:
         """The windows that every rank has ended, each with its counterparts in the order of ranks."""
         for windows in zip(*(rank.windows for rank in self.ranks), strict=False):

@@ -20,7 +20,8 @@ _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
 class Sharing:
     """One window that has ended, of a run with several ranks.
 
-    backward: its last one. shared: the collectives from there on that bring the ranks' gradients or weights together.
+    backward: its last one. shared: the collectives from there on, or messages sent, that bring the ranks' gradients or
+    weights together.
     counterparts: the same window of all ranks, as far as they have it.
     is_missing: whether there are none, and gradients and weights show it; None if there is no telling.
     """
@@ -41,7 +42,7 @@ def sharings(run: Run) -> Iterator[Sharing]:
         same[window.number].append(window)
     for window in run.windows:
         # What no optimizer uses need not be shared: a window may be given up.
-        if window.ended and window.backwards and window.attempts:
+        if window.ended and window.backwards and (window.attempts or run.is_served(window)):
             counterparts = tuple(same[window.number])
             shared = _shared(run, window)
             is_missing = None
@@ -55,11 +56,11 @@ def sharings(run: Run) -> Iterator[Sharing]:
 
 
 def brings_together(event: Event) -> bool:
-    """Whether an event is a collective that can make one of what several ranks hold."""
+    """Whether an event is a collective, or the sending of a message, that can make one of what several ranks hold."""
     return (
-        event.kind == "collective"
+        event.kind in ("collective", "send")
         and len(event["group"]) > 1
-        and not event["op"].strip("_").startswith(_ONE_WAY)
+        and not (event.get("op") or "").strip("_").startswith(_ONE_WAY)
         # Elements of one byte are text or pickled objects.
         and (event.get("of") is not None or event["bytes"] > event["elements"])
     )

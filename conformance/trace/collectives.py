@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, _world, get_process_group_ranks
 
+from conformance.trace.c10d import BELOW, intercepted
 from conformance.trace.events import own_part
 from conformance.trace.patching import replaced
 
@@ -42,9 +43,6 @@ GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 _HALF = torch.finfo(torch.bfloat16).eps
 """Copies may be in a type of 16 bits."""
-
-_KEY = torch._C.DispatchKey.BackendSelect
-_BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
 
 
 class Collectives:
@@ -101,10 +99,10 @@ class Collectives:
         # Looking for memory takes long in a model of many parameters that are averaged one by one.
         if watched.owners(tensors):
             return GRADIENTS
-        places = {_memory(tensor) for tensor in tensors} - {0}
-        if not places.isdisjoint(map(_memory, gradients)):
+        places = {memory(tensor) for tensor in tensors} - {0}
+        if not places.isdisjoint(map(memory, gradients)):
             return GRADIENTS
-        if not places.isdisjoint(map(_memory, parameters)):
+        if not places.isdisjoint(map(memory, parameters)):
             return PARAMETERS
         copied = [gradients, *([gradient] for gradient in gradients)] if reduces and watched.is_readable else []
         return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
@@ -122,18 +120,9 @@ class Collectives:
 
 @contextmanager
 def observing_c10d(recorder: Recorder) -> Iterator[None]:
-    """Have each c10d collective noted before it is issued, DDP's too, which are issued in C++.
-
-    The operators get a kernel at the one dispatch key that every call passes, whatever the tensors are and whether
-    or not inference mode is on.
-    """
-    library = torch.library.Library("c10d", "IMPL")
-    try:
-        for name in PAYLOADS:
-            library.impl(name, _noting(recorder, name), _KEY.name, with_keyset=True)
+    """Have each c10d collective noted before it is issued, DDP's too, which are issued in C++."""
+    with intercepted({name: _noting(recorder, name) for name in PAYLOADS}):
         yield
-    finally:
-        library._destroy()
 
 
 def _noting(recorder: Recorder, name: str) -> Callable[..., Any]:
@@ -152,7 +141,7 @@ def _noting(recorder: Recorder, name: str) -> Callable[..., Any]:
         with collectives.carrying(GRADIENTS) if by_reducer else nullcontext():
             is_the_trainers = collectives.note(name, tensors, "c10d", group, reduce)
         recorder.keep_alive(_world.pg_map)
-        result = operator.redispatch(keys & _BELOW, *args)
+        result = operator.redispatch(keys & BELOW, *args)
         if is_the_trainers:
             collectives.issued(Work.unbox(result[-1] if isinstance(result, tuple) else result))
         return result
@@ -193,7 +182,7 @@ def flat(tensors: Any) -> Iterator[torch.Tensor]:
             yield from flat(tensor)
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory(tensor: torch.Tensor) -> int:
     """The address of the memory that `tensor` lies in, on this rank; 0 if it has none."""
     own = own_part(tensor)
     return (own._values() if own.is_sparse else own).untyped_storage().data_ptr()

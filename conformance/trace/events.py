@@ -30,7 +30,8 @@ Event: TypeAlias = dict[str, object]
 KINDS: dict[str, str] = {
     "started": "the process runs: {pid}",
     "topology": (
-        "what was reached, noted at the first optimizer step or at the end: {world_size, rank_reached, via}; "
+        "what was reached, noted at the first optimizer step, or message after a forward, or at the end: {world_size, "
+        "rank_reached, via}; "
         "`via` is 'torch.distributed', 'horovod', or null when neither was initialised"
     ),
     "model": "a model is watched: {model, shapes}",
@@ -71,6 +72,14 @@ KINDS: dict[str, str] = {
         "'construction' until the first training forward, then 'training'; `during` is what it happens in ('forward', "
         "'backward', 'synchronize', 'step', or null), `of` what it carries: 'gradients' or 'parameters' of the watched "
         "model, or null"
+    ),
+    "send": (
+        "this rank is about to send a message to another one: {bytes, elements, peer, group, tag, via, phase, during, "
+        "of}; `peer` is the other rank, `via` 'c10d', the rest as for a collective"
+    ),
+    "receive": (
+        "this rank is about to receive one: {bytes, elements, peer, group, tag, via, phase, during, of}; `bytes` and "
+        "`elements` are those of the buffer that it is to come into, `peer` null for from anyone"
     ),
     "no_sync_enter": "DDP's no_sync begins: {}",
     "no_sync_exit": "DDP's no_sync ends: {}",

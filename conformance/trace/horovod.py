@@ -33,6 +33,12 @@ OPERATIONS: dict[str, str] = {
 }
 """Functions of Horovod's module, each with the operation that its events name; the payload comes first."""
 
+WITHOUT_PAYLOAD: dict[str, str] = {"horovod_torch_barrier": "barrier", "horovod_torch_join": "join"}
+"""Functions of Horovod's library in which ranks meet and put in nothing, each with the operation that its events name.
+
+Those of its module are imported by their names into `horovod.torch`, and call these.
+"""
+
 REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", "Max": "max", "Product": "product"}
 """Horovod's names of reductions, each with the one that events have."""
 
@@ -67,6 +73,8 @@ class HorovodCalls:
         """To be called with Horovod's module of operations."""
         for name, operation in OPERATIONS.items():
             self._stack.enter_context(replaced(module, name, self._noting(module, operation)))
+        for name, operation in WITHOUT_PAYLOAD.items():
+            self._stack.enter_context(replaced(module.mpi_lib, name, self._meeting(module, operation)))
 
     def observe_optimizers(self, module: ModuleType) -> None:
         """To be called with Horovod's module of optimizers.
@@ -120,6 +128,16 @@ class HorovodCalls:
                 names[given["op"]] if "op" in given else None,
             )
             return original(tensors, *args, **kwargs)
+
+        return around
+
+    def _meeting(self, module: ModuleType, operation: str) -> Callable[..., Any]:
+        def around(original: Any, *args: Any) -> Any:
+            # A barrier's only argument is its process set; all ranks join.
+            process_set = args[0] if operation == "barrier" else module.global_process_set.process_set_id
+            group = module._basics._get_process_set_ids_and_ranks()[process_set]
+            self._recorder.collectives.note(operation, [], "horovod", list(group), None)
+            return original(*args)
 
         return around
 

@@ -43,6 +43,7 @@ from conformance.trace.forward import Forwards
 from conformance.trace.fsdp import observing_fsdp
 from conformance.trace.gradients import Gradients
 from conformance.trace.horovod import horovod_settings, observing_horovod
+from conformance.trace.messages import Messages, observing_messages
 from conformance.trace.numbers import Numbers
 from conformance.trace.optimizer import observing_steps, unwrapped
 from conformance.trace.progress import Progress
@@ -92,6 +93,7 @@ class Recorder:
         self.flow = Flow(self.progress.used)
         self._forwards = Forwards(self, None if spec is None else spec["samples"]["x"])
         self.collectives = Collectives(self)
+        self.messages = Messages(self)
         self.forwards = 0
         self.steps = 0
         self.scale: Number = None
@@ -108,6 +110,7 @@ class Recorder:
             stack.enter_context(observing_schedules(self))
             stack.enter_context(observing_ddp_forwards(self))
             stack.enter_context(observing_c10d(self))
+            stack.enter_context(observing_messages(self))
             stack.enter_context(observing_broadcasts(self))
             stack.enter_context(observing_ddp(self))
             stack.enter_context(observing_fsdp(self))

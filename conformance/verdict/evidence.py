@@ -45,7 +45,11 @@ class Update:
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """What one rank did, and how it ended."""
+    """What one rank did, and how it ended.
+
+    ``collectives``: for each operation, with sends and receives, how often and how many bytes this rank put in;
+    ``training``: how often it put in any after the first training forward.
+    """
 
     outcome: RankOutcome
     attempts: tuple[Attempt, ...]
@@ -63,7 +67,7 @@ class RankEvidence:
 
     @property
     def trained_collectively(self) -> bool:
-        """Whether a collective that can average gradients was seen after the first training forward.
+        """Whether a collective, or a message, that can average gradients was seen after the first training forward.
 
         DDP also broadcasts while it trains, when it rebuilds its buckets; that says nothing of gradients.
         """
@@ -80,7 +84,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         updates=tuple(_update(event) for event in events if event["event"] == "update"),
         collectives=_collectives(events),
         rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
-        final_weights=next((_values(event["weights"]) for event in events if event["event"] == "finished"), None),
+        final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
         foreign=next((event for event in events if event["event"] == "foreign_optimizer"), None),
     )
@@ -99,8 +103,8 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
             Attempt(
                 window=by_forwards if len(together) < len(windows) else following,
                 stepped=all(part["event"] == "step" for part in parts),
-                gradients=_overlaid([_values(part["gradients"]) for part in parts]),
-                weights=_values(last["weights"]),
+                gradients=_overlaid([values(part["gradients"]) for part in parts]),
+                weights=values(last["weights"]),
                 scale=None if last["scale"] is None else _number(last["scale"]),
                 gradients_finite=all(part.get("gradients_finite", True) for part in parts),
             )
@@ -130,9 +134,10 @@ def _overlaid(layers: Sequence[Observed]) -> Observed:
 def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     counts: dict[str, Counter[str]] = {}
     for event in events:
-        if event["event"] == "collective":
-            entry = counts.setdefault(event["op"], Counter(count=0, bytes=0, training=0))
-            entry.update(count=1, bytes=event["bytes"], training=int(event["phase"] == "training"))
+        if event["event"] in ("collective", "send", "receive"):
+            entry = counts.setdefault(event.get("op", event["event"]), Counter(count=0, bytes=0, training=0))
+            trains = event["phase"] == "training" and event["bytes"] > 0
+            entry.update(count=1, bytes=event["bytes"], training=int(trains))
     return {op: dict(entry) for op, entry in counts.items()}
 
 
@@ -150,8 +155,9 @@ def _number(value: float | str) -> float:
     return float(value)
 
 
-def _values(values: Sequence[float | str | None]) -> Observed:
-    return tuple(None if value is None else float(value) for value in values)
+def values(recorded: Sequence[float | str | None]) -> Observed:
+    """Recorded numbers as floats."""
+    return tuple(None if value is None else float(value) for value in recorded)
 
 
 def named(ranks: Sequence[int]) -> str:

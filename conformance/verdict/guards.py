@@ -75,7 +75,7 @@ def _collectives(case: Case, workload: Workload, windows: Sequence[Window], rank
         not silent,
         "at least one on every rank",
         "seen" if not silent else f"none on {named(silent)}",
-        f"{named(silent)} never exchanged gradients: no collective was seen while training",
+        f"{named(silent)} never exchanged gradients: no collective and no message was seen while training",
     )
 
 

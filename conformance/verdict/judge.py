@@ -23,6 +23,7 @@ from conformance.verdict.evidence import RankEvidence, rational, read
 from conformance.verdict.guards import Guard, guards
 from conformance.verdict.reached import ignored_precision
 from conformance.verdict.scaling import scaler_faults
+from conformance.verdict.served import with_served
 
 
 @dataclass
@@ -71,7 +72,7 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
 def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
     workload, layout = case.build()
     windows = layout.windows(workload)
-    ranks = tuple(read(rank, windows) for rank in outcome.ranks)
+    ranks = with_served([read(rank, windows) for rank in outcome.ranks], case.backend)
     ended = ending(ranks, outcome)
     if ended is not None:
         return Judgement(*ended, ranks)

@@ -26,7 +26,9 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
         if window not in trajectory.skips and overflow == "certain":
             faults.append(f"window {window} overflows, and the optimizer stepped all the same")
     for rank in ranks:
-        faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
+        # The workers of a parameter server leave the loss scale to it.
+        if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
+            faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
     scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]
     if any(other != scales[0] for other in scales[1:]):
         faults.append("the ranks' loss scales differ")

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-BACKENDS = ["single", "ddp", "horovod"]
+BACKENDS = ["single", "ddp", "horovod", "parameter-server", "ring", "ring-gather"]
 FRAMEWORKS = ["accelerate", "lightning", "determined"]
 PROJECT = ["lint", "exercise", "tests"]
 

@@ -32,6 +32,9 @@ PATHS = {
     "ddp": {"backend": "ddp", "accumulation": 2, "size": 2, "world_size": 2},
     "horovod": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
     "horovod_plain": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
+    "parameter_server": {"backend": "parameter-server", "accumulation": 2, "size": 2, "world_size": 2},
+    "ring": {"backend": "ring", "size": 2, "world_size": 4},
+    "ring_gather": {"backend": "ring-gather", "accumulation": 2, "size": 2, "world_size": 2},
 }
 
 
@@ -43,7 +46,7 @@ def state_of_torch():
         *with_subclasses(torch.autocast),
         *(torch.optim.Optimizer, torch.nn.Module, torch.nn.Linear, DistributedDataParallel),
         *(torch.autograd, torch.autograd.graph, torch.distributed, clip_grad, torch.nn.utils),
-        *(horovod.torch, horovod.torch.mpi_ops, horovod.torch.optimizer),
+        *(horovod.torch, horovod.torch.mpi_ops, horovod.torch.mpi_ops.mpi_lib, horovod.torch.optimizer),
         horovod.torch.optimizer._DistributedOptimizer,
     ]
     return {
@@ -100,7 +103,7 @@ def servers():
         yield {
             (function, backend): stack.enter_context(ForkServer(f"{TRAINERS}:{function}", backend=backend))
             for function in ("recorded", "unrecorded")
-            for backend in ("single", "ddp", "horovod")
+            for backend in {path["backend"] for path in PATHS.values()}
         }
 
 

@@ -13,7 +13,7 @@ from conformance.runner.client import ForkServer
 from conformance.trace import file
 from conformance.trace.events import KINDS
 
-from ..trainers.tasks import make_spec, overflowing
+from ..trainers.tasks import make_spec, overflowing, scaler
 
 FOLDER = files("conformance.trace")
 SCHEMA = json.loads(FOLDER.joinpath("trace-schema.json").read_text(encoding="utf-8"))
@@ -26,6 +26,8 @@ PATHS = {
     "batched": make_spec(clip={"kind": "norm", "threshold": 1.0}, schedule=[1.0, 0.5]),
     "ddp": make_spec(backend="ddp", accumulation=2, size=2, world_size=2, precision="bf16"),
     "horovod": make_spec(backend="horovod", accumulation=2, size=2, world_size=2),
+    "parameter_server": make_spec(backend="parameter-server", size=4, world_size=2, precision="fp16", scaler=scaler()),
+    "ring": make_spec(backend="ring", accumulation=2, size=1, world_size=4),
 }
 
 

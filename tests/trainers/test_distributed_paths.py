@@ -12,6 +12,9 @@ PRECISIONS = {
     "ddp": ["fp64", "fp32", "bf16", "fp16"],
     "horovod": ["fp64", "fp32", "bf16", "fp16", "fp16-compression"],
     "horovod_plain": ["fp64", "fp32", "bf16", "fp16-compression"],
+    "parameter_server": ["fp64", "fp32", "bf16", "fp16"],
+    "ring": ["fp64", "fp32", "bf16", "fp16"],
+    "ring_gather": ["fp64", "fp32", "bf16", "fp16"],
 }
 
 TRAINERS = list(PRECISIONS)
@@ -33,7 +36,7 @@ def servers():
 
 
 def backend_of(trainer):
-    return "ddp" if trainer == "ddp" else "horovod"
+    return "horovod" if trainer == "horovod_plain" else trainer.replace("_", "-")
 
 
 def run(server, spec):
@@ -44,6 +47,20 @@ def run(server, spec):
     return [rank.events for rank in outcome.ranks]
 
 
+def check_ranks(spec, ranks, skipped=frozenset()):
+    """Each rank took the right steps; or, of a parameter server's workers, holds the weights of the server's."""
+    served = spec["backend"] == "parameter-server"
+    for events in ranks[:1] if served else ranks:
+        check(spec, events, skipped)
+    for events in ranks[1:] if served else []:
+        assert of_kind(events, "step") == of_kind(events, "optimizer") == []
+        held, right = (
+            [event["weights"] for event in run if event["event"] in ("forward", "finished")]
+            for run in (events, ranks[0])
+        )
+        assert held == right
+
+
 @pytest.mark.parametrize(
     ("trainer", "precision"),
     [(trainer, precision) for trainer in TRAINERS for precision in PRECISIONS[trainer]],
@@ -51,8 +68,8 @@ def run(server, spec):
 @pytest.mark.parametrize("loss", ["mean", "weighted"])
 def test_every_precision(servers, trainer, precision, loss):
     spec = make_spec(world_size=2, accumulation=2, size=2, precision=precision, scaler=scaler(), loss=loss)
-    for events in run(servers(trainer), {**spec, "backend": backend_of(trainer)}):
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    check_ranks(spec, run(servers(trainer), spec))
 
 
 @pytest.mark.parametrize(
@@ -67,20 +84,22 @@ def test_every_precision(servers, trainer, precision, loss):
 def test_every_workload(servers, trainer, workload):
     changes = WORKLOADS[workload]
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=3, precision="fp64", **changes)
-    for events in run(servers(trainer), {**spec, "backend": backend_of(trainer)}):
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    check_ranks(spec, run(servers(trainer), spec))
 
 
 @pytest.mark.parametrize(("world_size", "accumulation", "size"), [(2, 1, 4), (4, 1, 2), (4, 2, 1)])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_layout(servers, trainer, world_size, accumulation, size):
     spec = make_spec(world_size=world_size, accumulation=accumulation, size=size, precision="fp64")
-    for rank, events in enumerate(run(servers(trainer), {**spec, "backend": backend_of(trainer)})):
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    ranks = run(servers(trainer), spec)
+    check_ranks(spec, ranks)
+    for rank, events in enumerate(ranks):
         rows = [row for forward in of_kind(events, "forward") for row in forward["rows"]]
         assert rows == [index for micro_batch in spec["micro_batches"][rank] for index in micro_batch]
         [topology] = of_kind(events, "topology")
-        via = "torch.distributed" if trainer == "ddp" else "horovod"
+        via = "horovod" if trainer.startswith("horovod") else "torch.distributed"
         assert (topology["world_size"], topology["rank_reached"], topology["via"]) == (world_size, rank, via)
 
 
@@ -89,9 +108,10 @@ def test_every_layout(servers, trainer, world_size, accumulation, size):
 def test_a_short_last_window(servers, trainer, loss):
     """Windows of 3 over 4 micro-batches: the second does not reach Horovod's `backward_passes_per_step`."""
     spec = make_spec(world_size=2, accumulation=3, size=2, precision="fp64", loss=loss)
-    for events in run(servers(trainer), {**spec, "backend": backend_of(trainer)}):
-        assert [step["forwards"] for step in of_kind(events, "step")] == [3, 4]
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    ranks = run(servers(trainer), spec)
+    assert [step["forwards"] for step in of_kind(ranks[0], "step")] == [3, 4]
+    check_ranks(spec, ranks)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
@@ -99,20 +119,20 @@ def test_a_smaller_last_micro_batch(servers, trainer):
     """4 samples a rank in micro-batches of 3 and 1."""
     spec = make_spec(world_size=2, accumulation=2, size=3, steps=1, precision="fp64")
     spec["micro_batches"] = [[[0, 1, 2], [6]], [[3, 4, 5], [7]]]
-    for events in run(servers(trainer), {**spec, "backend": backend_of(trainer)}):
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    check_ranks(spec, run(servers(trainer), spec))
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_ranks_that_start_apart_are_made_equal(servers, trainer):
     spec = make_spec(world_size=2, size=4, precision="fp64")
     spec["model"]["weights"] = [[0.5, -0.5, 0.25], [2.0, 3.0, 4.0]]
-    for events in run(servers(trainer), {**spec, "backend": backend_of(trainer)}):
-        check(spec, events)
+    spec["backend"] = backend_of(trainer)
+    check_ranks(spec, run(servers(trainer), spec))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("trainer", ["ddp", "horovod"])
+@pytest.mark.parametrize("trainer", ["ddp", "horovod", "ring", "ring_gather"])
 def test_an_overflow_on_one_rank_is_skipped_by_all(servers, trainer, accumulation):
     """Sample 3 is read by one rank only; though it is the first step of all, nothing warns."""
     spec = overflowing(world_size=2, accumulation=accumulation, size=4 // accumulation)

@@ -122,7 +122,7 @@ def _not_averaged_once(plan: Plan, average: Averaged) -> Broken:
 
 def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
     """What may have averaged the gradients."""
-    collectives = [event for event in of_kind(events, "collective") if event["of"] == "gradients"]
+    collectives = [event for event in of_kind(events, "collective", "send") if event["of"] == "gradients"]
     return (*collectives[-1:], *of_kind(events, "gradient_change")[-1:])
 
 
@@ -143,7 +143,7 @@ def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
 def step_after_all_backwards(run: Run) -> Iterator[Check]:
     for rank in run.ranks:
         for window in rank.windows:
-            violation = _second_step(window) or _backward_after(window) or _no_step(run.plan, rank, window)
+            violation = _second_step(window) or _backward_after(window) or _no_step(run, rank, window)
             if violation is not None:
                 yield broken(window, violation)
             elif window.attempts:
@@ -192,9 +192,10 @@ def _backward_after(window: Window) -> Broken | None:
     )
 
 
-def _no_step(plan: Plan, rank: RankTrace, window: Window) -> Broken | None:
-    # A short last window may be dropped.
-    if window.attempts or not window.ended or not window.backwards or window.planned != plan.accumulation:
+def _no_step(run: Run, rank: RankTrace, window: Window) -> Broken | None:
+    plan = run.plan
+    # A parameter server steps for its workers, and a short last window may be dropped.
+    if run.is_served(window) or window.attempts or not window.ended or not window.backwards or window.planned != plan.accumulation:
         return None
     # With a loss scale of its own a trainer may leave out the steps that overflow without anybody seeing it.
     if plan.spec["scaler"] is not None and any(other.attempts for other in rank.windows):

@@ -176,7 +176,7 @@ def _is_bare(window: Window, unscale: Event, step: Event) -> bool:
 
 
 def _together(run: Run, window: int) -> tuple[Window, ...]:
-    return next((windows for windows in run.together() if windows[0].number == window), ())
+    return next((run.stepping(windows) for windows in run.together() if windows[0].number == window), ())
 
 
 @law(

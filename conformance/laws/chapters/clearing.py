@@ -34,7 +34,7 @@ def cleared_between_windows(run: Run) -> Iterator[Check]:
     for rank in run.ranks:
         for previous, window in pairwise(rank.windows):
             # acc/step-after-all-backwards, if the window before should have stepped.
-            if not previous.attempts and previous.planned == run.plan.accumulation:
+            if not (previous.attempts or run.is_served(previous)) and previous.planned == run.plan.accumulation:
                 continue
             first = next(iter(window.backwards), None)
             if first is None or first["gradients"] is None:

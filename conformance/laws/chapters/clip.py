@@ -45,7 +45,7 @@ def after_sync(run: Run) -> Iterator[Check]:
     for windows in run.together():
         clips = [_clips(window) for window in windows]
         for window, own in zip(windows, clips, strict=True):
-            averages = [event for event in window.of("collective") if _averages_gradients(run.plan, event)]
+            averages = [event for event in window.of("collective", "send") if _averages_gradients(run.plan, event)]
             # Several clips of one parameter are for clip/once-per-window.
             if not own or not averages or _repeated(own) is not None:
                 continue
@@ -60,8 +60,8 @@ def after_sync(run: Run) -> Iterator[Check]:
 
 
 def _averages_gradients(plan: Plan, event: Event) -> bool:
-    """Whether ranks average gradients here: theirs, or a copy of all of them."""
-    by_reducing = "reduce" in event["op"] and event["phase"] == "training"
+    """Whether ranks average gradients here, or send them to be averaged: theirs, or a copy of all of them."""
+    by_reducing = (event.kind == "send" or "reduce" in event["op"]) and event["phase"] == "training"
     return by_reducing and (event["of"] == "gradients" or (event["of"] is None and event["elements"] == plan.elements))
 
 

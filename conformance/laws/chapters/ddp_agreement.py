@@ -32,7 +32,8 @@ def equal_start(run: Run) -> Iterator[Check]:
         return
     first = starts[0]
     other = next((event for event in starts if event["weights"] != first["weights"]), None)
-    sent = [event for event in run.ranks[0].setup if event.kind == "collective" and event.get("of") == "parameters"]
+    exchanges = [event for event in run.ranks[0].setup if event.kind in ("collective", "send", "receive")]
+    sent = [event for event in exchanges if event.get("of") == "parameters"]
     if other is None:
         yield Check(None, None)
     # Otherwise hvd/broadcast-before-first-step tells why.
@@ -109,8 +110,8 @@ def identical_weights(run: Run) -> Iterator[Check]:
     for windows in run.together():
         if windows[0].number == parted or _is_explained(run, windows):
             return
-        attempts = [window.attempts[-1] if window.attempts else None for window in windows]
-        steps = [event for event in attempts if event is not None and event["weights"] is not None]
+        shown = [run.held_after(window) for window in windows]
+        steps = [event for event in shown if event is not None and event["weights"] is not None]
         # Weights that are averaged after the step are seen no more.
         if len(steps) < len(windows) or any(
             _may_carry_weights(run, event)
@@ -205,8 +206,11 @@ def _is_explained(run: Run, windows: Sequence[Window]) -> bool:
 
 
 def _may_carry_weights(run: Run, event: Event) -> bool:
-    of_enough = event.kind == "collective" and event["elements"] >= trained_elements(run, run.ranks[event.rank])
-    return brings_together(event) and event.get("of") != "gradients" and (of_enough or event.get("of") == "parameters")
+    # What a rank sends leaves its own weights as they are.
+    if event.kind != "receive" and not (event.kind == "collective" and brings_together(event)):
+        return False
+    of_enough = event["elements"] >= trained_elements(run, run.ranks[event.rank])
+    return event.get("of") != "gradients" and (of_enough or event.get("of") == "parameters")
 
 
 def _touched_before_synchronize(window: Window) -> bool:

@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
         """,
 )
 def all_ranks_skip(run: Run) -> Iterator[Check]:
-    for windows in run.together():
+    for windows in map(run.stepping, run.together()):
         if len(windows) < 2 or not any(Scaling(run, window).overflowed for window in windows):
             continue
         if not all(is_scaled(window) and _in_sync(window) for window in windows):
@@ -66,7 +66,7 @@ def _in_sync(window: Window) -> bool:
 
     Not at all: ddp/all-reduce-every-window. Too late: amp/unscale-after-sync and hvd/synchronize-before-unscale.
     """
-    averaging = [event for event in window.of("collective") if event["of"] == "gradients"]
+    averaging = [event for event in window.of("collective", "send") if event["of"] == "gradients"]
     unscales = window.of("unscale")
     by_horovod = [event for event in averaging if event["via"] == "horovod"]
     late = by_horovod and unscales and any(event.seq > unscales[0].seq for event in by_horovod)
@@ -151,7 +151,7 @@ def _weights_along(rank: RankTrace, index: int) -> list[Event]:
     """The events that show weights, from the beginning of a window to that of the next."""
     window, following = rank.windows[index], rank.windows[index + 1 : index + 2]
     # Who averages weights over the ranks does not do so for the skip.
-    if any(event["of"] == "parameters" for event in window.of("collective")):
+    if any(event["of"] == "parameters" for event in window.of("collective", "receive")):
         return []
     start = [event for event in rank.setup if event.kind == "start"] if index == 0 else []
     events = [*start, *window.events, *(next_window.forwards[0] for next_window in following)]
@@ -210,7 +210,7 @@ def same_scale_on_all_ranks(run: Run) -> Iterator[Check]:
         elif unscaled_before_sync(windows[0]) is None:
             first, second = scaled[0][-1], scaled[other][-1]
             yield Check(windows[0].number, None, _scales_differ(first, second))
-        if disagree(windows):
+        if disagree(run.stepping(windows)):
             # From here on the scales differ for that: amp/all-ranks-skip.
             return
 

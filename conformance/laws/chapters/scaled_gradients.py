@@ -145,9 +145,10 @@ def _change(scaling: Scaling, change: Event) -> Broken | bool:
 
 
 def _is_sync(change: Event, scaling: Scaling) -> bool:
-    """Whether the gradients changed around a collective, which then may be what changed them."""
+    """Whether the gradients changed around a collective, or a message that came, which then may have changed them."""
     return any(
-        event.kind == "collective" and change["since"] <= event.seq <= change.seq for event in scaling.window.events
+        event.kind in ("collective", "receive") and change["since"] <= event.seq <= change.seq
+        for event in scaling.window.events
     )
 
 

@@ -172,7 +172,7 @@ def unscale_after_sync(run: Run) -> Iterator[Check]:
         return
     for scaling in scaled_windows(run):
         window = scaling.window
-        averaging = [event for event in window.of("collective") if averages(event)]
+        averaging = [event for event in window.of("collective", "send") if averages(event)]
         if not averaging or not window.of("unscale"):
             continue
         pair = unscaled_before_sync(window)
