@@ -19,6 +19,7 @@ from conformance.trainers.declaration import BACKENDS, PRECISIONS
 if TYPE_CHECKING:
     from conformance.suite.items import Servers
 
+
 def _marker(name: str) -> str:
     """The pytest marker of a backend or a precision."""
     return name.replace("-", "_")

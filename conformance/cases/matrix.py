@@ -37,7 +37,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-BACKEND_PRECISIONS = {backend: PRECISIONS for backend in SHAPES} | {"horovod": (*PRECISIONS, "fp16-compression")}
+BACKEND_PRECISIONS = dict.fromkeys(SHAPES, PRECISIONS) | {"horovod": (*PRECISIONS, "fp16-compression")}
 
 ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
 REPRESENTATIVE = frozenset[Shape](

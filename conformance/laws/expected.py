@@ -120,14 +120,19 @@ def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
 
 
 def held(rank: RankTrace) -> dict[int, tuple[float, ...]]:
-    """The weights with which each window of a rank began, where they are known and finite."""
+    """The weights with which each window of a rank began, where they are known and finite.
+
+    A rank for which another one steps shows them where its windows begin.
+    """
+    shows = ("start", "step", "skip") if rank.of("step", "skip") else ("start", "forward")
     starts = {window.events[0]: window.number for window in rank.windows}
     found, weights = dict[int, tuple[float, ...]](), None
     for event in rank.events:
+        # Within a window forwards do not tell.
+        if event.kind in shows and (event.kind != "forward" or event["weights"] is not None):
+            weights = finite(event["weights"])
         if event in starts and weights is not None:
             found[starts[event]] = weights
-        if event.kind in ("start", "step", "skip"):
-            weights = finite(event["weights"])
     return found
 
 

@@ -44,8 +44,21 @@ def _loss_scaled(event: Event) -> str:
 
 
 def _collective(event: Event) -> str:
+    return f"{event['op'].strip('_').replace('_', ' ')} ({_payload(event)})"
+
+
+def _send(event: Event) -> str:
+    return f"send to rank {event['peer']} ({_payload(event)})"
+
+
+def _receive(event: Event) -> str:
+    sender = "any rank" if event["peer"] is None else f"rank {event['peer']}"
+    return f"receive from {sender} ({_payload(event)})"
+
+
+def _payload(event: Event) -> str:
     what = {"gradients": "gradients, ", "parameters": "parameters, "}.get(event.get("of") or "", "")
-    return f"{event['op'].strip('_').replace('_', ' ')} ({what}{size(event['bytes'])})"
+    return f"{what}{size(event['bytes'])}"
 
 
 def _unscale(event: Event) -> str:
@@ -105,9 +118,11 @@ _LABELS: dict[str, Callable[[Event], str]] = {
     "loss_scaled": _loss_scaled,
     "no_sync_enter": lambda event: "enter no_sync",
     "no_sync_exit": lambda event: "leave no_sync",
+    "receive": _receive,
     "scale_loss_enter": _scale_loss,
     "scale_loss_exit": lambda event: "leave scale_loss",
     "schedule": _schedule,
+    "send": _send,
     "skip": _skip,
     "skip_synchronize_enter": lambda event: "enter skip_synchronize",
     "skip_synchronize_exit": lambda event: "leave skip_synchronize",

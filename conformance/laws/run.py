@@ -184,7 +184,9 @@ class Run:
             return window.attempts[-1] if window.attempts else None
         rank = self.ranks[window.rank]
         later = rank.between(window.events[0], None)
-        return next((e for e in later if e.kind == "finished" or (e.kind == "forward" and e.window != window.number)), None)
+        return next(
+            (e for e in later if e.kind == "finished" or (e.kind == "forward" and e.window != window.number)), None
+        )
 
     def together(self) -> Iterator[tuple[Window, ...]]:
         """The windows that every rank has ended, each with its counterparts in the order of ranks."""

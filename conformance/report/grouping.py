@@ -17,7 +17,6 @@ from .results import Results
 from .text import natural
 from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, Look, worst
 
-
 K = TypeVar("K", bound=Hashable)
 
 

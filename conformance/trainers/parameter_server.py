@@ -1,16 +1,17 @@
 """A parameter server: workers send it their gradients, it takes the optimizer step and sends the weights back.
 
-Rank 0 is the server. It also works on a shard of its own, as servers that share a node with a worker do, so that N ranks
-are N workers and read the N shards of a global batch. The other N - 1 never make an optimizer: step, clip, schedule and
-loss scale are the server's alone, which is why workers cannot disagree about them. All gradients of a step go into that
-one node, N - 1 of them over the wire, and as many copies of the weights out of it: its traffic grows with the number of
-workers, where that of a ring does not (Li et al., "Scaling distributed machine learning with the parameter server",
-2014).
+Rank 0 is the server. It also works on a shard of its own, as servers that share a node with a worker do, so that N
+ranks are N workers and read the N shards of a global batch. The other N - 1 never make an optimizer: step, clip,
+schedule and loss scale are the server's alone, which is why workers cannot disagree about them. The gradients of all go
+into that one node, N - 1 of them over the wire, and as many copies of the weights out of it: its traffic grows with the
+number of workers, where that of a ring does not (Li et al., "Scaling distributed machine learning with the parameter
+server", 2014).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -83,7 +84,7 @@ def work(task: Task) -> None:
         if task.loss_name == "weighted":
             dist.send(weight, SERVER)
             receive(weight, SERVER)
-        dist.send(gradient_of(task, model, window, weight, lambda loss: loss * scale), SERVER)
+        dist.send(gradient_of(task, model, window, weight, partial(torch.mul, scale)), SERVER)
         scale = receive_weights(task, model)
 
 
@@ -133,12 +134,13 @@ def send_weights(task: Task, model: torch.nn.Module, scale: float, workers: list
             dist.send(torch.tensor(scale, device=task.device), worker)
 
 
-def receive_weights(task: Task, model: torch.nn.Module) -> float:
+def receive_weights(task: Task, model: torch.nn.Module) -> torch.Tensor:
     """Returns the loss scale, which is 1 where losses are not scaled."""
     with torch.no_grad():
         weights = receive(parameters_to_vector(model.parameters()), SERVER)
         vector_to_parameters(weights, model.parameters())
-    return receive(torch.empty((), device=task.device), SERVER).item() if task.precision == "fp16" else 1.0
+    scale = torch.ones((), device=task.device)
+    return receive(scale, SERVER) if task.precision == "fp16" else scale
 
 
 def receive(tensor: torch.Tensor, rank: int) -> torch.Tensor:

@@ -66,6 +66,12 @@ class RankEvidence:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 
     @property
+    def windows(self) -> tuple[int, ...]:
+        """The window in which each attempt was seen."""
+        events = [event for event in self.outcome.events if event["event"] in ("step", "skip")]
+        return tuple(parts[-1]["window"] for parts in _together(events))
+
+    @property
     def trained_collectively(self) -> bool:
         """Whether a collective, or a message, that can average gradients was seen after the first training forward.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from conformance.verdict.evidence import Attempt, Observed, RankEvidence, values
 
@@ -12,8 +11,9 @@ from conformance.verdict.evidence import Attempt, Observed, RankEvidence, values
 def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEvidence, ...]:
     """The same evidence; ranks that never step are given the steps that the server took for them.
 
-    Its gradients and loss scales are theirs, as it is by these that their weights changed. The weights after each of
-    its steps are those that they themselves held next: at their next window's first forward, or at the end.
+    Its gradients and loss scales are theirs, as it is by these that their weights changed. The weights after its last
+    step in a window are those that they themselves held next: at their next window's first forward, or at the end. Of
+    steps before that, which a right server does not take, they see nothing.
     """
     servers = [rank for rank in ranks if rank.attempts]
     if backend != "parameter-server" or len(servers) != 1:
@@ -24,19 +24,18 @@ def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEviden
 
 def _served(rank: RankEvidence, server: RankEvidence) -> tuple[Attempt, ...]:
     held = _held_after(rank)
+    ends = {window: number for number, window in enumerate(server.windows)}
     return tuple(
-        replace(attempt, weights=held[attempt.window]) for attempt in server.attempts if attempt.window in held
+        replace(attempt, weights=held[window]) if window in held and ends[window] == number else attempt
+        for number, (attempt, window) in enumerate(zip(server.attempts, server.windows, strict=True))
+        if window in held
     )
 
 
 def _held_after(rank: RankEvidence) -> dict[int, Observed]:
     """The weights that a rank held after each of its windows."""
     begins = [event for event in rank.outcome.events if event["event"] == "forward" and event["weights"] is not None]
-    held = {_window(event) - 1: values(event["weights"]) for event in begins if event["window"] is not None}
+    held: dict[int, Observed] = {event["window"] - 1: values(event["weights"]) for event in begins}
     if begins and rank.final_weights is not None:
-        held[_window(begins[-1])] = rank.final_weights
+        held[begins[-1]["window"]] = rank.final_weights
     return held
-
-
-def _window(event: Mapping[str, Any]) -> int:
-    return int(event["window"] or 0)

@@ -10,7 +10,7 @@ import pytest
 
 from conformance.cases import matrix
 from conformance.cases.case import Case
-from conformance.cases.matrix import BACKEND_PRECISIONS, RULES, SHAPES, Rule, plan
+from conformance.cases.matrix import BACKEND_PRECISIONS, POINT_TO_POINT_RULES, RULES, SHAPES, Rule, plan, rules
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence
@@ -21,6 +21,7 @@ EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOU
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {"adamw", "clip-norm", "line", "noisy-line", "two-workers", "multivariate"}
 HORIZON = 16
+DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 
 
 @cache
@@ -49,7 +50,7 @@ def test_a_trainer_that_declares_everything_is_spared_nothing():
     missing = [
         Case(backend, *shape, precision, rule.workload).id
         for backend in BACKENDS
-        for rule in RULES
+        for rule in rules(backend)
         for shape in SHAPES[backend]
         if rule.shapes is None or shape in rule.shapes
         for precision in BACKEND_PRECISIONS[backend]
@@ -62,16 +63,17 @@ def test_every_rule_and_precision_is_used():
     pairs = set(by_workload_and_precision())
     assert {workload for workload, _ in pairs} == {rule.workload for rule in RULES}
     assert {precision for _, precision in pairs} == set(PRECISIONS)
-    for rule in RULES:
-        for shape in rule.shapes or ():
-            assert any(shape in shapes for shapes in SHAPES.values())
+    for backend in BACKENDS:
+        for rule in rules(backend):
+            for shape in rule.shapes or ():
+                assert any(shape in SHAPES[other] for other in BACKENDS if rules(other) is rules(backend)), rule
 
 
 def test_core_workloads_run_on_every_path_in_every_precision():
     core = [rule for rule in RULES if rule.core]
     assert {rule.workload for rule in core} == {"momentum", "clip-value"}
     planned = {planned.case for planned in everything()}
-    for backend in BACKENDS:
+    for backend in ("single", "ddp", "horovod"):
         for shape in SHAPES[backend]:
             for precision in BACKEND_PRECISIONS[backend]:
                 for rule in core:
@@ -84,6 +86,19 @@ def test_world_sizes_and_accumulations_of_the_distributed_paths():
             (world, accumulation) for world in (2, 3, 4) for accumulation in (1, 2, 3, 4)
         }
     assert {kind for kind, _, _ in SHAPES["single"]} == set(LAYOUTS)
+
+
+@pytest.mark.parametrize("backend", ["parameter-server", "ring", "ring-gather"])
+def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
+    """Each world size with and without accumulation in each precision, and what only some workloads can show."""
+    planned = [planned.case for planned in plan(EVERYTHING, backend)]
+    assert len(planned) == 46
+    covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
+    assert covered == {(world, more, p) for world in (2, 3, 4) for more in (False, True) for p in matrix.PRECISIONS}
+    assert {case.workload for case in planned} == {rule.workload for rule in POINT_TO_POINT_RULES}
+    # Theirs are cases that the other paths have as well.
+    others = {(case.kind, case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
+    assert {(c.kind, c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
 
 
 def test_compression_is_horovods():

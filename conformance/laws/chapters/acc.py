@@ -159,7 +159,7 @@ def _second_step(window: Window) -> Broken | None:
         earlier = first.setdefault(event["optimizer"], event)
         if earlier is event:
             continue
-        between = of_kind(window.between(earlier, event), "backward_begin")
+        between = of_kind(window.between(earlier, event), "backward_begin", "receive")
         return Broken(
             event,
             must="an optimizer must step once in a window",
@@ -195,7 +195,13 @@ def _backward_after(window: Window) -> Broken | None:
 def _no_step(run: Run, rank: RankTrace, window: Window) -> Broken | None:
     plan = run.plan
     # A parameter server steps for its workers, and a short last window may be dropped.
-    if run.is_served(window) or window.attempts or not window.ended or not window.backwards or window.planned != plan.accumulation:
+    if (
+        run.is_served(window)
+        or window.attempts
+        or not window.ended
+        or not window.backwards
+        or window.planned != plan.accumulation
+    ):
         return None
     # With a loss scale of its own a trainer may leave out the steps that overflow without anybody seeing it.
     if plan.spec["scaler"] is not None and any(other.attempts for other in rank.windows):

@@ -132,15 +132,21 @@ def _repeated(clears: tuple[Event, ...]) -> tuple[Event, Event] | None:
 def not_cleared_inside(run: Run) -> Iterator[Check]:
     suspects = {window: _cleared_inside(window) for window in run.windows}
     # A trainer may keep what it clears in buffers of its own, and have the right gradients when it steps.
-    right = saw_right_gradients(run) if any(suspects.values()) else frozenset[Window]()
+    saw = saw_right_gradients(run) if any(suspects.values()) else frozenset[Window]()
+    right = {(window.rank, window.number) for window in saw}
     for window in run.windows:
+        stepping = run.server if run.is_served(window) else window.rank
         # With Horovod, hvd/not-cleared-before-synchronize.
-        if not window.backwards or not window.attempts or _by_horovod(run.ranks[window.rank], window):
+        if (
+            not window.backwards
+            or (stepping == window.rank and not window.attempts)
+            or _by_horovod(run.ranks[window.rank], window)
+        ):
             continue
         violation = suspects[window]
         if violation is None:
             yield kept(window)
-        elif window not in right:
+        elif (stepping, window.number) not in right:
             yield broken(window, violation)
 
 

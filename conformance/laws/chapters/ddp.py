@@ -243,7 +243,7 @@ def _came_past_the_wrapper(run: Run, sharing: Sharing) -> bool:
 
 def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
-    early = [event for event in window.between(None, backward) if event.get("of") == "gradients"]
+    early = [event for event in window.between(None, backward) if brings_together(event) and event["of"] == "gradients"]
     entered = [event for event in window.between(None, backward) if event.kind in ("no_sync_enter", "no_sync_exit")]
     attempt = window.attempts[-1] if window.attempts else None
     if backward["syncs"] is False and entered and entered[-1].kind == "no_sync_enter":
@@ -253,11 +253,12 @@ def _never_shared(sharing: Sharing) -> Broken:
         however = f"backward ({backward.place}) ran while DDP's `require_backward_grad_sync` was off"
         shows = [backward]
     else:
-        however = f"no collective brought gradients or weights together between backward ({backward.place}) and "
+        however = "nothing that the ranks sent each other brought gradients or weights together between backward "
+        however += f"({backward.place}) and "
         however += "the end of the window" if attempt is None else f"the end of the window with {placed(attempt)}"
         shows = [backward]
     if early:
-        however += f"; the last collective before was {placed(early[-1])}"
+        however += f"; the last before was {placed(early[-1])}"
     return Broken(
         backward,
         must="the ranks must average their gradients after the last backward of a window, or in it",

@@ -210,7 +210,7 @@ def _may_carry_weights(run: Run, event: Event) -> bool:
     if event.kind != "receive" and not (event.kind == "collective" and brings_together(event)):
         return False
     of_enough = event["elements"] >= trained_elements(run, run.ranks[event.rank])
-    return event.get("of") != "gradients" and (of_enough or event.get("of") == "parameters")
+    return bool(event["of"] != "gradients" and (of_enough or event["of"] == "parameters"))
 
 
 def _touched_before_synchronize(window: Window) -> bool:
@@ -223,7 +223,9 @@ def _touched_before_synchronize(window: Window) -> bool:
 
 
 def _parted(windows: Sequence[Window], one: Event, other: Event) -> Broken:
-    differ = [name for name in ("lr", "gradients") if name in one.fields and one.get(name) != other.get(name)]
+    # A rank that is served shows its weights at something that is no step.
+    known = [name for name in ("lr", "gradients") if name in one.fields and name in other.fields]
+    differ = [name for name in known if one[name] != other[name]]
     what = {"lr": "learning rate", "gradients": "gradient"}
     told = [
         f"the {what[name]} is {_value(one[name])} on rank {one.rank} and {_value(other[name])} on rank {other.rank}"
