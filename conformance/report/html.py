@@ -25,6 +25,7 @@ from .records import CaseRecord
 from .results import Results, ResultsError
 from .series import Plot, plot
 from .summary import summary
+from .traffic import traffic
 from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED
 
 
@@ -43,6 +44,7 @@ def render_html(results: Results, path: str | Path) -> None:
             causes=grouping.causes(results),
             reasons=grouping.reasons(results),
             checked_laws=checked(results),
+            traffic=traffic(results),
             warnings=breaches(results, "SHOULD"),
             travels=ring.travels(results),
         )

@@ -145,6 +145,32 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class RankTraffic:
+    """Bytes of one rank in an optimizer step, the mean over all windows. Of gradients and weights: `sent` and
+    `received` in messages between two ranks, `reduced` what was handed to collectives, and `ring` what a rank sends of
+    that if they go round a ring. `other` is all else that was sent or handed over. The formulas' numbers are null for a
+    backend that has none.
+    """
+
+    sent: float
+    received: float
+    reduced: float
+    ring: float
+    other: float
+    expected_sent: float | None = None
+    expected_received: float | None = None
+    expected_reduced: float | None = None
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the ranks sent each other. `gradient`: the bytes of all gradients, as they are sent."""
+
+    gradient: int
+    ranks: tuple[RankTraffic, ...]
+
+
+@dataclass(frozen=True)
 class Moment:
     """Something that a rank did. `time` is in milliseconds since the first moment of the same list; `where` a line of
     the trainer's or of its framework, as in train.py:41; `marked` if it is what broke a law.
@@ -231,6 +257,7 @@ class CaseRecord:
     diagnosis: str | None = None
     semantics: str | None = None
     ranks: tuple[Rank, ...] = ()
+    traffic: Traffic | None = None
     laws: dict[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     timeline: Timeline | None = None

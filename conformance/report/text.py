@@ -47,7 +47,7 @@ def power_of_ten(exponent: int) -> str:
     return "10" + str(exponent).translate(SUPERSCRIPT)
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """A number of bytes."""
     amount = float(count)
     for unit in ("B", "kB", "MB"):

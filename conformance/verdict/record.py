@@ -14,6 +14,7 @@ from conformance.verdict.evidence import Observed, RankEvidence, rational
 from conformance.verdict.judge import Judgement
 from conformance.verdict.paths import shortened
 from conformance.verdict.story import story
+from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
 
 #: Steps that the results file keeps of a long run: all of the first ones, then every so many.
@@ -71,6 +72,7 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
         "diagnosis": judgement.diagnosis,
         "semantics": judgement.semantics,
         "ranks": [_rank(rank) for rank in judgement.ranks],
+        "traffic": None if judgement.run is None else traffic(judgement.run),
         **story(judgement),
     }
 

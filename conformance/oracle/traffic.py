@@ -1,0 +1,63 @@
+"""How much each rank sends in an optimizer step, by the formulas of the algorithms that average gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Bytes of gradients and weights in one optimizer step of one rank.
+
+    sent, received: in messages to and from other ranks. reduced: handed to all-reduce, which sends for itself.
+    """
+
+    sent: int
+    received: int
+    reduced: int
+
+
+def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expected, ...] | None:
+    """What the ranks send, in order, for a gradient of ``elements`` numbers of ``width`` bytes; None if unknown.
+
+    With G bytes of gradients, N ranks, and weights as large as their gradients:
+
+    - ring: 2 (N - 1) / N G a rank if N divides the elements, else the same up to one element for each phase;
+    - ring-gather: 2 G, of ranks 0 and N - 1 only G;
+    - parameter-server, rank 0, which works too: (N - 1) G each way; a worker: G each way;
+    - ddp, horovod: G is handed to all-reduce.
+
+    Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
+    Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
+    """
+    whole = elements * width
+    if backend in ("ddp", "horovod"):
+        return (Expected(0, 0, whole),) * ranks
+    if backend == "parameter-server":
+        return (Expected((ranks - 1) * whole, (ranks - 1) * whole, 0), *[Expected(whole, whole, 0)] * (ranks - 1))
+    if backend == "ring":
+        sent = [width * count for count in _ring(ranks, elements)]
+    elif backend == "ring-gather":
+        sent = [whole if rank in (0, ranks - 1) else 2 * whole for rank in range(ranks)]
+    else:
+        return None
+    # What a rank receives is what the one before sends.
+    return tuple(Expected(own, sent[rank - 1], 0) for rank, own in enumerate(sent))
+
+
+def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:
+    """The mean bytes that a rank sends in an all-reduce of ``payload`` bytes around a ring: 2 (N - 1) / N of them.
+
+    No all-reduce can do with less (Patarasuk and Yuan, 2009, section 3).
+    """
+    return 2 * Fraction(ranks - 1, ranks) * payload
+
+
+def _ring(ranks: int, elements: int) -> list[int]:
+    """The elements that each rank sends in reduce-scatter and all-gather; the first segments have one more.
+
+    Rank r sends every segment but its own in the first phase, and every one but the next rank's in the second.
+    """
+    sizes = [elements // ranks + (rank < elements % ranks) for rank in range(ranks)]
+    return [2 * elements - sizes[rank] - sizes[(rank + 1) % ranks] for rank in range(ranks)]

@@ -1,0 +1,125 @@
+"""What ranks send in an optimizer step: a row for each path, and for each of its ranks where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import groupby
+
+from .grouping import Path, trainers
+from .records import CaseRecord, RankTraffic, Traffic
+from .results import Results
+from .text import natural
+
+FORMULAS = {
+    "ddp": "the gradient, handed to all-reduce",
+    "horovod": "the gradient, handed to all-reduce",
+    "parameter-server": "N − 1 gradients into rank 0, as many copies of the weights out of it; a worker, one of each",
+    "ring": "2 (N − 1) / N of the gradient a rank",
+    "ring-gather": "twice the gradient a rank, once at either end",
+}
+"""What each backend is to send, in words."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Bytes as they were recorded, and by the formula, None without one."""
+
+    bytes: float
+    formula: float | None
+
+    @property
+    def is_off(self) -> bool:
+        return self.formula is not None and self.bytes != self.formula
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self.bytes or self.formula)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One path, or some of its ranks: those that send and receive the same."""
+
+    case: CaseRecord
+    ranks: str
+    gradient: int
+    sent: Amount
+    received: Amount
+    reduced: Amount
+    ring: float
+    other: float
+
+    @property
+    def is_off(self) -> bool:
+        return any(amount.is_off for amount in (self.sent, self.received, self.reduced))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The traffic of one trainer on one backend."""
+
+    trainer: str
+    formula: str | None
+    rows: tuple[Row, ...]
+
+    @property
+    def off(self) -> int:
+        """How many paths do not send what the formula says."""
+        return len({row.case.path for row in self.rows if row.is_off})
+
+    @property
+    def has_messages(self) -> bool:
+        return any(row.sent.is_there or row.received.is_there for row in self.rows)
+
+    @property
+    def has_collectives(self) -> bool:
+        return any(row.reduced.is_there for row in self.rows)
+
+
+def traffic(results: Results) -> list[Sent]:
+    """Of each trainer that ran with several ranks, in the order of the matrix."""
+    found = []
+    for trainer in trainers(results):
+        shown = [case for path in trainer.paths if (case := _shown(path)) is not None]
+        for backend, cases in groupby(shown, key=lambda case: case.backend):
+            rows = tuple(row for case in cases for row in _rows(case))
+            found.append(Sent(trainer.name, FORMULAS.get(backend), rows))
+    return found
+
+
+def _shown(path: Path) -> CaseRecord | None:
+    """The case of a path that tells most: one that is off, else one in fp32, without anything else to send."""
+    cases = [case for case in path.cases if case.traffic is not None]
+    return min(cases, key=_interest, default=None)
+
+
+def _interest(case: CaseRecord) -> tuple[bool, bool, float, list[tuple[int, int, str]]]:
+    rows = list(_rows(case))
+    is_off = any(row.is_off for row in rows)
+    return not is_off, case.precision != "fp32", sum(row.other for row in rows), natural(case.id)
+
+
+def _rows(case: CaseRecord) -> Iterator[Row]:
+    if case.traffic is None:
+        return
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for rank, one in enumerate(case.traffic.ranks):
+        alike.setdefault(tuple(getattr(one, field.name) for field in fields(RankTraffic)), []).append(rank)
+    for ranks in alike.values():
+        yield _row(case, case.traffic, ranks)
+
+
+def _row(case: CaseRecord, traffic: Traffic, ranks: list[int]) -> Row:
+    one = traffic.ranks[ranks[0]]
+    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return Row(
+        case,
+        ranks="every rank" if len(ranks) == len(traffic.ranks) else names,
+        gradient=traffic.gradient,
+        sent=Amount(one.sent, one.expected_sent),
+        received=Amount(one.received, one.expected_received),
+        reduced=Amount(one.reduced, one.expected_reduced),
+        ring=one.ring,
+        other=one.other,
+    )

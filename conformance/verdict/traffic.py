@@ -1,0 +1,64 @@
+"""What the ranks of a case sent each other in an optimizer step, as recorded, next to what its backend should send."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+from typing import Any
+
+from conformance.laws.event import Event
+from conformance.laws.run import Run, Window
+from conformance.oracle.traffic import expected, ring_all_reduce
+
+_WIDTHS = {"fp64": 8, "fp16-compression": 2}
+_WIDTH = 4
+
+
+def traffic(run: Run) -> dict[str, Any] | None:
+    """Bytes per optimizer step, the mean over all windows that every rank has ended; None without any.
+
+    Of messages the sender's record counts, on both sides. A payload counts as gradients or weights if the recorder
+    knows it as such, or if it is as large as the model: a running sum of gradients is no copy of any. The rest, such as
+    total weights and loss scales, is `other`.
+    """
+    ranks, together = run.plan.world_size, list(run.together())
+    if ranks == 1 or len(run.ranks) < ranks or not together:
+        return None
+    totals = [defaultdict[str, int](int) for _ in range(ranks)]
+    for windows in together:
+        for window in windows:
+            _count(run, window, totals)
+    precision = str(run.plan.spec["precision"])
+    width = _WIDTHS.get(precision, _WIDTH)
+    formula = expected(run.plan.backend, ranks, run.plan.elements, width)
+    return {
+        "gradient": run.plan.elements * width,
+        "ranks": [
+            {
+                **{name: total[name] / len(together) for name in ("sent", "received", "reduced", "other")},
+                "ring": float(ring_all_reduce(ranks, Fraction(total["reduced"], len(together)))),
+                "expected_sent": None if formula is None else formula[rank].sent,
+                "expected_received": None if formula is None else formula[rank].received,
+                "expected_reduced": None if formula is None else formula[rank].reduced,
+            }
+            for rank, total in enumerate(totals)
+        ],
+    }
+
+
+def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> None:
+    own = totals[window.rank]
+    for event in window.of("collective", "send"):
+        if not _is_payload(run, event):
+            own["other"] += event["bytes"]
+        elif event.kind == "collective":
+            own["reduced"] += event["bytes"]
+        else:
+            own["sent"] += event["bytes"]
+            totals[event["peer"]]["received"] += event["bytes"]
+
+
+def _is_payload(run: Run, event: Event) -> bool:
+    # Elements of one byte are text or pickled objects.
+    is_as_large = event["elements"] >= run.plan.elements and event["bytes"] > event["elements"]
+    return event["of"] is not None or is_as_large
