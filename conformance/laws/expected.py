@@ -129,7 +129,7 @@ def held(rank: RankTrace) -> dict[int, tuple[float, ...]]:
     found, weights = dict[int, tuple[float, ...]](), None
     for event in rank.events:
         # Within a window forwards do not tell.
-        if event.kind in shows and (event.kind != "forward" or event["weights"] is not None):
+        if event.kind in shows and (event.kind != "forward" or event.get("weights") is not None):
             weights = finite(event["weights"])
         if event in starts and weights is not None:
             found[starts[event]] = weights

@@ -97,11 +97,21 @@ PERMISSIONS: tuple[Permission, ...] = (
         "overflow_agreed",
     ),
     Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler"),
+    Permission(
+        "messages from rank to rank",
+        "Gradients MAY be averaged by messages from rank to rank, in pieces.",
+        "ring_per_parameter",
+    ),
     Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server"),
     Permission(
         "scale as gradient", "The scale MAY come in as the gradient that `backward()` begins with.", "scale_as_gradient"
     ),
     Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand"),
+    Permission(
+        "server that steps",
+        "On the backend parameter-server one rank MAY take the steps of all and send them the weights.",
+        "server_takes_any_worker",
+    ),
     Permission(
         "several optimizers",
         "Several optimizers MAY be unscaled and stepped one after the other, with one `update()` after all.",

@@ -14,7 +14,7 @@ from .text import natural
 FORMULAS = {
     "ddp": "the gradient, handed to all-reduce",
     "horovod": "the gradient, handed to all-reduce",
-    "parameter-server": "N − 1 gradients into rank 0, as many copies of the weights out of it; a worker, one of each",
+    "parameter-server": "N − 1 gradients into rank 0, a worker too, and as many copies of the weights out of it",
     "ring": "2 (N − 1) / N of the gradient a rank",
     "ring-gather": "twice the gradient a rank, once at either end",
 }

@@ -43,6 +43,13 @@ def ranks_of(world: int, steps: int, **extra: object) -> list[Case]:
     ]
 
 
+def traffic_of(world: int) -> Case | None:
+    """A gradient of three floats, all of it handed to all-reduce."""
+    none = {"sent": 0, "received": 0, "other": 2.5, "expected_sent": 0, "expected_received": 0}
+    one = {**none, "reduced": 12, "ring": 24 * (world - 1) / world, "expected_reduced": 12}
+    return {"gradient": 12, "ranks": [one] * world} if world > 1 else None
+
+
 def passing(trainer: str, backend: str, world: int, accumulation: int, precision: str, workload: str) -> Case:
     """A case that holds: exact, or bounded for the workload that rounds."""
     path = backend if world == 1 else f"{backend}-w{world}"
@@ -80,7 +87,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
         "parameters": PARAMETERS, "steps": rows, "skips": [], "scales": [], "diverged": None,
         "first_difference": None, "diagnosis": None,
         "semantics": "averaged by its true length" if accumulation == 3 else None,
-        "ranks": ranks_of(world, count),
+        "ranks": ranks_of(world, count), "traffic": traffic_of(world),
     }  # fmt: skip
     if precision == "fp16" and not bounded:
         for row in rows:

@@ -1,0 +1,57 @@
+"""The formulas of traffic against a count of the messages, one by one, and against the literature's mean."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.oracle.traffic import Expected, expected, ring_all_reduce
+
+
+def counted(ranks, elements):
+    """What a ring's ranks send and receive, by doing it: which segment goes where, as the notebook says."""
+    sizes = [len(range(rank, elements, ranks)) for rank in range(ranks)]
+    sent, received = [0] * ranks, [0] * ranks
+    for first in (1, 0):
+        for step in range(ranks - 1):
+            for node in range(ranks):
+                size = sizes[(node - step - first) % ranks]
+                sent[node] += size
+                received[(node + 1) % ranks] += size
+    return sent, received
+
+
+@given(ranks=st.integers(2, 9), elements=st.integers(1, 100), width=st.sampled_from([2, 4, 8]))
+def test_ring(ranks, elements, width):
+    sent, received = counted(ranks, elements)
+    found = expected("ring", ranks, elements, width)
+    assert [(one.sent, one.received, one.reduced) for one in found] == [
+        (width * out, width * into, 0) for out, into in zip(sent, received, strict=True)
+    ]
+    assert Fraction(sum(one.sent for one in found), ranks) == ring_all_reduce(ranks, Fraction(width * elements))
+
+
+def test_known_numbers():
+    """A gradient of 3 floats over 3 ranks: a server, a ring, whole gradients around it, what all-reduce is given."""
+    assert expected("parameter-server", 3, 3, 4) == (Expected(24, 24, 0), Expected(12, 12, 0), Expected(12, 12, 0))
+    assert expected("ring", 3, 3, 4) == (Expected(16, 16, 0),) * 3
+    assert expected("ring-gather", 3, 3, 4) == (Expected(12, 12, 0), Expected(24, 12, 0), Expected(12, 24, 0))
+    assert expected("ddp", 3, 3, 4) == expected("horovod", 3, 3, 4) == (Expected(0, 0, 12),) * 3
+    assert expected("single", 1, 3, 4) is None
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_a_server_has_all_of_it_to_carry_and_a_ring_does_not(ranks):
+    elements = 840
+    server, *workers = expected("parameter-server", ranks, elements, 4)
+    assert server.sent == server.received == sum(worker.sent for worker in workers) == 4 * elements * (ranks - 1)
+    assert max(one.sent for one in expected("ring", ranks, elements, 4)) < 2 * 4 * elements
+
+
+@pytest.mark.parametrize("backend", ["ring", "ring-gather", "parameter-server"])
+def test_nothing_is_lost_on_the_way(backend):
+    found = expected(backend, 4, 7, 8)
+    assert sum(one.sent for one in found) == sum(one.received for one in found)

@@ -1,0 +1,77 @@
+"""The table of traffic: a row for each path, more where its ranks differ; what is not as the formula says is marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conformance.report.html import render_html
+from conformance.report.results import read_results
+from conformance.report.traffic import traffic
+
+from .synthetic import passing
+
+
+def rank(sent, received, formula=None):
+    known = {} if formula is None else {"expected_sent": formula, "expected_received": formula, "expected_reduced": 0}
+    return {"sent": sent, "received": received, "reduced": 0, "ring": 0, "other": 0, **known}
+
+
+def case(trainer, backend, world, precision, ranks):
+    return {**passing(trainer, backend, world, 1, precision, "momentum"), "traffic": {"gradient": 12, "ranks": ranks}}
+
+
+CASES = [
+    case("parameter_server", "parameter-server", 3, "fp64", [rank(48, 48, 48), rank(24, 24, 24), rank(24, 24, 24)]),
+    case("parameter_server", "parameter-server", 3, "fp32", [rank(24, 24, 24), rank(12, 12, 12), rank(12, 12, 12)]),
+    case("wasteful", "ring", 2, "fp32", [rank(12, 12, 12)] * 2),
+    case("wasteful", "ring", 2, "bf16", [rank(24.5, 24.5, 12)] * 2),
+    case("mine", "elsewhere", 2, "fp32", [rank(5, 7), rank(7, 5)]),
+    passing("ddp", "ddp", 2, 1, "fp32", "momentum"),
+    passing("single", "single", 1, 1, "fp32", "momentum"),
+]
+
+
+@pytest.fixture
+def results(results_file: Path, tmp_path: Path):
+    first, *_ = results_file.read_text().splitlines()
+    lines = [first, *(json.dumps({"kind": "case", **case}) for case in CASES)]
+    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
+    return read_results(tmp_path / "results.jsonl")
+
+
+def test_rows(results):
+    found = {one.trainer: one for one in traffic(results)}
+    assert set(found) == {"parameter_server", "wasteful", "mine", "ddp"}
+    server = found["parameter_server"]
+    assert [(row.ranks, row.sent.bytes, row.sent.formula, row.case.precision) for row in server.rows] == [
+        ("rank 0", 24, 24, "fp32"),
+        ("ranks 1, 2", 12, 12, "fp32"),
+    ]
+    assert (server.off, server.has_messages, server.has_collectives) == (0, True, False)
+    [row] = found["ddp"].rows
+    assert (row.ranks, row.reduced.bytes, row.ring, row.other) == ("every rank", 12, 12, 2.5)
+    assert (found["ddp"].has_messages, found["ddp"].has_collectives) == (False, True)
+
+
+def test_a_path_is_shown_by_the_case_that_is_off(results):
+    [wasteful] = [one for one in traffic(results) if one.trainer == "wasteful"]
+    assert wasteful.off == 1
+    assert [(row.sent.bytes, row.sent.is_off, row.case.precision) for row in wasteful.rows] == [(24.5, True, "bf16")]
+
+
+def test_without_a_formula_nothing_is_off(results):
+    [mine] = [one for one in traffic(results) if one.trainer == "mine"]
+    assert mine.formula is None
+    assert [(row.ranks, row.sent.is_off) for row in mine.rows] == [("rank 0", False), ("rank 1", False)]
+
+
+def test_on_the_page(results, tmp_path):
+    render_html(results, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text().split('<section id="traffic">')[1].split("</section>")[0]
+    assert '<td class="num off" data-name="sent">24.5 B<small>formula 12 B</small></td>' in page
+    assert "1 path not so" in page
+    assert page.count("as recorded") == 2
+    assert '<td class="num" data-name="a ring sends">12 B</td>' in page

@@ -1,0 +1,67 @@
+"""What the recorder counts in real runs is what the formulas say, and more where a trainer sends more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.runner.client import ForkServer
+from conformance.verdict.judge import judge
+from conformance.verdict.traffic import traffic
+
+MUTANTS = Path(__file__).parents[2] / "fixtures" / "mutants"
+KINDS = ("sent", "received", "reduced")
+
+
+def recorded(target, case):
+    with ForkServer(target, backend=case.backend) as server:
+        judgement = judge(case, server.run(case.spec(), time_limit=60.0))
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+    return traffic(judgement.run)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "case"),
+    [
+        ("ring", Case("ring", "batched", 4, 1, "fp32", "momentum")),
+        ("ring", Case("ring", "accumulated", 3, 2, "fp16", "clip-value")),
+        ("ring_gather", Case("ring-gather", "accumulated", 4, 2, "fp64", "momentum")),
+        ("parameter_server", Case("parameter-server", "accumulated", 3, 2, "bf16", "momentum")),
+        ("parameter_server", Case("parameter-server", "batched", 4, 1, "fp16", "overflow")),
+        ("ddp", Case("ddp", "accumulated", 3, 2, "fp32", "momentum")),
+        ("horovod", Case("horovod", "accumulated", 2, 2, "fp16-compression", "momentum")),
+    ],
+    ids=lambda value: getattr(value, "id", None),
+)
+def test_as_the_formula_says(trainer, case):
+    found = recorded(trainer, case)
+    assert len(found["ranks"]) == case.world_size
+    assert found["gradient"] == 3 * {"fp64": 8, "fp16-compression": 2}.get(case.precision, 4)
+    for rank in found["ranks"]:
+        assert {kind: rank[kind] for kind in KINDS} == {kind: rank[f"expected_{kind}"] for kind in KINDS}
+        assert sum(rank[kind] for kind in KINDS) > 0
+
+
+def test_a_server_tells_its_workers_the_loss_scale_besides():
+    found = recorded("parameter_server", Case("parameter-server", "batched", 3, 1, "fp16", "momentum"))
+    assert [rank["other"] for rank in found["ranks"]] == [2 * 4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "case"),
+    [
+        ("ring_each_micro_batch", Case("ring", "accumulated", 3, 2, "fp32", "momentum")),
+        ("all_reduce_per_micro_batch", Case("ddp", "accumulated", 2, 2, "fp32", "momentum")),
+    ],
+)
+def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
+    for rank in recorded(str(MUTANTS / f"{mutant}.py"), case)["ranks"]:
+        for kind in KINDS:
+            assert rank[kind] == case.accumulation * rank[f"expected_{kind}"]
+
+
+def test_one_process_sends_nothing():
+    case = Case("single", "batched", 1, 1, "fp32", "momentum")
+    assert recorded("batched", case) is None
