@@ -11,6 +11,7 @@ from conformance.laws.run import RankTrace, Run, Window
 
 _TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _WIDE = ("float32", "float64")
+_SCALING = ("loss_scaled", "unscale", "scaler_step", "update", "scale_loss_enter")
 
 
 @law(
@@ -71,7 +72,9 @@ def scaler_with_fp16(run: Run) -> Iterator[Check]:
     if run.plan.spec["scaler"] is None:
         return
     for rank in run.ranks:
-        scaled = rank.of("loss_scaled", "unscale", "scaler_step", "update", "scale_loss_enter")
+        # Who is served has the loss scale from the server, which takes it off again.
+        scalers = {rank.rank, rank.rank if run.server is None else run.server}
+        scaled = [event for number in scalers for event in run.ranks[number].of(*_SCALING)]
         for window in rank.windows:
             half = {forward["forward"] for forward in window.forwards if forward["computes"] == "float16"}
             ends = [end for end in window.of("backward_end") if half.intersection(end["forwards"])]
