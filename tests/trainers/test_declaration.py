@@ -58,7 +58,8 @@ def test_repeated_names_count_once():
     [
         (
             {"backends": ["dpp"]},
-            "unknown backend 'dpp' (allowed: single, ddp, horovod); did you mean 'ddp'?",
+            "unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, ring-gather); "
+            "did you mean 'ddp'?",
         ),
         (
             {"precisions": ["float32"]},
@@ -74,7 +75,10 @@ def test_repeated_names_count_once():
             {"backends": "ddp"},
             "backends takes a list of names such as backends=['ddp'], not 'ddp'",
         ),
-        ({"backends": []}, "backends is empty; name at least one of single, ddp, horovod"),
+        (
+            {"backends": []},
+            "backends is empty; name at least one of single, ddp, horovod, parameter-server, ring, ring-gather",
+        ),
         ({"backends": [1]}, "backends takes names, not 1"),
         ({"world_sizes": [1]}, "world_sizes takes whole numbers from 2 on, not 1"),
         ({"accumulations": [2.5]}, "accumulations takes whole numbers from 2 on, not 2.5"),
