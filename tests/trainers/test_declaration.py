@@ -58,8 +58,10 @@ def test_repeated_names_count_once():
     [
         (
             {"backends": ["dpp"]},
-            "unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, ring-gather); "
-            "did you mean 'ddp'?",
+            (
+                "unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, ring-gather); "
+                "did you mean 'ddp'?"
+            ),
         ),
         (
             {"precisions": ["float32"]},
