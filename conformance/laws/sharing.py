@@ -100,7 +100,9 @@ def _shared(run: Run, window: Window) -> tuple[Event, ...]:
     if not window.backwards:
         return ()
     after = window.between(window.backwards[-1], None)
-    found = tuple(event for event in after if brings_together(event))
+    # A server may send nothing, if it broadcasts the weights.
+    serves = window.rank == run.server
+    found = tuple(event for event in after if brings_together(event) or (serves and event.kind == "receive"))
     enough = trained_elements(run, run.ranks[window.rank])
     carries = any(event.get("of") == "gradients" for event in found)
     return found if carries or sum(event["elements"] for event in found) >= enough else ()
