@@ -99,10 +99,10 @@ class Collectives:
         # Looking for memory takes long in a model of many parameters that are averaged one by one.
         if watched.owners(tensors):
             return GRADIENTS
-        places = {memory(tensor) for tensor in tensors} - {0}
-        if not places.isdisjoint(map(memory, gradients)):
+        places = {_memory(tensor) for tensor in tensors} - {0}
+        if not places.isdisjoint(map(_memory, gradients)):
             return GRADIENTS
-        if not places.isdisjoint(map(memory, parameters)):
+        if not places.isdisjoint(map(_memory, parameters)):
             return PARAMETERS
         copied = [gradients, *([gradient] for gradient in gradients)] if reduces and watched.is_readable else []
         return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
@@ -182,10 +182,15 @@ def flat(tensors: Any) -> Iterator[torch.Tensor]:
             yield from flat(tensor)
 
 
-def memory(tensor: torch.Tensor) -> int:
-    """The address of the memory that `tensor` lies in, on this rank; 0 if it has none."""
+def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory that `tensor` lies in, on this rank."""
     own = own_part(tensor)
-    return (own._values() if own.is_sparse else own).untyped_storage().data_ptr()
+    return (own._values() if own.is_sparse else own).untyped_storage()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of that memory; 0 if it has none."""
+    return storage(tensor).data_ptr()
 
 
 def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroup, _world, get_process_group_ranks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from conformance.trace.c10d import BELOW, intercepted
-from conformance.trace.collectives import GRADIENTS, PARAMETERS, memory
+from conformance.trace.collectives import GRADIENTS, PARAMETERS, storage
 from conformance.trace.events import own_part
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Messages:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._copies: dict[int, str] = {}
+        # By address they would not be known: that of a buffer which is gone may be given to the next one.
+        self._copies: dict[StorageWeakRef, str] = {}
         self._forwards = 0
 
     def note(self, kind: str, tensors: Sequence[torch.Tensor], group: list[int], peer: int | None, tag: int) -> None:
@@ -61,11 +63,12 @@ class Messages:
             self._copies.clear()
             self._forwards = self._recorder.forwards
         for tensor in tensors:
+            memory = StorageWeakRef(storage(tensor))
             # What a buffer holds that is to be received into says nothing.
-            if kind == "send" and memory(tensor) not in self._copies and (what := self._copied(tensor)) is not None:
-                self._copies[memory(tensor)] = what
-            if memory(tensor) in self._copies:
-                return self._copies[memory(tensor)]
+            if kind == "send" and memory not in self._copies and (what := self._copied(tensor)) is not None:
+                self._copies[memory] = what
+            if memory in self._copies:
+                return self._copies[memory]
         return None
 
     def _copied(self, tensor: torch.Tensor) -> str | None:

@@ -63,6 +63,21 @@ def carries(task):
 
 
 @trainer(backends=["ring"])
+def reuses(task):
+    """Two buffers at one address, the one after the other."""
+    dist.init_process_group(task.collective_backend)
+    model = task.model()
+    backward(task, model)
+    place = bytearray(8)
+    buffer = torch.frombuffer(place, dtype=torch.float32).copy_(model.weight.data.flatten())
+    exchange(buffer, torch.zeros(2))
+    del buffer
+    exchange(torch.zeros(2), torch.frombuffer(place, dtype=torch.float32))
+    exchange(torch.frombuffer(place, dtype=torch.float32).fill_(7.0), torch.zeros(2))
+    dist.destroy_process_group()
+
+
+@trainer(backends=["ring"])
 def averages(task):
     dist.init_process_group(task.collective_backend)
     model = task.model()

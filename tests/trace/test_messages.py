@@ -51,6 +51,16 @@ def test_what_they_carry():
         ]  # fmt: skip
 
 
+def test_what_was_at_the_same_address_before_says_nothing():
+    """Memory that is given back is soon given out again."""
+    for events in ranks("reuses"):
+        assert [(event["event"], event["of"]) for event in messages(events)] == [
+            ("send", "parameters"), ("receive", None),
+            ("send", None), ("receive", None),
+            ("send", None), ("receive", None),
+        ]  # fmt: skip
+
+
 def test_what_changes_gradients_meanwhile_is_told_with_the_messages_in_between():
     """So that no law takes it for something that was done by hand to one rank's gradients."""
     for events in ranks("averages"):
