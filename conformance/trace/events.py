@@ -104,7 +104,10 @@ KINDS: dict[str, str] = {
         "gradients are about to be cleared, or, 'by' 'hand', were found to have been: {by, optimizer, parameters, "
         "set_to_none}; `by` is 'optimizer', 'model' or 'hand', `optimizer` null but for the first"
     ),
-    "scaler_step": "GradScaler.step of an enabled scaler begins: {scaler, optimizer, scale}",
+    "scaler_step": (
+        "GradScaler.step of an enabled scaler begins: {scaler, optimizer, scale, state}; `state` is a digest of what "
+        "the optimizer keeps for its parameters, null in a model too large to be read"
+    ),
     "scale_loss_enter": "apex.amp.scale_loss begins: {delay_unscale, optimizers, scale}",
     "scale_loss_exit": "apex.amp.scale_loss ends: {delay_unscale, optimizers, scale}",
     "state_init": (
@@ -120,7 +123,7 @@ KINDS: dict[str, str] = {
     ),
     "skip": (
         "an enabled GradScaler was asked to step and did not: {forwards, scale, gradients_finite, gradients, weights, "
-        "optimizer}"
+        "optimizer, state}; `state` as in scaler_step"
     ),
     "update": (
         "GradScaler.update of an enabled scaler: {scale_before, scale_after, growth_factor, backoff_factor, "

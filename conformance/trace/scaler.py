@@ -76,6 +76,7 @@ class ScalerCalls:
                 scaler=recorder.number("scaler", scaler),
                 optimizer=recorder.optimizer(optimizer),
                 scale=scale,
+                state=recorder.watched.state(optimizer),
             )
         recorder.scale = scale
         try:
@@ -133,6 +134,7 @@ class ScalerCalls:
             gradients=gradients,
             weights=recorder.watched.weights(parameters),
             optimizer=recorder.optimizer(optimizer),
+            state=recorder.watched.state(optimizer),
         )
         recorder.gradients.known()
 

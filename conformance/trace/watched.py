@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import weakref
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.events import Number, values
+from conformance.trace.events import Number, own_part, values
 
 Found = tuple[torch.Tensor | None, ...]
 Shapes = list[tuple[int, ...]]
@@ -138,6 +139,20 @@ class Watched:
         if scale is not None:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         return values(gradients, self._sizes)
+
+    def state(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """A digest of what the optimizer keeps for each of its parameters; None of a large model."""
+        if not self.is_readable:
+            return None
+        kept = [
+            [(name, _plain(value)) for name, value in sorted(optimizer.state.get(parameter, {}).items())]
+            for parameter in held_by(optimizer)
+        ]
+        return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    return own_part(value).tolist() if isinstance(value, torch.Tensor) else value
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

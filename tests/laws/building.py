@@ -100,7 +100,7 @@ DEFAULTS = {
     "norm": {"norm": 2.0, "parameters": [0, 1]},
     "gradient_change": {"parameters": [0, 1], "factor": None, "since": 0},
     "zero_grad": {"by": "optimizer", "optimizer": 0, "parameters": [0, 1], "set_to_none": True},
-    "scaler_step": {"scaler": 0, "optimizer": 0, "scale": 1024.0},
+    "scaler_step": {"scaler": 0, "optimizer": 0, "scale": 1024.0, "state": "same"},
     "step": {
         "optimizer": 0,
         "parameters": [0, 1],
@@ -116,6 +116,7 @@ DEFAULTS = {
         "gradients_finite": False,
         "gradients": ["inf", 1.0],
         "weights": [1.0, 0.5],
+        "state": "same",
     },
     "update": {
         "scaler": 0,

@@ -128,6 +128,13 @@ BREAKING = {
                 [forward(1, weights=[1.0, 0.25]), backward(scaled=S), taken()],
             ]
         ),
+        "state in the step": lambda: a_run([scaled(0), skipped(state="another"), event("finished")]),
+        "state until the next window": lambda: a_run(
+            [
+                [scaled(0), skipped()],
+                [scaled(1), event("scaler_step", state="another"), step(scale=S), event("update")],
+            ],
+        ),
     },
     "amp/step-through-scaler": {
         "scale left in": lambda: a_run([scaled(0), BARE, last()]),

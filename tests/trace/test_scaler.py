@@ -184,3 +184,20 @@ def test_unscaling_twice_is_the_trainers_error(record):
         scaler.unscale_(optimizer)
     assert len(recording.of_kind("unscale")) == 1
     assert recording.of_kind("gradient_change") == []
+
+
+def test_a_skip_shows_the_optimizers_state_and_so_does_each_step(record):
+    """A digest: the same while nothing has touched it, another one as soon as a momentum is another."""
+    recording = record()
+    model, _ = prepared(recording)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    step(recording, scaler, model, optimizer)
+    step(recording, scaler, model, optimizer, target=float("inf"))
+    for state in optimizer.state.values():
+        state["momentum_buffer"] += 1
+    step(recording, scaler, model, optimizer)
+    first, skipping, last = [event["state"] for event in recording.of_kind("scaler_step")]
+    [skip] = [event["state"] for event in recording.of_kind("skip")]
+    assert skip == skipping
+    assert len({first, skipping, last}) == 3

@@ -119,10 +119,10 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Event, Event]]:
 
 @law(
     "amp/skip-changes-nothing",
-    "A window whose step is skipped for an overflow MUST leave the weights as they are.",
+    "A window whose step is skipped for an overflow MUST leave the weights and the optimizer's state as they are.",
     why="""The gradients of that window are lost, so it has to count as if it had not been: w before and w after are the
-        same. What a trainer does besides the step, as w − lr·λ·w by hand, happens although the step does not. (The
-        state of the optimizer shows in the trace only through later steps.)""",
+        same. What a trainer does besides the step, as w − lr·λ·w by hand, happens although the step does not; and a
+        momentum m that is lost or decayed there makes the next step lr·(μ·m′ + g) of another m′.""",
     source='PyTorch, torch.amp, `GradScaler.step`: the step "is skipped to avoid corrupting the params"',
     mend="""
         scale = scaler.get_scale()
@@ -141,9 +141,13 @@ def skip_changes_nothing(run: Run) -> Iterator[Check]:
                 continue
             pairs = list(pairwise(_weights_along(rank, index)))
             moved = next((pair for pair in pairs if _differs(*pair)), None)
+            states = list(_states_along(rank, index))
+            changed = next((pair for pair in states if pair[0]["state"] != pair[1]["state"]), None)
             if moved is not None:
                 yield broken(window, _moved(window, *moved))
-            elif pairs:
+            elif changed is not None:
+                yield broken(window, _changed(window, *changed))
+            elif pairs or states:
                 yield kept(window)
 
 
@@ -156,6 +160,18 @@ def _weights_along(rank: RankTrace, index: int) -> list[Event]:
     start = [event for event in rank.setup if event.kind == "start"] if index == 0 else []
     events = [*start, *window.events, *(next_window.forwards[0] for next_window in following)]
     return [event for event in events if event.get("weights")]
+
+
+def _states_along(rank: RankTrace, index: int) -> Iterator[tuple[Event, Event]]:
+    """Each skip with the event before it, and that after it, that shows the state of the same optimizer."""
+    window, following = rank.windows[index], rank.windows[index + 1 : index + 2]
+    for skip in window.of("skip"):
+        before = [event for event in window.between(None, skip) if event.kind == "scaler_step"]
+        after = [event for next_window in following for event in next_window.of("scaler_step")]
+        for pair in [(event, skip) for event in before[-1:]] + [(skip, event) for event in after]:
+            one, other = pair
+            if one["optimizer"] == other["optimizer"] and None not in (one["state"], other["state"]):
+                yield pair
 
 
 def _differs(before: Event, after: Event) -> bool:
@@ -181,6 +197,18 @@ def _moved(window: Window, before: Event, after: Event) -> Broken:
         f"and {after.place}",
         tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
         f"A weight is {number(new)} instead of {number(old)}.",
+    )
+
+
+def _changed(window: Window, before: Event, after: Event) -> Broken:
+    skip = window.of("skip")[0]
+    return Broken(
+        after,
+        "a skipped step must leave the optimizer's state as it is",
+        "the gradients of its window were lost",
+        f"around {placed(skip)} the state changed between {before.place} and {after.place}",
+        tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
+        "The next step goes on from a momentum, or from averages, that no step has made.",
     )
 
 
