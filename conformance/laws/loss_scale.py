@@ -58,6 +58,8 @@ class Scaling:
         if event.kind in ("collective", "receive"):
             # What becomes of gradients while they are on their way by hand is not told apart in a trace.
             return event["of"] == "gradients" and event["during"] not in ("backward", "synchronize", "step")
+        if event.kind == "scale_loss_exit":
+            return not event["delay_unscale"]
         return event.kind in ("unscale", "step", "skip") and touches(self.held(event["optimizer"]), parameters)
 
     def is_unscaled(self, at: Event, parameters: Collection[int]) -> bool:

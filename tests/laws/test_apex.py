@@ -118,6 +118,17 @@ def test_allowed(run):
     assert broken(run()) == set()
 
 
+def test_apex_takes_the_scale_off():
+    """A scaled loss is followed by a plain step: GradScaler's laws have nothing to say of it."""
+    run = a_run([scaled(delay=True, window=0), scaled(), event("clip"), step()], accumulation=2)
+    assert [each.law.id for each in check(run) if each.findings] == []
+
+
+def test_while_apex_delays_it_the_scale_is_on():
+    run = a_run([scaled(delay=True, window=0), scaled(delay=True), step()], accumulation=2)
+    assert {each.law.id for each in check(run) if each.findings} == {"amp/step-through-scaler"}
+
+
 def test_a_window_that_keeps_a_law_counts():
     assert checked(ALLOWED["the textbook"]()) == dict.fromkeys(BREAKING, 4)
 
