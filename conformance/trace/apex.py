@@ -1,4 +1,4 @@
-"""NVIDIA apex: `amp.initialize` and `amp.scale_loss`."""
+"""NVIDIA apex: `amp.initialize`, `amp.scale_loss`, and steps that it skips."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from conformance.trace.events import number
 from conformance.trace.importing import when_imported
 from conformance.trace.loss_scale import mark
 from conformance.trace.patching import replaced, replaced_inside
+from conformance.trace.scaler import note_skip
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
@@ -25,6 +26,7 @@ class ApexCalls:
     def __init__(self, recorder: Recorder, stack: ExitStack) -> None:
         self._recorder = recorder
         self._stack = stack
+        self._skips: set[Callable[..., Any]] = set()
 
     def observe_scaling(self, module: ModuleType) -> None:
         """To be called with the module that has `scale_loss`."""
@@ -37,7 +39,7 @@ class ApexCalls:
     def initialize(self, original: Callable[..., Any], models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
         """Around what `amp.initialize` calls."""
         result = original(models, optimizers, *args, **kwargs)
-        self._recorder.note("apex_initialize", models=_count(models), optimizers=_count(optimizers))
+        self._recorder.note("apex_initialize", models=len(_listed(models)), optimizers=len(_listed(optimizers)))
         return result
 
     def scale_loss(self, original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -45,10 +47,12 @@ class ApexCalls:
         recorder = self._recorder
         given = inspect.signature(original).bind(*args, **kwargs)
         given.apply_defaults()
-        scale = _scale(inspect.unwrap(original).__globals__["_amp_state"], given.arguments["loss_id"])
+        state, loss = inspect.unwrap(original).__globals__["_amp_state"], given.arguments["loss_id"]
+        optimizers = _listed(given.arguments["optimizers"])
+        scale = _scale(state, loss)
         fields = {
             "delay_unscale": bool(given.arguments["delay_unscale"]),
-            "optimizers": _count(given.arguments["optimizers"]),
+            "optimizers": len(optimizers),
             "scale": None if scale is None else number(scale),
         }
         recorder.gradients.look()
@@ -62,13 +66,33 @@ class ApexCalls:
             finally:
                 recorder.gradients.look()
         recorder.gradients.known()
-        recorder.note("scale_loss_exit", **fields)
+        after = _scale(state, loss)
+        recorder.note("scale_loss_exit", **fields, scale_after=None if after is None else number(after))
+        if scale is not None:
+            for optimizer in optimizers:
+                self._observe_skip(optimizer, scale)
+
+    def _observe_skip(self, optimizer: Any, scale: float) -> None:
+        """Have it noted when the step is asked for that apex has put one that does nothing in the place of."""
+        skip = optimizer.step
+        if not optimizer._amp_stash.already_patched or skip in self._skips:
+            return
+
+        def noting_skip(*args: Any, **kwargs: Any) -> Any:
+            # It puts the real step back.
+            result = skip(*args, **kwargs)
+            self._skips.discard(noting_skip)
+            note_skip(self._recorder, optimizer, number(scale))
+            return result
+
+        self._skips.add(noting_skip)
+        optimizer.step = noting_skip
 
 
-def _count(one_or_several: Any) -> int:
+def _listed(one_or_several: Any) -> list[Any]:
     if one_or_several is None:
-        return 0
-    return len(one_or_several) if isinstance(one_or_several, list | tuple) else 1
+        return []
+    return list(one_or_several) if isinstance(one_or_several, list | tuple) else [one_or_several]
 
 
 def _scale(state: Any, loss_id: int) -> float | None:

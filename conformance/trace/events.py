@@ -109,7 +109,10 @@ KINDS: dict[str, str] = {
         "the optimizer keeps for its parameters, null in a model too large to be read"
     ),
     "scale_loss_enter": "apex.amp.scale_loss begins: {delay_unscale, optimizers, scale}",
-    "scale_loss_exit": "apex.amp.scale_loss ends: {delay_unscale, optimizers, scale}",
+    "scale_loss_exit": (
+        "apex.amp.scale_loss ends: {delay_unscale, optimizers, scale, scale_after}; `scale_after` is the scale of the "
+        "next one, lower if gradients overflowed"
+    ),
     "state_init": (
         "an optimizer step before the first training forward, on no gradients but zeros, as Horovod's "
         "broadcast_optimizer_state takes one: {weights}, after it"
@@ -122,8 +125,8 @@ KINDS: dict[str, str] = {
         "optimizer waits for the averages itself, null for another optimizer"
     ),
     "skip": (
-        "an enabled GradScaler was asked to step and did not: {forwards, scale, gradients_finite, gradients, weights, "
-        "optimizer, state}; `state` as in scaler_step"
+        "an enabled GradScaler or apex was asked to step and did not: {forwards, scale, gradients_finite, gradients, "
+        "weights, optimizer, state}; `state` as in scaler_step"
     ),
     "update": (
         "GradScaler.update of an enabled scaler: {scale_before, scale_after, growth_factor, backoff_factor, "

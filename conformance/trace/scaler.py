@@ -85,7 +85,7 @@ class ScalerCalls:
         finally:
             recorder.scale = None
         if recorder.steps == steps_before:
-            self._note_skip(optimizer, scale)
+            note_skip(recorder, optimizer, scale)
         return result
 
     def update(self, original: Original, scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
@@ -117,26 +117,25 @@ class ScalerCalls:
         finally:
             self._running.remove(call)
 
-    def _note_skip(self, optimizer: torch.optim.Optimizer, scale: Number) -> None:
-        recorder = self._recorder
-        parameters = recorder.watched.find(optimizer)
-        if parameters is None:
-            return
-        recorder.progress.stepped()
-        gradients = recorder.watched.gradients(parameters)
-        recorder.note(
-            "skip",
-            forwards=recorder.forwards,
-            scale=scale,
-            gradients_finite=None
-            if gradients is None
-            else not any(isinstance(gradient, str) for gradient in gradients),
-            gradients=gradients,
-            weights=recorder.watched.weights(parameters),
-            optimizer=recorder.optimizer(optimizer),
-            state=recorder.watched.state(optimizer),
-        )
-        recorder.gradients.known()
+
+def note_skip(recorder: Recorder, optimizer: torch.optim.Optimizer, scale: Number) -> None:
+    """A step was asked for and not taken, because gradients overflowed at ``scale``."""
+    parameters = recorder.watched.find(optimizer)
+    if parameters is None:
+        return
+    recorder.progress.stepped()
+    gradients = recorder.watched.gradients(parameters)
+    recorder.note(
+        "skip",
+        forwards=recorder.forwards,
+        scale=scale,
+        gradients_finite=None if gradients is None else not any(isinstance(gradient, str) for gradient in gradients),
+        gradients=gradients,
+        weights=recorder.watched.weights(parameters),
+        optimizer=recorder.optimizer(optimizer),
+        state=recorder.watched.state(optimizer),
+    )
+    recorder.gradients.known()
 
 
 def _found_inf(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool | None:

@@ -128,7 +128,7 @@ DEFAULTS = {
     },
     "schedule": {"scheduler": 0, "optimizer": 0, "lr_before": [0.5], "lr_after": [0.25], "initial": False},
     "scale_loss_enter": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
-    "scale_loss_exit": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
+    "scale_loss_exit": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0, "scale_after": 1024.0},
     "finished": {"weights": [0.5, 0.0]},
     "raised": {"type": "RuntimeError", "message": "something", "traceback": ""},
 }

@@ -2,7 +2,8 @@
 
 So these are tests of the observer against a stand-in. Its modules, functions and signatures have the names of the real
 ones, as they are in NVIDIA/apex at commit e13873debc4699d39c6861074b9a3b2a02327f92 (apex/amp/__init__.py, handle.py,
-frontend.py, _initialize.py, _amp_state.py); it scales the loss, and unscales gradients, as far as these tests need it.
+frontend.py, _initialize.py, _process_optimizer.py, _amp_state.py); it scales the loss, unscales gradients and skips
+steps, as far as these tests need it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,17 @@ MODULES = {
         from ._amp_state import _amp_state
 
         class LossScaler(object):
+            _loss_scale = 1024.0
+
             def loss_scale(self):
-                return 1024.0
+                return self._loss_scale
+
+        class AmpOptimizerState(object):
+            already_patched = False
 
         def _initialize(models, optimizers, properties, num_losses=1, cast_model_outputs=None):
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers] if optimizers else []:
+                optimizer._amp_stash = AmpOptimizerState()
             _amp_state.loss_scalers = [LossScaler() for _ in range(num_losses)]
             return models, optimizers
     """,
@@ -64,13 +72,31 @@ MODULES = {
             if not _amp_state.opt_properties.enabled:
                 yield loss
                 return
-            scale = _amp_state.loss_scalers[loss_id].loss_scale()
+            optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
+            loss_scaler = _amp_state.loss_scalers[loss_id]
+            scale = loss_scaler.loss_scale()
             yield loss.float() * scale
-            if not delay_unscale:
-                for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
-                    for group in optimizer.param_groups:
-                        for parameter in group["params"]:
-                            parameter.grad.div_(scale)
+            if delay_unscale:
+                return
+            should_skip = False
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad.div_(scale)
+                        should_skip = should_skip or not bool(parameter.grad.isfinite().all())
+            if not should_skip:
+                return
+            loss_scaler._loss_scale = scale / 2
+            for optimizer in optimizers:
+                if not optimizer._amp_stash.already_patched:
+                    def patch_step(opt):
+                        opt_step = opt.step
+                        def skip_step(closure=None):
+                            opt.step = opt_step
+                            opt._amp_stash.already_patched = False
+                        return skip_step
+                    optimizer.step = patch_step(optimizer)
+                    optimizer._amp_stash.already_patched = True
     """,
 }
 
@@ -113,6 +139,7 @@ def test_what_is_noted(record):
     for event in recording.of_kind("scale_loss_enter") + recording.of_kind("scale_loss_exit"):
         assert (event["delay_unscale"], event["optimizers"], event["scale"]) == (True, 1, 1024.0)
         assert event["where"][2] == "trained"
+    assert [event["scale_after"] for event in recording.of_kind("scale_loss_exit")] == [1024.0] * 2
     assert [event["scaled"] for event in recording.of_kind("backward_end")] == [1024.0] * 2
 
 
@@ -125,6 +152,50 @@ def test_unscaling(record):
     assert recording.of_kind("gradient_change") == []
     recording.recorder.gradients.look()
     assert recording.of_kind("gradient_change") == []
+
+
+def test_a_skip(record):
+    """Seen when the step is asked for, though no step of torch runs, and once; the next step is a real one."""
+    recording = record(size=8, steps=1)
+    from apex import amp
+
+    model = recording.task.model()
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    before = model.weight.detach().clone()
+    [batch] = recording.task.dataloader()
+    for factor in (float("inf"), float("inf"), 1.0):
+        optimizer.zero_grad()
+        with amp.scale_loss(recording.task.loss(model(batch.inputs), batch) * factor, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+    assert not torch.equal(model.weight, before)
+    assert recording.kinds("scale_loss_exit", "skip", "step") == [
+        *["scale_loss_exit", "skip"] * 2,
+        *["scale_loss_exit", "step"],
+    ]
+    scales = [(event["scale"], event["scale_after"]) for event in recording.of_kind("scale_loss_exit")]
+    assert scales == [(1024.0, 512.0), (512.0, 256.0), (256.0, 256.0)]
+    skips = recording.of_kind("skip")
+    assert [event["scale"] for event in skips] == [1024.0, 512.0]
+    assert [event["gradients_finite"] for event in skips] == [False, False]
+    assert [event["forwards"] for event in skips] == [1, 2]
+    assert skips[0]["weights"][: before.numel()] == before.flatten().tolist()
+
+
+def test_two_overflows_before_one_step(record):
+    """Without `delay_unscale` each pass of a window may overflow; one step is skipped."""
+    recording = record(accumulation=2, size=4, steps=1)
+    from apex import amp
+
+    model = recording.task.model()
+    model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    for batch in recording.task.dataloader():
+        loss = recording.task.loss(model(batch.inputs), batch) * float("inf")
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+    optimizer.step()
+    assert recording.kinds("scale_loss_exit", "skip", "step") == ["scale_loss_exit", "scale_loss_exit", "skip"]
+    assert [event["scale"] for event in recording.of_kind("skip")] == [1024.0]
 
 
 def test_it_changes_nothing(record):
