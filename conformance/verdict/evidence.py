@@ -15,13 +15,16 @@ from conformance.workloads.layout import Window
 
 Observed = tuple[float | None, ...]
 
+# Growth and backoff factor, and the interval of growth, of apex's LossScaler (apex/amp/scaler.py).
+_APEX_RULE = (2.0, 0.5, 2000)
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler.
+    """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler or apex.
 
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where there was none.
-    ``scale`` is the loss scale that an enabled GradScaler had, ``gradients_finite`` is known for skips only.
+    ``scale`` is the loss scale that an enabled GradScaler or apex had, ``gradients_finite`` is known for skips only.
     """
 
     window: int
@@ -34,7 +37,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Update:
-    """One call of GradScaler.update: the loss scale around it, and the rule that this scaler was given."""
+    """One update of a loss scale: the scale around it, and the rule that it follows."""
 
     before: float
     after: float
@@ -83,11 +86,12 @@ class RankEvidence:
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
     """The evidence in ``outcome``; ``windows`` are those that the case plans."""
     events = outcome.events
+    steps, by_apex = _scaled_by_apex(events)
     return RankEvidence(
         outcome=outcome,
-        attempts=_attempts([event for event in events if event["event"] in ("step", "skip")], outcome.rank, windows),
+        attempts=_attempts(steps, outcome.rank, windows),
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
-        updates=tuple(_update(event) for event in events if event["event"] == "update"),
+        updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
         rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
@@ -116,6 +120,27 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
             )
         )
     return tuple(attempts)
+
+
+def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Update]]:
+    """The steps and skips with the loss scale that apex had for each, where it had one; and what became of that scale.
+
+    apex updates the scale whenever `scale_loss` unscales: once a window with `delay_unscale`, else in each pass.
+    """
+    steps: list[dict[str, Any]] = []
+    updates: list[Update] = []
+    exits: list[dict[str, Any]] = []
+    scale = None
+    for event in events:
+        if event["event"] == "scale_loss_exit" and event["scale"] is not None and not event["delay_unscale"]:
+            exits.append(event)
+        elif event["event"] in ("step", "skip"):
+            if exits:
+                scale = exits[0]["scale"]
+                updates.append(Update(_number(scale), _number(exits[-1]["scale_after"]), *_APEX_RULE))
+                exits = []
+            steps.append(event if event["scale"] is not None else {**event, "scale": scale})
+    return steps, updates
 
 
 def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
