@@ -63,12 +63,19 @@ def _import_horovod() -> str | None:
     return None
 
 
+def why_no_gpu(backend: str) -> str | None:
+    """Why ranks could not use a GPU that is there, if so."""
+    if backend != "horovod" or import_module("horovod.torch").cuda_built():
+        return None
+    return "Horovod was built without CUDA; build it again, next to a torch that has CUDA"
+
+
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
     missing = {module.partition(".")[0] for module in modules}
     names = ", ".join(modules)
     if "horovod" in missing:
         return Unavailable(f"{names} is not installed", _HOROVOD_INSTALL, declaration)
     if "apex" in missing:
-        return Unavailable(f"{names} is not installed", _APEX_INSTALL, declaration)
+        return Unavailable("an apex that has amp is not installed, and amp needs a GPU", _APEX_INSTALL, declaration)
     command = f"pip install {' '.join(declaration.requires)}"
     return Unavailable(f"{names} is not installed", command, declaration)

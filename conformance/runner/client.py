@@ -34,7 +34,7 @@ class ForkServer:
         declaration: what the trainer says that it supports.
         mode, mode_reason: "fork", or "spawn" and why forking would be unsafe.
         versions: of python, torch, horovod (where it is the backend) and what the trainer requires.
-        gpus: {"devices": the CUDA devices of this machine, "reason": why there are none, or None}.
+        gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
     """
 
     declaration: Declaration
@@ -94,6 +94,8 @@ class ForkServer:
         self.declaration = Declaration.from_dict(hello["declaration"])
         self.versions = {**self._zygote.versions, **hello["versions"]}
         self.gpus = self._zygote.gpus
+        if self.gpus["devices"] and hello["no_gpu"] is not None:
+            self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
         self.mode, self.mode_reason = "fork", None
         if hello["unsafe"] is not None:
             self._end(server, _END_LIMIT)

@@ -61,6 +61,7 @@ def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[Launch, dict[
         "declaration": declaration.to_dict(),
         "versions": backends.versions(packages),
         "unsafe": unsafe or safety.why_not_fork(),
+        "no_gpu": backends.why_no_gpu(backend),
     }
     return forked(train), hello
 

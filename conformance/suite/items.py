@@ -10,13 +10,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from conformance.cases.case import Case, Device
-from conformance.cases.matrix import SHAPES, plan
+from conformance.cases.matrix import ON_GPU_ONLY, SHAPES, plan
 from conformance.runner.client import ForkServer, TrainerError, Unavailable
 from conformance.trainers.declaration import Declaration
 
+APEX = ("apex_single", "apex_ddp", "apex_horovod")
 REFERENCE = (
     *("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"),
     *("parameter_server", "ring", "ring_gather"),
+    *APEX,
 )
 
 
@@ -122,12 +124,13 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             raise TrainerError(f"{target}: {missing}")
         if backend not in declaration.backends and not named:
             continue
-        devices: tuple[Device, ...] = ("cpu", "cuda") if backend != "horovod" else ("cpu",)
+        devices: tuple[Device, ...] = ("cpu", "cuda")
         for device in devices:
             for planned in plan(declaration, backend, device):
                 item = Item(target, declaration.name or target, planned.case)
                 if planned.unsupported is not None:
-                    if device == "cpu":
+                    # What is not declared was told for the CPU already.
+                    if device == "cpu" or planned.case.precision in ON_GPU_ONLY:
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 BACKENDS = ("single", "ddp", "horovod", "parameter-server", "ring", "ring-gather")
-PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression")
+PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1")
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
@@ -95,7 +95,7 @@ def trainer(function: Function | None = None, /, **declares: Any) -> Function | 
     """Mark a function as a trainer under test and declare what it supports.
 
     backends: of "single", "ddp", "horovod", "parameter-server", "ring", "ring-gather".
-    precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression".
+    precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression" (Horovod's), "apex-O1" (on a GPU only).
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.

@@ -35,7 +35,10 @@ class Task:
     backend: "single", "ddp" or "horovod"; for a trainer that does several.
     rank, local_rank, world_size: this process among the others; local_rank is the rank on this machine.
     device: where model and batches live; dtype: of both (float64 for fp64, else float32).
-    precision: "fp64", "fp32", "bf16", "fp16" or "fp16-compression"; compression: whether it is the last one.
+    precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is
+    Horovod's of gradients.
+    loss_scale: what the loss scale begins with; None where the loss is not scaled. `grad_scaler()` begins with
+    it, apex has to be told.
     loss_name: "mean" or "weighted".
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
@@ -52,6 +55,7 @@ class Task:
         self.precision: str = spec["precision"]
         self.compression = self.precision == "fp16-compression"
         self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.loss_scale: float | None = spec["scaler"]["init_scale"] if spec["scaler"] else None
         self.loss_name: str = spec["loss"]
         self.accumulation: int = spec["accumulation"]
         self.micro_batch_size: int = spec["micro_batch_size"]

@@ -63,7 +63,7 @@ class Precision:
 
     ``compute``: the format of forward and backward inside a micro-batch (autocast's). ``master``: the format of
     weights, gradients, their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks.
-    ``scaled``: a GradScaler multiplies the loss.
+    ``scaled``: a GradScaler multiplies the loss, or apex.
     """
 
     name: str
@@ -85,5 +85,8 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", BF16, FP32, FP32),
         Precision("fp16", FP16, FP32, FP32, scaled=True),
         Precision("fp16-compression", FP32, FP32, FP16),
+        # O1 leaves the weights in fp32 and casts what goes into linear operations (apex/amp/frontend.py, amp.py and
+        # lists/functional_overrides.py): to the numbers it is autocast. Gradients arrive in the type of the weights.
+        Precision("apex-O1", FP16, FP32, FP32, scaled=True),
     )
 }

@@ -65,7 +65,7 @@ def test_repeated_names_count_once():
         ),
         (
             {"precisions": ["float32"]},
-            "unknown precision 'float32' (allowed: fp64, fp32, bf16, fp16, fp16-compression)",
+            "unknown precision 'float32' (allowed: fp64, fp32, bf16, fp16, fp16-compression, apex-O1)",
         ),
         (
             {"layouts": ["batch"]},

@@ -80,5 +80,6 @@ def test_precisions_say_where_each_stage_works():
         "bf16": (BF16, FP32, FP32, False),
         "fp16": (FP16, FP32, FP32, True),
         "fp16-compression": (FP32, FP32, FP16, False),
+        "apex-O1": (FP16, FP32, FP32, True),
     }
     assert {name for name, precision in PRECISIONS.items() if precision.autocast} == {"bf16", "fp16"}
