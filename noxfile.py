@@ -20,6 +20,8 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "build" / "wheel"
+# apex's reference trainers, of every backend.
+APEX = ("apex_single", "apex_ddp", "apex_horovod")
 # Relative, because a report shows the command that made it.
 REPORTS = Path("build", "reports")
 
@@ -120,6 +122,13 @@ def ring_gather(session: nox.Session) -> None:
     """Whole gradients accumulated around a ring over gloo."""
     install_wheel(session)
     conformance_run(session, "--backend", "ring-gather")
+
+
+@nox.session(default=False)
+def apex(session: nox.Session) -> None:
+    """NVIDIA apex, where it and a GPU are; elsewhere it tells how to install it, and fails, as nothing was judged."""
+    install_wheel(session, "horovod")
+    conformance_run(session, *APEX)
 
 
 @nox.session
