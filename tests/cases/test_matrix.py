@@ -10,7 +10,16 @@ import pytest
 
 from conformance.cases import matrix
 from conformance.cases.case import Case
-from conformance.cases.matrix import BACKEND_PRECISIONS, POINT_TO_POINT_RULES, RULES, SHAPES, Rule, plan, rules
+from conformance.cases.matrix import (
+    BACKEND_PRECISIONS,
+    ON_GPU_ONLY,
+    POINT_TO_POINT_RULES,
+    RULES,
+    SHAPES,
+    Rule,
+    plan,
+    rules,
+)
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence
@@ -26,7 +35,15 @@ DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 
 @cache
 def everything():
-    return [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend)]
+    """On the CPU, and on GPUs what there is on them only."""
+    on_gpus = [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend, "cuda")]
+    return [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend)] + [
+        planned for planned in on_gpus if planned.case.precision in ON_GPU_ONLY
+    ]
+
+
+def device(precision):
+    return "cuda" if precision in ON_GPU_ONLY else "cpu"
 
 
 @cache
@@ -48,7 +65,7 @@ def test_ids_are_unique():
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = [
-        Case(backend, *shape, precision, rule.workload).id
+        Case(backend, *shape, precision, rule.workload, device(precision)).id
         for backend in BACKENDS
         for rule in rules(backend)
         for shape in SHAPES[backend]
@@ -77,7 +94,7 @@ def test_core_workloads_run_on_every_path_in_every_precision():
         for shape in SHAPES[backend]:
             for precision in BACKEND_PRECISIONS[backend]:
                 for rule in core:
-                    assert Case(backend, *shape, precision, rule.workload) in planned
+                    assert Case(backend, *shape, precision, rule.workload, device(precision)) in planned
 
 
 def test_world_sizes_and_accumulations_of_the_distributed_paths():
@@ -108,9 +125,38 @@ def test_compression_is_horovods():
 
 def test_a_gpu_runs_the_core_workloads():
     cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
-    assert {case.workload for case in cases} == {"momentum", "clip-value"}
+    assert {case.workload for case in cases if case.precision not in ON_GPU_ONLY} == {"momentum", "clip-value"}
     assert {case.device for case in cases} == {"cuda"}
     assert all(case.id.startswith("cuda-ddp-") for case in cases)
+
+
+def test_apex_runs_on_gpus_only_and_with_every_backend():
+    """With the workloads of fp16, but for the one whose scale has to grow."""
+    assert "apex-O1" not in {planned.case.precision for backend in BACKENDS for planned in plan(EVERYTHING, backend)}
+    for backend in BACKENDS:
+        cases = [planned.case for planned in plan(EVERYTHING, backend, "cuda")]
+        apex = {(case.path, case.workload) for case in cases if case.precision == "apex-O1"}
+        fp16 = {
+            (f"cuda-{planned.case.path}", planned.case.workload)
+            for planned in plan(EVERYTHING, backend)
+            if planned.case.precision == "fp16" and planned.case.workload != "growing-scale"
+        }
+        assert apex == fp16
+
+
+def test_on_gpus_horovod_runs_apex_alone():
+    assert {planned.case.precision for planned in plan(EVERYTHING, "horovod", "cuda")} == {"apex-O1"}
+
+
+def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
+    without = replace(EVERYTHING, precisions=("fp32", "fp16"))
+    assert "apex-O1" not in {planned.case.precision for planned in plan(without, "ddp", "cuda")}
+    declared = replace(EVERYTHING, precisions=("apex-O1",), clips=())
+    reasons = [entry.unsupported for entry in plan(declared, "ddp", "cuda") if entry.case.precision == "apex-O1"]
+    assert [reason for reason in reasons if reason] == [
+        "the trainer does not declare the clip value (it declares: none)",
+        "the trainer does not declare the clip norm (it declares: none)",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The laws of apex, on traces written by hand: apex does not install next to a current torch, so its mutants in
-fixtures/mutants run only where it does.
+"""The laws of apex, on traces written by hand: PyPI does not have apex, and its amp needs a GPU, so its mutants in
+fixtures/mutants run only where both are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""nox offers the sessions that the README names, and CI runs all of them."""
+"""nox offers the sessions that the README names, and CI runs all of them that it can."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
     assert sorted(sessions) == sorted([*PROJECT, *BACKENDS, *FRAMEWORKS])
 
 
-def test_what_takes_too_long_for_every_change_is_asked_for(optional_sessions: list[str]) -> None:
-    assert optional_sessions == ["fuzz"]
+def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
+    assert sorted(optional_sessions) == ["apex", "fuzz"]
+
+
+def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
+    for place in ("noxfile.py", "README.md", "conformance/runner/backends.py"):
+        commits = re.findall(r"NVIDIA/apex@(\w*)", (root / place).read_text())
+        assert commits == ["e13873debc4699d39c6861074b9a3b2a02327f92"], place
 
 
 def test_tests_run_last(sessions: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""apex.amp. Apex cannot be installed where these tests run: it has to be compiled, and its amp needs a GPU.
+"""apex.amp. Apex is not there where these tests run: PyPI does not have it, and its amp needs a GPU.
 
 So these are tests of the observer against a stand-in. Its modules, functions and signatures have the names of the real
 ones, as they are in NVIDIA/apex at commit e13873debc4699d39c6861074b9a3b2a02327f92 (apex/amp/__init__.py, handle.py,

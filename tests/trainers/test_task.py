@@ -34,6 +34,20 @@ def test_what_a_task_says_about_itself():
     assert (task.accumulation, task.micro_batch_size, task.steps) == (2, 2, 3)
     assert (task.precision, task.loss_name, task.collective_backend) == ("fp16", "mean", "gloo")
     assert (task.device, task.clip, task.compression) == (torch.device("cpu"), None, False)
+    assert task.loss_scale == task.grad_scaler().get_scale() == 1024.0
+
+
+def test_only_a_scaled_loss_has_a_scale():
+    assert Task(make_spec(), 0).loss_scale is None
+
+
+def test_under_apex_torch_neither_casts_nor_scales():
+    """Both are apex's to do; it is told what scale to begin with."""
+    task = Task(make_spec(precision="apex-O1", scaler=scaler()), 0)
+    assert task.loss_scale == 1024.0
+    assert not task.grad_scaler().is_enabled()
+    with task.autocast():
+        assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +58,7 @@ def test_what_a_task_says_about_itself():
         ("bf16", torch.float32),
         ("fp16", torch.float32),
         ("fp16-compression", torch.float32),
+        ("apex-O1", torch.float32),
     ],
 )
 def test_everything_has_the_tasks_dtype(precision, dtype):

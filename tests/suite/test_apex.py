@@ -1,0 +1,34 @@
+"""The cases of apex where it is not installed: on the list, with one reason, and never passed."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.suite.items import REFERENCE
+
+TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
+
+
+@pytest.fixture
+def no_apex(tmp_path_factory, monkeypatch):
+    """Whatever this machine has."""
+    place = tmp_path_factory.mktemp("packages")
+    (place / "apex.py").write_text("raise ModuleNotFoundError(\"No module named 'apex'\", name='apex')")
+    monkeypatch.syspath_prepend(place)
+
+
+@pytest.mark.usefixtures("no_apex")
+def test_every_case_is_unavailable_for_one_reason(conformance, cases):
+    assert set(TRAINERS) < set(REFERENCE)
+    ended = conformance("run", *TRAINERS)
+    results = [case for case in cases().values() if case["precision"] == "apex-O1"]
+    assert {case["trainer"] for case in results} == set(TRAINERS)
+    assert {(case["verdict"], case["device"]) for case in results} == {("UNAVAILABLE", "cuda")}
+    [reason] = {case["headline"] for case in results}
+    assert reason.startswith(
+        "an apex that has amp is not installed, and amp needs a GPU; install it with: pip install "
+    )
+    assert "cuda-horovod-w2-acc2-apex-O1-overflow" in {case["id"] for case in results}
+    assert {case["verdict"] for case in cases().values()} == {"UNAVAILABLE", "UNSUPPORTED"}
+    assert ended.code == 1
+    assert "Nothing was judged" in ended.out
