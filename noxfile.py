@@ -131,7 +131,7 @@ def apex(session: nox.Session) -> None:
     install_wheel(session, "horovod")
     if shutil.which("nvidia-smi") is not None:
         session.install("-c", str(CONSTRAINTS), "packaging", "setuptools", "wheel")
-        session.install("--no-build-isolation", APEX)
+        session.install("-c", str(CONSTRAINTS), "--no-build-isolation", APEX)
     conformance_run(session, *(() if session.posargs else APEX_TRAINERS))
 
 

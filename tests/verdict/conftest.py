@@ -170,10 +170,10 @@ def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list
         gradients = ["inf"] * len(weights) if skipped else _rounded(steps[window.index].gradient, case)
         if scaled:
             note("unscale", **at, scaler=0, optimizer=0, scale=scale, implicit=False, found_inf=skipped)
-            note("scaler_step", **at, scaler=0, optimizer=0, scale=scale)
+            note("scaler_step", **at, scaler=0, optimizer=0, scale=scale, state=None)
         common = {"optimizer": 0, "forwards": forwards[window.index], "scale": scale, "gradients": gradients}
         if skipped:
-            note("skip", **at, **common, gradients_finite=False, weights=weights)
+            note("skip", **at, **common, gradients_finite=False, weights=weights, state=None)
         else:
             weights = _rounded(steps[window.index].weights, case)
             number = window.index - sum(skip < window.index for skip in right.skips)
