@@ -8,11 +8,14 @@ from dataclasses import astuple
 from time import monotonic
 from typing import Any
 
+from conformance.cases.topology import Topology
 from conformance.runner import keeper, linux, processes
 from conformance.runner.descriptors import Descriptors
 from conformance.runner.environment import rank_environment
 from conformance.runner.launch import Launch
 from conformance.runner.outcome import Outcome, describe_status
+from conformance.runner.part import Part
+from conformance.runner.peers import Alone, Peers
 from conformance.runner.protocol import Channel
 from conformance.runner.rank import Pipes
 from conformance.runner.seat import Seat
@@ -25,12 +28,17 @@ class KeeperGone(Exception):
 
 
 class Case:
-    """``spec`` in fresh processes that ``launch`` makes ranks of, for the client at the end of ``client``."""
+    """``spec`` in fresh processes that ``launch`` makes ranks of, for the client at the end of ``client``.
 
-    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel) -> None:
+    ``part``: the ranks to start here, if others run elsewhere.
+    """
+
+    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel, part: Part | None = None) -> None:
         self._launch = launch
         self._spec = spec
         self._client = client
+        self._peers = Alone(client) if part is None else Peers(client)
+        self._part = part or Part(tuple(range(int(spec["world_size"]))))
         self._seats: list[Seat] = []
         self._keeper: int | None = None
 
@@ -45,14 +53,15 @@ class Case:
             self._descriptors = self._clearing.enter_context(Descriptors())
             self._signals = self._clearing.enter_context(ChildSignals())
             self._clearing.callback(self._kill_all)
-            port = None if self._spec["backend"] == "single" else self._start_keeper()
+            port = self._rendezvous()
             hold, release = self._descriptors.pipe()
-            for rank in range(int(self._spec["world_size"])):
+            for rank in self._part.ranks:
                 self._start_rank(rank, hold, port)
             self._descriptors.close(hold)
             supervision = Supervision(
                 self._seats,
                 time_limit,
+                self._peers,
                 check=self._check_keeper,
                 release=lambda: self._descriptors.close(release),
             )
@@ -60,13 +69,21 @@ class Case:
             ranks = tuple(seat.outcome(supervision.first_failed) for seat in self._seats)
         return Outcome(ranks, monotonic() - began, supervision.timed_out)
 
+    def _rendezvous(self) -> int | None:
+        """The port of the case's rendezvous, which is started if it is to be kept here. Raises ClientGone."""
+        if self._spec["backend"] == "single" or self._part.port is not None:
+            return self._part.port
+        port = self._start_keeper()
+        self._peers.tell(port=port)
+        return port
+
     def _start_keeper(self) -> int:
         """Returns the port of the case's rendezvous."""
-        listener = keeper.listen()
+        listener = keeper.listen(self._part.address)
 
         def body() -> int:
             self._forget()
-            keeper.keep(self._spec["backend"], listener, self._spec["world_size"])
+            keeper.keep(self._spec["backend"], listener, Topology.of(self._spec))
 
         with listener:
             self._keeper = processes.fork(body)
@@ -88,7 +105,8 @@ class Case:
             os.dup2(output, 1)
             os.dup2(output, 2)
             self._forget(*astuple(pipes))
-            return self._launch(self._spec, rank, pipes, rank_environment(self._spec, rank, port))
+            environment = rank_environment(self._spec, rank, port, self._part.address, self._part.interface)
+            return self._launch(self._spec, rank, pipes, environment)
 
         seat.pid = processes.fork(body)
         self._seats.append(seat)

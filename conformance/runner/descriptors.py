@@ -20,9 +20,9 @@ def tail(file: int, size: int = 20_000) -> str:
     return os.pread(file, size, start).decode(errors="replace")
 
 
-def last_line(file: int) -> str:
-    """The last line of a file that is not blank; empty if there is none."""
-    lines = [line.strip() for line in tail(file).splitlines() if line.strip()]
+def last_line(text: str) -> str:
+    """The last line that is not blank; empty if there is none."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
 
 

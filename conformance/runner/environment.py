@@ -7,18 +7,19 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.cases.topology import Topology
+
 LOOPBACK = "127.0.0.1"
-_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-_HOST = "localhost"
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 _EVERYWHERE = {
     # A thread pool that is started on import makes forking unsafe; NumPy's BLAS does that unless told not to.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": _INTERFACE,
-    "NCCL_SOCKET_IFNAME": _INTERFACE,
-    "HOROVOD_GLOO_IFACE": _INTERFACE,
+    "GLOO_SOCKET_IFNAME": INTERFACE,
+    "NCCL_SOCKET_IFNAME": INTERFACE,
+    "HOROVOD_GLOO_IFACE": INTERFACE,
     # What a rank printed must be there when it is killed.
     "PYTHONUNBUFFERED": "1",
 }
@@ -47,33 +48,36 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **_EVERYWHERE}
 
 
-def rank_environment(spec: Mapping[str, Any], rank: int, port: int | None) -> dict[str, str]:
-    """The variables that make a process rank ``rank`` of the case; ``port`` is where its rendezvous listens.
+def rank_environment(
+    spec: Mapping[str, Any], rank: int, port: int | None, address: str = LOOPBACK, interface: str = INTERFACE
+) -> dict[str, str]:
+    """The variables that make a process rank ``rank`` of the case; its rendezvous listens at ``address``, ``port``.
 
     None at all for the backend "single": a framework that saw a rank would set up a process group.
     """
-    world_size = int(spec["world_size"])
     if port is None:
         return {}
+    topology = Topology.of(spec)
     if spec["backend"] == "horovod":
-        return _horovod(rank, world_size, port)
-    return _torchrun(str(spec["case"]), rank, world_size, port)
+        return {**_horovod(topology, rank, address, port), "HOROVOD_GLOO_IFACE": interface}
+    sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {**_torchrun(str(spec["case"]), topology, rank, address, port), **sockets}
 
 
-def _torchrun(case: str, rank: int, world_size: int, port: int) -> dict[str, str]:
+def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
     """What torchrun sets, documented at https://docs.pytorch.org/docs/stable/elastic/run.html."""
     return {
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "WORLD_SIZE": str(len(topology.hosts)),
+        "LOCAL_RANK": str(topology.local_rank(rank)),
+        "LOCAL_WORLD_SIZE": str(topology.local_size(rank)),
+        "GROUP_RANK": str(topology.node(rank)),
+        "GROUP_WORLD_SIZE": str(len(topology.nodes)),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(world_size),
+        "ROLE_WORLD_SIZE": str(len(topology.hosts)),
         "TORCHELASTIC_RUN_ID": case,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -82,21 +86,21 @@ def _torchrun(case: str, rank: int, world_size: int, port: int) -> dict[str, str
     }
 
 
-def _horovod(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What horovodrun sets for gloo on one host (horovod/runner/gloo_run.py)."""
+def _horovod(topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
+    """What horovodrun sets for gloo (horovod/runner/gloo_run.py)."""
+    across = topology.across(rank)
     return {
         "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(world_size),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(world_size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": _HOST,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
+        "HOROVOD_SIZE": str(len(topology.hosts)),
+        "HOROVOD_LOCAL_RANK": str(topology.local_rank(rank)),
+        "HOROVOD_LOCAL_SIZE": str(topology.local_size(rank)),
+        "HOROVOD_CROSS_RANK": str(across.index(rank)),
+        "HOROVOD_CROSS_SIZE": str(len(across)),
+        "HOROVOD_HOSTNAME": topology.hosts[rank],
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": _INTERFACE,
         # Milliseconds between two looks at the queue of tensors.
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "1"),
     }

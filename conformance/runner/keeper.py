@@ -1,4 +1,4 @@
-"""The process that holds a case's rendezvous, on loopback, so that it outlives any rank."""
+"""The process that holds a case's rendezvous, so that it outlives any rank."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import socket
 from importlib import import_module
 from typing import Any, NoReturn
 
-from conformance.runner.environment import LOOPBACK
+from conformance.cases.topology import Topology
 
 
-def listen() -> socket.socket:
-    """A listening socket on a free loopback port; ranks may connect before anybody accepts."""
+def listen(address: str) -> socket.socket:
+    """A listening socket on a free port of ``address``; ranks may connect before anybody accepts."""
     listener = socket.socket()
-    listener.bind((LOOPBACK, 0))
+    listener.bind((address, 0))
     listener.listen(128)
     return listener
 
 
-def keep(backend: str, listener: socket.socket, world_size: int) -> NoReturn:
+def keep(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
     """Serve the rendezvous of ``backend`` on ``listener`` until this process is killed."""
     if backend == "horovod":
-        _keep_horovod(listener, world_size)
+        _keep_horovod(listener, topology)
     _keep_store(listener)
 
 
 def _keep_store(listener: socket.socket) -> NoReturn:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    port = listener.getsockname()[1]
-    _hold(TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
+    address, port = listener.getsockname()
+    _hold(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
 
 
 def _hold(store: object) -> NoReturn:
@@ -38,17 +38,18 @@ def _hold(store: object) -> NoReturn:
         signal.pause()
 
 
-def _keep_horovod(listener: socket.socket, world_size: int) -> NoReturn:
+def _keep_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
     """Horovod's own `RendezvousServer` listens on every interface, so its parts are put together here."""
     http: Any = import_module("horovod.runner.http.http_server")
     hosts: Any = import_module("horovod.runner.common.util.hosts")
     nothing = {"server_bind": lambda server: None, "server_activate": lambda server: None}
-    server: Any = type("LoopbackServer", (http.RendezvousHTTPServer,), nothing)(
+    server: Any = type("OneAddressServer", (http.RendezvousHTTPServer,), nothing)(
         listener.getsockname(), http.RendezvousHandler, verbose=0
     )
     server.socket.close()
     server.socket = listener
-    server.init(hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{world_size}"), world_size))
+    slots = ",".join(f"{node}:{topology.hosts.count(node)}" for node in topology.nodes)
+    server.init(hosts.get_host_assignments(hosts.parse_hosts(slots), len(topology.hosts)))
     server.serve_forever()
     raise AssertionError("serve_forever returned")
 

@@ -76,6 +76,11 @@ class Channel:
         del self._unread[: end + 1]
         return decode(line)
 
+    @property
+    def holds_message(self) -> bool:
+        """Another message has come already, with the last one: no selector will tell."""
+        return b"\n" in self._unread
+
     def take_descriptors(self) -> list[int]:
         """The descriptors that came with the messages received so far; the caller owns them."""
         taken, self._descriptors = self._descriptors, []

@@ -12,8 +12,9 @@ from conformance.runner import backends, keeper, linux, safety, stacks
 from conformance.runner.case import Case, KeeperGone
 from conformance.runner.launch import Launch, forked, spawned
 from conformance.runner.outcome import Unavailable
+from conformance.runner.part import Part
+from conformance.runner.peers import ClientGone
 from conformance.runner.protocol import Channel
-from conformance.runner.supervision import ClientGone
 from conformance.trainers.loading import TrainerError
 
 
@@ -70,7 +71,8 @@ def _answer(client: Channel, launch: Launch) -> None:
     """Raises ClientGone."""
     while (message := client.receive()) is not None:
         try:
-            answer = Case(launch, message["spec"], client).run(message["time_limit"]).to_dict()
+            part = Part.from_dict(message["part"]) if "part" in message else None
+            answer = Case(launch, message["spec"], client, part).run(message["time_limit"]).to_dict()
         except KeeperGone as error:
             answer = {"failure": str(error)}
         client.send(answer)

@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from conformance.runner import interpreter
-from conformance.runner.descriptors import last_line, nameless_file
+from conformance.runner import interpreter, stacks
+from conformance.runner.descriptors import last_line, nameless_file, tail
 from conformance.runner.environment import base_environment
 from conformance.runner.outcome import RunnerError, describe_status
 from conformance.runner.protocol import Channel
@@ -24,19 +24,38 @@ _CLOSE_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A forked server: its process id, this end of its connection, and the file that has what it printed."""
+    """A forked server: its process id, and this end of its connection."""
 
     pid: int
     channel: Channel
-    output: int
+
+
+class ServerStarter(Protocol):
+    """What starts servers and ends them, here or on another machine. Everything raises RunnerError."""
+
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+
+    def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
+        """Fork a server for a trainer; its first message says what became of importing it."""
+
+    def end(self, pid: int, patience: float) -> str:
+        """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
+
+    def said(self, pid: int) -> str:
+        """The last that a server printed."""
+
+    def stack(self, pid: int) -> str:
+        """Have a server print the stacks of its threads; the result is the last that it printed."""
 
 
 class Zygote:
-    """A running zygote."""
+    """A running zygote: the `ServerStarter` of this machine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors = nameless_file()
+        self._outputs: dict[int, int] = {}
         ours, theirs = socket.socketpair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
@@ -65,30 +84,43 @@ class Zygote:
         return self._process.poll() is None
 
     def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
-        """Fork a server for a trainer; its first message says what became of importing it."""
         ours, theirs = socket.socketpair()
-        output = nameless_file()
         with theirs:
-            request = {
-                "target": target,
-                "backend": backend,
-                "spawn": spawn,
-                "folder": os.getcwd(),
-                "path": [str(folder) for folder in sys.path],
-            }
             try:
-                answer = self._ask(request, theirs.fileno(), output)
+                pid = self.fork(target, backend, theirs, spawn=spawn)
             except BaseException:
                 ours.close()
-                os.close(output)
                 raise
-        return ServerProcess(answer["pid"], Channel(ours), output)
+        return ServerProcess(pid, Channel(ours))
 
-    def end(self, server: ServerProcess, patience: float) -> str:
-        """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
-        server.channel.close()
-        os.close(server.output)
-        return describe_status(self._ask({"end": server.pid, "patience": patience})["status"])
+    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: bool) -> int:
+        """Fork a server whose client is at the other end of ``client``; returns its process id."""
+        request = {
+            "target": target,
+            "backend": backend,
+            "spawn": spawn,
+            "folder": os.getcwd(),
+            "path": [str(folder) for folder in sys.path],
+        }
+        output = nameless_file()
+        try:
+            pid = int(self._ask(request, client.fileno(), output)["pid"])
+        except BaseException:
+            os.close(output)
+            raise
+        self._outputs[pid] = output
+        return pid
+
+    def end(self, pid: int, patience: float) -> str:
+        os.close(self._outputs.pop(pid))
+        return describe_status(self._ask({"end": pid, "patience": patience})["status"])
+
+    def said(self, pid: int) -> str:
+        return tail(self._outputs[pid])
+
+    def stack(self, pid: int) -> str:
+        stacks.request([(pid, self._outputs[pid])])
+        return self.said(pid)
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
@@ -120,7 +152,7 @@ class Zygote:
     def _failure(self) -> RunnerError:
         """What to say of a zygote that is gone."""
         code = self._process.wait()
-        said = last_line(self._errors) or "nothing"
+        said = last_line(tail(self._errors)) or "nothing"
         how = f"exited {code}" if code >= 0 else f"was killed by signal {-code}"
         return RunnerError(f"the process that imports torch {how}; it last printed: {said}")
 

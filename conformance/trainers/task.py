@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from conformance.cases.topology import Topology
 from conformance.trainers.data import Batch, Samples, micro_batch_loader, stream_loader
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,7 +51,8 @@ class Task:
         self._recorder = recorder
         self.backend: str = spec["backend"]
         self.rank = rank
-        self.local_rank = rank
+        topology = Topology.of(spec)
+        self.local_rank = topology.local_rank(rank)
         self.world_size: int = spec["world_size"]
         self.precision: str = spec["precision"]
         self.compression = self.precision == "fp16-compression"
@@ -60,7 +62,7 @@ class Task:
         self.accumulation: int = spec["accumulation"]
         self.micro_batch_size: int = spec["micro_batch_size"]
         self.steps: int = spec["steps"]
-        self.device, self.collective_backend = _place(spec["device"], self.local_rank, self.world_size)
+        self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
         self._samples = Samples(spec["samples"], spec["epochs"], self.device, self.dtype)
 
@@ -150,9 +152,9 @@ class Task:
             yield window
 
 
-def _place(device: str, local_rank: int, world_size: int) -> tuple[torch.device, Literal["gloo", "nccl"]]:
+def _place(device: str, local_rank: int, local_size: int) -> tuple[torch.device, Literal["gloo", "nccl"]]:
     if device != "cuda":
         return torch.device(device), "gloo"
     count = torch.cuda.device_count()
     # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too.
-    return torch.device("cuda", local_rank % max(count, 1)), "nccl" if count >= world_size else "gloo"
+    return torch.device("cuda", local_rank % max(count, 1)), "nccl" if count >= local_size else "gloo"
