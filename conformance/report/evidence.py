@@ -68,7 +68,7 @@ def ranks(case: CaseRecord) -> list[Alike]:
     """The ranks, those next to each other that ended alike as one."""
     most = OUTPUT_FAILED if failed(case) else OUTPUT_PASSED
     found = []
-    for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.output, r.stack, r.traceback, r.collectives)):
+    for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.host, r.output, r.stack, r.traceback, r.collectives)):
         group = list(run)
         first, last = group[0].rank, group[-1].rank
         name = str(first) if len(group) == 1 else f"{first}–{last}"

@@ -141,6 +141,7 @@ class Rank:
     output: str = ""
     stack: str | None = None
     traceback: str | None = None
+    host: str | None = None
     collectives: dict[str, Collective] = field(default_factory=dict)
 
 

@@ -15,6 +15,10 @@ class RunnerError(Exception):
     """The harness itself failed: no process could be started, or torch cannot be imported."""
 
 
+class HostLost(RunnerError):
+    """One of several machines, or our process there, is gone: nothing can run on it any more."""
+
+
 class Unavailable(Exception):
     """The backend, or something that the trainer requires, is not installed on this machine.
 
@@ -51,6 +55,7 @@ class RankOutcome:
         output: the last 20 kB of its standard output and standard error.
         stack: where each of its threads was when the time limit came.
         after: the rank that failed first, where this one did not finish either and may only have followed it.
+        host: the machine that it ran on, where that is not simply this one.
     """
 
     rank: int
@@ -60,6 +65,7 @@ class RankOutcome:
     output: str
     stack: str | None
     after: int | None = None
+    host: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "events": list(self.events)}

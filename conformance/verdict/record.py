@@ -155,6 +155,7 @@ def _rank(rank: RankEvidence) -> dict[str, Any]:
     return {
         "rank": rank.outcome.rank,
         "exit": rank.outcome.exit,
+        "host": rank.outcome.host,
         "output": shortened(rank.outcome.output),
         "stack": rank.outcome.stack and shortened(rank.outcome.stack),
         "traceback": shortened(rank.raised["traceback"]) if rank.raised else None,
