@@ -14,13 +14,17 @@ import traceback
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
+from conformance.launchers import NAMES, LaunchError
 from conformance.plugin import TIME_LIMIT, time_limit
 from conformance.trainers.declaration import BACKENDS
 from conformance.trainers.loading import reference_names
+
+if TYPE_CHECKING:
+    from conformance.launchers.hosts import Hosts
 
 CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
 RESULTS, REPORT = "conformance-results.jsonl", "conformance-report.html"
@@ -138,6 +142,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="cases at a time (default: one a core)",
     )
+    run.add_argument(
+        "--launcher",
+        choices=NAMES,
+        help="run ranks on several machines, one case at a time: this command was started on each of them by torchrun "
+        "(or srun) or by horovodrun, or a Ray cluster is to run them (default: this machine alone)",
+    )
+    run.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
+    )
     report = actions.add_parser(
         "report", help="render a results file again", description="Render a results file again."
     )
@@ -188,6 +203,16 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.terminal import render_terminal
     from conformance.suite.engine import Engine
 
+    if options.address is not None and options.launcher != "ray":
+        return _say("--address goes with --launcher ray", USAGE)
+    hosts = None
+    if options.launcher is not None:
+        try:
+            hosts = _hosts(options)
+        except LaunchError as error:
+            return _say(str(error), USAGE)
+        if hosts is None:
+            return CONFORMING
     results_file, report = options.output / RESULTS, options.output / REPORT
     for file in (results_file, report):
         reason = _unwritable(file)
@@ -197,9 +222,9 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         reason = _unwritable(options.traces / "rank0.jsonl")
         if reason is not None:
             return _say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
-    engine = Engine(results_file, command, console)
+    engine = Engine(results_file, command, console, hosts)
     selected = options.trainer, options.backend, options.case
-    engine.run(*selected, options.time_limit, options.processes, options.traces)
+    engine.run(*selected, options.time_limit, 1 if hosts else options.processes, options.traces)
     for line in engine.bad_input:
         _say(line, USAGE)
     if engine.bad_input:
@@ -222,6 +247,17 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     if not engine.recorded:
         return _say("the harness failed: no case was run", HARNESS)
     return CONFORMING if conforming else NOT_CONFORMING
+
+
+def _hosts(options: argparse.Namespace) -> Hosts | None:
+    """The machines to run on; None in a process that has served another one. Raises LaunchError."""
+    from conformance.launchers.joining import join
+    from conformance.runner.client import RunnerError
+
+    try:
+        return join(options.launcher, options.address)
+    except RunnerError as error:
+        raise LaunchError(f"the harness failed: {error}") from error
 
 
 def _unwritable(file: Path) -> str | None:

@@ -152,17 +152,17 @@ def conformance_traces(pytestconfig: pytest.Config) -> Path | None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    servers = config.stash.get(_SERVERS, None)
+    servers = config.stash.get(SERVERS, None)
     if servers is not None:
         servers.close()
 
 
-_SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 
 
 def _servers(config: pytest.Config) -> Servers:
     from conformance.suite.items import Servers
 
-    if _SERVERS not in config.stash:
-        config.stash[_SERVERS] = Servers()
-    return config.stash[_SERVERS]
+    if SERVERS not in config.stash:
+        config.stash[SERVERS] = Servers()
+    return config.stash[SERVERS]

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.laws.law import laws
+from conformance.plugin import SERVERS
 from conformance.report import ResultsWriter
-from conformance.suite.items import BadInput
+from conformance.suite.items import BadInput, Servers
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(__file__).parent
@@ -36,8 +37,9 @@ class Engine:
         interrupted: the user stopped the run.
     """
 
-    def __init__(self, results: Path, command: str, console: Console) -> None:
-        self._results, self._command = results, command
+    def __init__(self, results: Path, command: str, console: Console, servers: Servers | None = None) -> None:
+        """``servers``: where the cases are run, if it is not on this machine alone."""
+        self._results, self._command, self._servers = results, command, servers
         self._writer: ResultsWriter | None = None
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -94,6 +96,11 @@ class Engine:
         self.interrupted = True
 
     @pytest.hookimpl
+    def pytest_configure(self, config: pytest.Config) -> None:
+        if self._servers is not None:
+            config.stash[SERVERS] = self._servers
+
+    @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._start([item.nodeid for item in session.items])
 
@@ -143,7 +150,7 @@ class Engine:
             "command": self._command,
             "seed": SEED,
             "planned": planned,
-            "machine": machine(),
+            "machine": machine(() if self._servers is None else self._servers.hosts),
             "laws": [{"law": law.id, "level": law.level, "says": law.says} for law in laws()],
         }
         with self._writing():
@@ -166,13 +173,15 @@ def _undisturbed() -> Iterator[None]:
         os.environ.update(before)
 
 
-def machine() -> dict[str, object]:
-    """What a result depends on besides the trainer."""
+def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
+    """What a result depends on besides the trainer. ``hosts``: where ranks run, where it is not just here."""
     found: dict[str, object] = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
     }
+    if hosts:
+        found["hosts"] = ", ".join(hosts)
     for package in ("torch", "numpy", "horovod", "accelerate", "lightning", "determined"):
         try:
             found[package] = version(package)

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, Protocol
 
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import ON_GPU_ONLY, SHAPES, plan
-from conformance.runner.client import ForkServer, TrainerError, Unavailable
+from conformance.runner.client import ForkServer, Outcome, TrainerError, Unavailable
 from conformance.trainers.declaration import Declaration
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
@@ -26,7 +26,7 @@ REFERENCE = (
 class Item:
     """One planned case, and why it is not run, if it is not.
 
-    ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run.
+    ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``option``: see `Servers`.
     """
 
     target: str
@@ -34,10 +34,11 @@ class Item:
     case: Case
     verdict: str | None = None
     reason: str = ""
+    option: str = ""
 
     @property
     def command(self) -> str:
-        return f"conformance run {shlex.quote(self.target)} --case {self.case.id}"
+        return f"conformance run{self.option} {shlex.quote(self.target)} --case {self.case.id}"
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,52 @@ class BadInput:
     MARK: ClassVar[str] = ": cannot be run"
 
 
+class Server(Protocol):
+    """What runs the cases of one trainer and backend: a `ForkServer`, or several of them on as many machines."""
+
+    declaration: Declaration
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+    mode: Literal["fork", "spawn"]
+    mode_reason: str | None
+
+    def __enter__(self) -> Server:
+        """Raises TrainerError, Unavailable, RunnerError."""
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
+        """Raises RunnerError."""
+
+
 class Servers:
-    """The fork servers of this process, one for each trainer and backend, started when they are first needed."""
+    """The fork servers of this process, one for each trainer and backend, started when they are first needed.
+
+    Attributes:
+        option: what a command line needs besides to run cases in the same place.
+        hosts: the machines that ranks run on, where it is not just this one.
+    """
+
+    option: str = ""
+    hosts: Sequence[str] = ()
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._servers: dict[tuple[str, str], ForkServer] = {}
+        self._servers: dict[tuple[str, str], Server] = {}
 
-    def get(self, target: str, backend: str) -> ForkServer:
+    def get(self, target: str, backend: str) -> Server:
         """Raises TrainerError, Unavailable, RunnerError."""
         if (target, backend) not in self._servers:
-            self._servers[target, backend] = self._stack.enter_context(ForkServer(target, backend))
+            self._servers[target, backend] = self._stack.enter_context(self.open(target, backend))
         return self._servers[target, backend]
+
+    def open(self, target: str, backend: str) -> Server:
+        """A server that is not started yet."""
+        return ForkServer(target, backend)
+
+    def why_not(self, case: Case) -> str | None:
+        """Why a case cannot be run here, whatever the trainer."""
+        return None
 
     def close(self) -> None:
         self._servers.clear()
@@ -92,6 +127,10 @@ def collect(
     if unknown:
         return [*unknown]
     chosen = [item for item in items if not patterns or any(selects(p, item.case.id) for p in patterns)]
+    if chosen and all(servers.why_not(item.case) is not None for item in chosen):
+        first = chosen[0]
+        line = f"none of the chosen cases can be run; of {first.case.id}: {servers.why_not(first.case)}"
+        return [BadInput(first.target, line)]
     return [*_told_apart(chosen)]
 
 
@@ -127,13 +166,15 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
         devices: tuple[Device, ...] = ("cpu", "cuda")
         for device in devices:
             for planned in plan(declaration, backend, device):
-                item = Item(target, declaration.name or target, planned.case)
+                item = Item(target, declaration.name or target, planned.case, option=servers.option)
                 if planned.unsupported is not None:
                     # What is not declared was told for the CPU already.
                     if device == "cpu" or planned.case.precision in ON_GPU_ONLY:
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))
+                elif (reason := servers.why_not(planned.case)) is not None:
+                    yield _not_run(item, "UNAVAILABLE", reason)
                 elif device == "cuda" and not gpus["devices"]:
                     yield _not_run(item, "UNAVAILABLE", f"no CUDA device: {gpus['reason']}")
                 else:
@@ -141,7 +182,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
 
 
 def _not_run(item: Item, verdict: str, reason: str) -> Item:
-    return Item(item.target, item.trainer, item.case, verdict, reason)
+    return replace(item, verdict=verdict, reason=reason)
 
 
 def _no_such_case(pattern: str, known: Sequence[str]) -> str:

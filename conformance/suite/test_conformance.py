@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.runner.client import RunnerError
+from conformance.runner.outcome import HostLost
 from conformance.suite.items import BadInput, Item, Servers
 from conformance.suite.running import run
 
@@ -23,6 +24,9 @@ def test_case(
         pytest.fail(item.line, pytrace=False)
     try:
         result = run(item, conformance_servers, conformance_time_limit, conformance_traces)
+    except HostLost as error:
+        request.session.shouldfail = str(error)
+        pytest.fail(f"the harness failed: {error}; what follows was not run", pytrace=False)
     except RunnerError as error:
         pytest.fail(f"the harness failed: {error}", pytrace=False)
     request.node.conformance = result

@@ -48,3 +48,31 @@ def test_another_launcher_is_not_inherited(name: str) -> None:
 
 def test_what_the_user_set_is_inherited() -> None:
     assert base_environment({"ACCELERATE_USE_CPU": "true"})["ACCELERATE_USE_CPU"] == "true"
+
+
+def test_ranks_on_two_machines_see_torchrun_s_groups() -> None:
+    spec = {**NATIVE, "hosts": ["a", "a", "b", "b"]}
+    assert rank_environment(spec, 3, 1234, "192.0.2.1", "eth7").items() >= {
+        ("MASTER_ADDR", "192.0.2.1"),
+        ("RANK", "3"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("GROUP_RANK", "1"),
+        ("GROUP_WORLD_SIZE", "2"),
+        ("GLOO_SOCKET_IFNAME", "eth7"),
+        ("NCCL_SOCKET_IFNAME", "eth7"),
+    }
+
+
+def test_ranks_on_two_machines_see_horovod_s_communicators() -> None:
+    spec = {**NATIVE, "backend": "horovod", "hosts": ["a", "a", "b", "b"]}
+    assert rank_environment(spec, 2, 1234, "192.0.2.1", "eth7").items() >= {
+        ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "192.0.2.1"),
+        ("HOROVOD_HOSTNAME", "b"),
+        ("HOROVOD_RANK", "2"),
+        ("HOROVOD_LOCAL_RANK", "0"),
+        ("HOROVOD_LOCAL_SIZE", "2"),
+        ("HOROVOD_CROSS_RANK", "1"),
+        ("HOROVOD_CROSS_SIZE", "2"),
+        ("HOROVOD_GLOO_IFACE", "eth7"),
+    }

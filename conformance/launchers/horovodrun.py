@@ -1,0 +1,61 @@
+"""Processes that horovodrun started, over gloo; they meet at its rendezvous, which is a store of keys over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic, sleep
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from conformance.launchers import LaunchError
+from conformance.launchers.agent import JOIN_LIMIT, Member
+from conformance.launchers.launch import Launch, number, parsed, written
+from conformance.launchers.network import address_towards
+
+_NAMES = (
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_HOSTNAME"),
+    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+)
+_PAUSE = 0.1
+_REQUEST_LIMIT = 10.0
+_NOT_FOUND = 404
+
+
+def read(environ: Mapping[str, str]) -> Launch:
+    """Raises LaunchError."""
+    missing = [name for name in _NAMES if name not in environ]
+    if missing:
+        raise LaunchError(
+            f"--launcher horovodrun finds no {' and '.join(missing)} in the environment; start it with: "
+            "horovodrun --gloo -np ... conformance run --launcher horovodrun ..."
+        )
+    # The name of a host is unique there: it is the one that the user gave.
+    member = Member(number(environ, "HOROVOD_RANK"), environ["HOROVOD_HOSTNAME"], environ["HOROVOD_HOSTNAME"])
+    store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    url = f"http://{written(store)}/conformance/front"
+
+    def publish(address: tuple[str, int]) -> None:
+        _ask(Request(url, data=written(address).encode(), method="PUT"), store)
+
+    def find() -> tuple[str, int]:
+        deadline = monotonic() + JOIN_LIMIT
+        while (found := _ask(Request(url), store)) is None:
+            if monotonic() > deadline:
+                raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens")
+            sleep(_PAUSE)
+        return parsed(found)
+
+    return Launch(member, number(environ, "HOROVOD_SIZE"), address_towards(*store), 0, publish, find)
+
+
+def _ask(request: Request, store: tuple[str, int]) -> str | None:
+    """What is answered; None if there is no such key yet. Raises LaunchError."""
+    try:
+        with urlopen(request, timeout=_REQUEST_LIMIT) as answer:
+            return str(answer.read().decode())
+    except HTTPError as error:
+        if error.code == _NOT_FOUND:
+            return None
+        raise LaunchError(f"horovodrun's rendezvous at {written(store)} answers {error.code}") from error
+    except (URLError, OSError) as error:
+        raise LaunchError(f"cannot reach horovodrun's rendezvous at {written(store)}: {error}") from error

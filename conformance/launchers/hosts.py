@@ -1,0 +1,91 @@
+"""A trainer's servers on all machines of a launch, as the suite sees them: as one server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.launchers.front import Agent, Front
+from conformance.launchers.together import Share, Together
+from conformance.runner.client import ForkServer, Outcome, TrainerError, Unavailable
+from conformance.suite.items import Servers
+
+
+class HostedServer:
+    """The servers of one trainer and backend, one a machine.
+
+    Entering raises what `ForkServer` raises; the line names the machine.
+    """
+
+    def __init__(self, target: str, backend: str, agents: list[Agent]) -> None:
+        self._agents = agents
+        self._servers = [ForkServer(target, backend, starter=agent.get) for agent in agents]
+        self._closing = ExitStack()
+
+    def __enter__(self) -> HostedServer:
+        with ExitStack() as stack:
+            for agent, server in zip(self._agents, self._servers, strict=True):
+                try:
+                    stack.enter_context(server)
+                except TrainerError as error:
+                    raise TrainerError(f"{error} (on {agent.name})") from error
+                except Unavailable as error:
+                    reason = f"on {agent.name}: {error.reason}"
+                    raise Unavailable(reason, error.command, error.declaration) from error
+            self._closing = stack.pop_all()
+        first = self._servers[0]
+        self.declaration, self.versions = first.declaration, first.versions
+        self.gpus = min((server.gpus for server in self._servers), key=lambda gpus: int(gpus["devices"]))
+        spawning = next((server for server in self._servers if server.mode == "spawn"), first)
+        self.mode, self.mode_reason = spawning.mode, spawning.mode_reason
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
+        """Neighbouring ranks run on one machine where there are more of them than machines. Raises RunnerError."""
+        size = int(spec["world_size"])
+        machines = min(size, len(self._agents))
+        places = [rank * machines // size for rank in range(size)]
+        shares = [
+            Share(
+                self._agents[number],
+                self._servers[number],
+                tuple(rank for rank, place in enumerate(places) if place == number),
+            )
+            for number in range(machines)
+        ]
+        spec = {**spec, "hosts": [self._agents[place].name for place in places]}
+        return Together(shares, spec, time_limit).run()
+
+
+class Hosts(Servers):
+    """The servers on all machines of a launch.
+
+    ``world_size``: of which all cases have to be, if the launcher has set it.
+    leave: called at the end, when all agents were hung up on.
+    """
+
+    def __init__(
+        self, launcher: str, front: Front, world_size: int | None, leave: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self._stack.callback(leave)
+        self.option = f" --launcher {launcher}"
+        self.hosts = [agent.name for agent in front.agents]
+        self._launcher = launcher
+        self._front = front
+        self._world_size = world_size
+        self._stack.callback(front.close)
+
+    def open(self, target: str, backend: str) -> HostedServer:
+        return HostedServer(target, backend, self._front.agents)
+
+    def why_not(self, case: Case) -> str | None:
+        if self._world_size in (None, case.world_size):
+            return None
+        processes = "1 process" if self._world_size == 1 else f"{self._world_size} processes"
+        return f"{self._launcher} started {processes}, and this case needs {case.world_size}"

@@ -1,0 +1,50 @@
+"""Becoming part of a launch: the process of rank 0 gets all machines to run cases on, every other one serves it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+from conformance.launchers import LaunchError, horovodrun, ray, torchrun
+from conformance.launchers.agent import JOIN_LIMIT, Member, attend
+from conformance.launchers.front import Front
+from conformance.launchers.hosts import Hosts
+from conformance.launchers.launch import Read
+from conformance.launchers.network import listen
+from conformance.runner.client import RunnerError, shared
+
+_READ: dict[str, Read] = {"torchrun": torchrun.read, "horovodrun": horovodrun.read}
+
+
+def join(launcher: str, address: str | None) -> Hosts | None:
+    """The machines of the launch that this process is in, if it is the one that plans and judges.
+
+    Every other process serves that one until it hangs up, and gets None. ``address``: of a Ray cluster.
+
+    Raises LaunchError, RunnerError.
+    """
+    if launcher == "ray":
+        return ray.nodes(address or "auto")
+    launch = _READ[launcher](os.environ)
+    if launch.member.number != 0:
+        attend(launch.find(), launch.member)
+        return None
+    # What keeps torch from being imported is told better from here than by the thread below.
+    shared.get()
+    front = Front(listen(launch.address, launch.port), launch.size)
+    try:
+        # On its own machine it is served like on the others.
+        threading.Thread(target=_attend_here, args=(front.address, launch.member), daemon=True).start()
+        launch.publish(front.address)
+        front.gather(JOIN_LIMIT)
+    except BaseException:
+        front.close()
+        raise
+    return Hosts(launcher, front, launch.size)
+
+
+def _attend_here(front: tuple[str, int], member: Member) -> None:
+    """What goes wrong the front is told, and says."""
+    with suppress(LaunchError, RunnerError):
+        attend(front, member)

@@ -1,0 +1,52 @@
+"""What a launcher tells each of its processes, and how the others find the process of rank 0 by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from conformance.launchers import LaunchError
+from conformance.launchers.agent import Member
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process's view of its launch.
+
+    Attributes:
+        member: this process. size: how many there are.
+        address, port: where the process of rank 0 is to listen; port 0 for any.
+        publish: called by rank 0 with where it listens. find: the same, for the others.
+    """
+
+    member: Member
+    size: int
+    address: str
+    port: int
+    publish: Callable[[tuple[str, int]], None]
+    find: Callable[[], tuple[str, int]]
+
+
+class Read(Protocol):
+    """Reads a `Launch` from the environment of one of its processes. Raises LaunchError."""
+
+    def __call__(self, environ: Mapping[str, str]) -> Launch: ...
+
+
+def number(environ: Mapping[str, str], name: str) -> int:
+    """Raises LaunchError."""
+    try:
+        return int(environ[name])
+    except ValueError as error:
+        raise LaunchError(f"{name} is {environ[name]!r}, which is no number") from error
+
+
+def written(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def parsed(text: str) -> tuple[str, int]:
+    """What `written` has written."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,83 @@
+"""Connections between machines."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from time import monotonic, sleep
+
+from conformance.launchers import LaunchError
+from conformance.runner.environment import INTERFACE
+
+# Seconds after which a machine that has left without a word is known to be gone: idle, between probes, probes.
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+_SIOCGIFADDR = 0x8915
+_PAUSE = 0.1
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A listening socket at an IPv4 address of this machine. Raises LaunchError."""
+    try:
+        return socket.create_server((address, port))
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise LaunchError(
+            f"cannot listen at {address}:{port} for the other processes: {why}; "
+            "MASTER_ADDR has to be an address of rank 0's machine"
+        ) from error
+
+
+def connect(address: str, port: int, limit: float, whom: str = "the process of rank 0") -> socket.socket:
+    """A connection to who listens there, or will within ``limit`` seconds. Raises LaunchError."""
+    deadline = monotonic() + limit
+    while True:
+        try:
+            connection = socket.create_connection((address, port), timeout=max(_PAUSE, deadline - monotonic()))
+        except OSError as error:
+            # A name that nobody knows does not become known by waiting.
+            if monotonic() + _PAUSE > deadline or isinstance(error, socket.gaierror):
+                why = error.strerror or str(error)
+                raise LaunchError(f"cannot reach {whom} at {address}:{port}: {why}") from error
+            sleep(_PAUSE)
+            continue
+        connection.settimeout(None)
+        return tuned(connection)
+
+
+def tuned(connection: socket.socket) -> socket.socket:
+    """For short messages, and so that the loss of the other machine is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    return connection
+
+
+def address_towards(host: str, port: int) -> str:
+    """The IPv4 address of this machine that ``host`` sees. Raises LaunchError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise LaunchError(f"there is no way to {host}: {error.strerror}") from error
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an address: what gloo and NCCL are to use. Raises LaunchError."""
+    if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return chosen
+    if address.startswith("127."):
+        return INTERFACE
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(control, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                # It has no IPv4 address.
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise LaunchError(f"no network interface has the address {address}; name one in GLOO_SOCKET_IFNAME")

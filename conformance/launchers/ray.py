@@ -1,0 +1,114 @@
+"""The nodes of a Ray cluster: an agent on each, which runs there as an actor."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from conformance.launchers import LaunchError
+from conformance.launchers.agent import JOIN_LIMIT, Member, attend
+from conformance.launchers.front import Front
+from conformance.launchers.hosts import Hosts
+from conformance.launchers.network import connect, listen
+
+#: No case has more ranks, so that further nodes would have nothing to do.
+_MOST = 4
+_REACH_LIMIT = 10.0
+
+
+def nodes(address: str) -> Hosts:
+    """The nodes of the cluster at ``address`` that have a CPU to give. Raises LaunchError."""
+    ray = _connected(address)
+    try:
+        return _agents(ray)
+    except BaseException:
+        ray.shutdown()
+        raise
+
+
+def _connected(address: str) -> Any:
+    """Ray, in a job of the cluster. Raises LaunchError."""
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise LaunchError(f"Ray cannot be imported ({error}); install it with: pip install ray") from error
+    if "://" in address:
+        raise LaunchError(
+            f"{address}: run this command on a node of the cluster, with HOST:PORT or no --address at all"
+        )
+    if address != "auto":
+        _reach(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise LaunchError(f"cannot connect to a Ray cluster at {address}: {reason}") from error
+    return ray
+
+
+def _reach(address: str) -> None:
+    """Ray itself would try for minutes, with a line for each of its attempts. Raises LaunchError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise LaunchError(f"--address {address}: it has to be HOST:PORT of a Ray cluster")
+    connect(host, int(port), _REACH_LIMIT, "a Ray cluster").close()
+
+
+def _agents(ray: Any) -> Hosts:
+    """Raises LaunchError."""
+    usable = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1][:_MOST]
+    if not usable:
+        raise LaunchError("no node of the Ray cluster has a CPU to give")
+    front = Front(listen(ray.util.get_node_ip_address()), len(usable))
+    try:
+        affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        actor = ray.remote(Agent)
+        actors = []
+        for number, node in enumerate(usable):
+            where = affinity(node["NodeID"], soft=False)
+            # Ray hides a node's GPUs from an actor that has not asked for them.
+            options = {"num_cpus": 1, "num_gpus": node["Resources"].get("GPU", 0), "scheduling_strategy": where}
+            member = Member(number, node["NodeManagerHostname"], node["NodeID"])
+            actors.append(actor.options(**options).remote(member, os.getcwd()))
+        _check(ray, actors)
+        for one in actors:
+            one.attend.remote(front.address)
+        front.gather(JOIN_LIMIT)
+    except BaseException:
+        front.close()
+        raise
+
+    def leave() -> None:
+        # Until here somebody has to refer to the actors, or they would end.
+        actors.clear()
+        ray.shutdown()
+
+    return Hosts("ray", front, None, leave)
+
+
+def _check(ray: Any, actors: list[Any]) -> None:
+    """That all of them run: a node may be busy, or lack this package. Raises LaunchError."""
+    try:
+        ray.get([one.ready.remote() for one in actors], timeout=JOIN_LIMIT)
+    except ray.exceptions.GetTimeoutError as error:
+        raise LaunchError(f"not every node of the Ray cluster had a CPU to give within {JOIN_LIMIT:g} s") from error
+    except ray.exceptions.RayError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        raise LaunchError(f"a node of the Ray cluster cannot run cases: {lines[-1].strip()}") from error
+
+
+class Agent:
+    """The actor. ``folder``: the front's own, which it works in too where its node has that."""
+
+    def __init__(self, member: Member, folder: str) -> None:
+        self._member = member
+        if Path(folder).is_dir():
+            os.chdir(folder)
+
+    def ready(self) -> None:
+        """An answer is all that is asked for."""
+
+    def attend(self, front: tuple[str, int]) -> None:
+        attend(front, self._member)

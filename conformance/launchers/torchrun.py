@@ -1,0 +1,60 @@
+"""Processes that torchrun started, or Slurm's srun with torch's variables for where to meet."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from conformance.launchers import LaunchError
+from conformance.launchers.agent import JOIN_LIMIT, Member
+from conformance.launchers.launch import Launch, number, parsed, written
+from conformance.launchers.network import address_towards, connect
+
+_KEY = "conformance/front"
+
+
+def read(environ: Mapping[str, str]) -> Launch:
+    """RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS; MASTER_ADDR and MASTER_PORT. Raises LaunchError."""
+    rank, size = ("RANK", "WORLD_SIZE") if "RANK" in environ else ("SLURM_PROCID", "SLURM_NTASKS")
+    missing = [name for name in (rank, size, "MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        names = " and ".join(missing).replace("SLURM_PROCID", "RANK").replace("SLURM_NTASKS", "WORLD_SIZE")
+        raise LaunchError(
+            f"--launcher torchrun finds no {names} in the environment; start it with "
+            "torchrun --no-python ... conformance run --launcher torchrun ..., or with srun and the MASTER_ variables"
+        )
+    member = Member(
+        number(environ, rank),
+        environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        environ.get("GROUP_RANK") or environ.get("SLURM_NODEID") or "",
+    )
+    master = environ["MASTER_ADDR"], number(environ, "MASTER_PORT")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        return _by_store(member, number(environ, size), master)
+    return Launch(member, number(environ, size), *master, publish=lambda address: None, find=lambda: master)
+
+
+def _by_store(member: Member, size: int, master: tuple[str, int]) -> Launch:
+    """torchrun's agent has a store at the master's port already, and not always on the machine of rank 0."""
+
+    def publish(address: tuple[str, int]) -> None:
+        _store(master).set(_KEY, written(address))
+
+    def find() -> tuple[str, int]:
+        try:
+            return parsed(_store(master).get(_KEY).decode())
+        except import_module("torch.distributed").DistError as error:
+            raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens") from error
+
+    return Launch(member, size, address_towards(*master), 0, publish, find)
+
+
+def _store(master: tuple[str, int]) -> Any:
+    """Raises LaunchError."""
+    # torch would print several lines about each of its attempts.
+    connect(*master, JOIN_LIMIT, "torchrun's store").close()
+    distributed: Any = import_module("torch.distributed")
+    return distributed.TCPStore(*master, is_master=False, timeout=timedelta(seconds=JOIN_LIMIT))

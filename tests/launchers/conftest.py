@@ -1,0 +1,160 @@
+"""Two hosts on one machine: two processes that a launcher could have started, which meet on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.client import shared
+
+LIMIT = 600
+
+#: `{inside}` runs in each rank, with the process group up.
+TEMPLATE = """
+import os, signal, time
+from pathlib import Path
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from conformance import Task, trainer
+
+@trainer(backends=["ddp"], precisions=["fp32"], world_sizes=[2])
+def train(task: Task) -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(task.model())
+    optimizer = task.optimizer(model.parameters())
+{inside}
+    for batch in task.dataloader():
+        optimizer.zero_grad()
+        task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote_is_ended() -> Iterator[None]:
+    yield
+    shared.close()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., str]:
+    """Write a trainer to a file in the current folder; the result is its target."""
+
+    def write_trainer(name: str, inside: str) -> str:
+        Path(name).write_text(TEMPLATE.format(inside=textwrap.indent(textwrap.dedent(inside), " " * 4)))
+        return name
+
+    return write_trainer
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What the processes of a launch left behind, in the order of their nodes."""
+
+    codes: list[int]
+    outs: list[str]
+    errs: list[str]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self._lines("header")[0]
+
+    @property
+    def cases(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """By trainer and id."""
+        return {(line["trainer"], line["id"]): line for line in self._lines("case")}
+
+    def _lines(self, kind: str) -> list[dict[str, Any]]:
+        lines = map(json.loads, Path("conformance-results.jsonl").read_text().splitlines())
+        return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Ended]]:
+    """Start commands side by side, each with its environment, and wait for all."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def started(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]]) -> Ended:
+        for command, environment in zip(commands, environments, strict=True):
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            processes.append(subprocess.Popen(command, env={**os.environ, **environment}, **pipes))
+        said = [process.communicate(timeout=LIMIT) for process in processes]
+        outs, errs = map(list, zip(*said, strict=True))
+        return Ended([process.returncode for process in processes], outs, errs)
+
+    yield started
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def torchrun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
+    """`conformance run` on two nodes that two torchruns have started."""
+
+    def called(*arguments: str) -> Ended:
+        options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.2", f"--master-port={port}"]
+        torch = [sys.executable, "-m", "torch.distributed.run", *options]
+        ours = ["-m", "conformance.cli", "run", "--launcher", "torchrun", *arguments]
+        return run([[*torch, f"--node-rank={node}", *ours] for node in range(2)], [{}, {}])
+
+    return called
+
+
+@pytest.fixture
+def srun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
+    """`conformance run` in two processes with the variables that srun sets, on machines of different names."""
+
+    def called(*arguments: str) -> Ended:
+        command = [sys.executable, "-m", "conformance.cli", "run", "--launcher", "torchrun", *arguments]
+        environments = [
+            {
+                "SLURM_PROCID": str(node),
+                "SLURM_NTASKS": "2",
+                "SLURM_NODEID": str(node),
+                "SLURMD_NODENAME": f"host-{'ab'[node]}",
+                "MASTER_ADDR": "127.0.0.2",
+                "MASTER_PORT": str(port),
+            }
+            for node in range(2)
+        ]
+        return run([command] * 2, environments)
+
+    return called
+
+
+@pytest.fixture
+def horovodrun(run: Callable[..., Ended]) -> Callable[..., Ended]:
+    """`conformance run` in two processes that horovodrun has started, on hosts of two names."""
+
+    def called(*arguments: str) -> Ended:
+        launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
+        ours = [sys.executable, "-m", "conformance.cli", "run", "--launcher", "horovodrun", *arguments]
+        return run([[*launcher, "-H", "localhost:1,127.0.0.1:1", *ours]], [{}])
+
+    return called

@@ -1,0 +1,102 @@
+"""A launch that cannot be: one line that says why, and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from conformance.cli import main
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.2"}
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_HOSTNAME": "localhost",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+}
+
+
+@pytest.fixture
+def line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[[dict[str, str], tuple[str, ...]], str]:
+    """The one line that `conformance run` says in an environment, before it exits with 2."""
+
+    def said(environment: dict[str, str], *arguments: str) -> str:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for module in ("agent", "joining", "torchrun", "horovodrun"):
+            monkeypatch.setattr(f"conformance.launchers.{module}.JOIN_LIMIT", 1.0)
+        capfd.readouterr()
+        assert main(["run", *arguments]) == 2
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        [only] = captured.err.splitlines()
+        return only.removeprefix("conformance: ")
+
+    return said
+
+
+def test_not_started_by_torchrun(line):
+    assert line({}, "--launcher", "torchrun").startswith(
+        "--launcher torchrun finds no RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT in the environment; "
+    )
+
+
+def test_not_started_by_horovodrun(line):
+    said = line({}, "--launcher", "horovodrun")
+    assert said.startswith("--launcher horovodrun finds no HOROVOD_RANK and HOROVOD_SIZE and ")
+
+
+def test_a_rank_that_is_no_number(line, port):
+    said = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "first"}, "--launcher", "torchrun")
+    assert said == "RANK is 'first', which is no number"
+
+
+def test_nobody_at_the_master_s_address(line, port):
+    said = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "1"}, "--launcher", "torchrun")
+    assert said == f"cannot reach the process of rank 0 at 127.0.0.2:{port}: Connection refused"
+
+
+def test_nobody_at_torchrun_s_store(line, port):
+    environment = {**TORCHRUN, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert line(environment, "--launcher", "torchrun").startswith(f"cannot reach torchrun's store at 127.0.0.2:{port}")
+
+
+def test_nobody_at_horovodrun_s_rendezvous(line, port):
+    said = line({**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}, "--launcher", "horovodrun")
+    assert said.startswith(f"cannot reach horovodrun's rendezvous at 127.0.0.1:{port}")
+
+
+def test_a_process_that_does_not_come(line, port):
+    said = line({**TORCHRUN, "MASTER_PORT": str(port)}, "--launcher", "torchrun")
+    assert said.endswith(("of 2 processes came within 1 s; missing: 1", "missing: 0, 1"))
+
+
+def test_the_master_s_address_is_another_machine_s(line, port):
+    said = line({**TORCHRUN, "MASTER_PORT": str(port), "MASTER_ADDR": "192.0.2.1"}, "--launcher", "torchrun")
+    assert said == (
+        f"cannot listen at 192.0.2.1:{port} for the other processes: Cannot assign requested address; "
+        "MASTER_ADDR has to be an address of rank 0's machine"
+    )
+
+
+def test_no_case_of_that_world_size(line, port):
+    environment = {**TORCHRUN, "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
+    said = line(environment, "ddp", "--case", "ddp-w2-fp32-momentum", "--launcher", "torchrun")
+    assert said == (
+        "none of the chosen cases can be run; of ddp-w2-fp32-momentum: "
+        "torchrun started 1 process, and this case needs 2"
+    )
+
+
+def test_an_address_without_ray(line):
+    assert line({}, "--address", "127.0.0.1:6379") == "--address goes with --launcher ray"
+
+
+def test_ray_is_not_installed(line, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = line({}, "--launcher", "ray")
+    assert said.startswith("Ray cannot be imported (") and said.endswith("); install it with: pip install ray")
