@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -77,8 +77,17 @@ def check_pip(words: list[str], sessions: list[str]) -> None:
     assert words[:3] == ["install", "-c", "constraints.txt"]
 
 
+def check_launcher(program: str, words: list[str], sessions: list[str]) -> None:
+    ours = words.index("conformance")
+    shown = help_of(script(program))
+    assert [option for option in options_of(words[:ours]) if option not in shown] == []
+    check_conformance(words[ours + 1 :], sessions)
+
+
 CHECKS = {
     "conformance": check_conformance,
+    "horovodrun": partial(check_launcher, "horovodrun"),
+    "torchrun": partial(check_launcher, "torchrun"),
     "nox": check_nox,
     "pip": check_pip,
     "pytest": check_pytest,
