@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
 
-from conformance.oracle.affine import Affine, dot
+from conformance.oracle.affine import Affine, Unbounded, dot
 from conformance.oracle.rounding import Ledger, StageProof, Sums, gamma, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Precision
@@ -126,6 +126,9 @@ def gradient(
     """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``.
 
     ``finite``: the gradients of this window were seen to be finite.
+
+    Raises:
+        Unbounded: a correct trainer's gradients may overflow on their way between the ranks.
     """
     weights = as_cast(weights, precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
@@ -139,7 +142,22 @@ def gradient(
             ledger.refuse("division", precision.master, "the averaged gradient is not representable")
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
+    wire = precision.wire
+    if wire is not precision.master and _largest_sum(workload, window, form, weights) > wire.largest / 2:
+        raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
     return enclosed(workload, window, form, weights, precision, loss_scale)
+
+
+def _largest_sum(workload: Workload, window: Window, form: NormalForm, weights: Affine) -> Fraction:
+    """The magnitude of what ranks may have to add up, before any division, but for the roundings on the way."""
+    undivided = max(total_weight(workload, window), Fraction(window.world_size))
+    return undivided * max(_magnitudes(form, weights))
+
+
+def _magnitudes(form: NormalForm, weights: Affine) -> list[Fraction]:
+    """The sums of the magnitudes of all terms of each entry of the gradient."""
+    sizes = weights.magnitude
+    return [dot(row, sizes, offset) for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)]
 
 
 def enclosed(
@@ -257,13 +275,10 @@ def _radii(
     outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)
     across = gamma(window.world_size + 4 + further_roundings, wire) if wire is not master else Fraction(0)
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
-    sizes = weights.magnitude
-    magnitudes = [
-        dot(row, sizes, offset) for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)
-    ]
     descale = max(Fraction(1), 1 / scale)
     operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings
     tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
     return [
-        relative * magnitude + tiny * (1 + row) for magnitude, row in zip(magnitudes, form.row_magnitude, strict=True)
+        relative * magnitude + tiny * (1 + row)
+        for magnitude, row in zip(_magnitudes(form, weights), form.row_magnitude, strict=True)
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from conformance.oracle.affine import Unbounded
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Step, Trajectory
 from conformance.workloads.layout import Layout
@@ -59,11 +61,13 @@ def power(
 
 def _largest_gap(right: Trajectory, wrong: Iterable[Step]) -> Fraction | None:
     largest = Fraction(0)
-    for expected, other in zip(right.steps, wrong, strict=False):
-        gap = separation(expected, other)
-        if gap is None or gap > 1:
-            return gap
-        largest = max(largest, gap)
+    # A fault may outgrow every format; how far it was off until then is a lower bound as well.
+    with suppress(Unbounded):
+        for expected, other in zip(right.steps, wrong, strict=False):
+            gap = separation(expected, other)
+            if gap is None or gap > 1:
+                return gap
+            largest = max(largest, gap)
     return largest
 
 
