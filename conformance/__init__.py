@@ -10,15 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conformance.runner.entering import enter
     from conformance.trainers.data import Batch
     from conformance.trainers.declaration import trainer
+    from conformance.trainers.job import Job
     from conformance.trainers.task import Task
 
-__all__ = ["Batch", "Task", "trainer"]
+__all__ = ["Batch", "Job", "Task", "enter", "trainer"]
 
 _HOMES = {
     "Batch": "conformance.trainers.data",
+    "Job": "conformance.trainers.job",
     "Task": "conformance.trainers.task",
+    "enter": "conformance.runner.entering",
     "trainer": "conformance.trainers.declaration",
 }
 

@@ -39,7 +39,7 @@ class Agent:
             raise self._gone()
         return self
 
-    def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ticket = self._front.ticket()
         self._send({"serve": ticket, "target": target, "backend": backend, "spawn": spawn})
         # The agent sends its answer after it has connected: what it answers without is a failure.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple
 from time import monotonic
@@ -13,7 +15,7 @@ from conformance.runner import keeper, linux, processes
 from conformance.runner.descriptors import Descriptors
 from conformance.runner.environment import rank_environment
 from conformance.runner.launch import Launch
-from conformance.runner.outcome import Outcome, describe_status
+from conformance.runner.outcome import Outcome, RankOutcome, describe_status
 from conformance.runner.part import Part
 from conformance.runner.peers import Alone, Peers
 from conformance.runner.protocol import Channel
@@ -27,18 +29,13 @@ class KeeperGone(Exception):
     """The rendezvous ended under the ranks, for which none of them can be blamed."""
 
 
-class Case:
-    """``spec`` in fresh processes that ``launch`` makes ranks of, for the client at the end of ``client``.
+class Case(ABC):
+    """``spec`` in fresh processes, for the client at the end of ``client``. ``peers``: its ranks that run elsewhere."""
 
-    ``part``: the ranks to start here, if others run elsewhere.
-    """
-
-    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel, part: Part | None = None) -> None:
-        self._launch = launch
+    def __init__(self, spec: dict[str, Any], client: Channel, peers: Peers) -> None:
         self._spec = spec
         self._client = client
-        self._peers = Alone(client) if part is None else Peers(client)
-        self._part = part or Part(tuple(range(int(spec["world_size"]))))
+        self._peers = peers
         self._seats: list[Seat] = []
         self._keeper: int | None = None
 
@@ -53,10 +50,8 @@ class Case:
             self._descriptors = self._clearing.enter_context(Descriptors())
             self._signals = self._clearing.enter_context(ChildSignals())
             self._clearing.callback(self._kill_all)
-            port = self._rendezvous()
             hold, release = self._descriptors.pipe()
-            for rank in self._part.ranks:
-                self._start_rank(rank, hold, port)
+            self._start(hold)
             self._descriptors.close(hold)
             supervision = Supervision(
                 self._seats,
@@ -66,20 +61,19 @@ class Case:
                 release=lambda: self._descriptors.close(release),
             )
             supervision.watch(self._signals, self._client)
-            ranks = tuple(seat.outcome(supervision.first_failed) for seat in self._seats)
+            ranks = self._outcomes(supervision.first_failed)
         return Outcome(ranks, monotonic() - began, supervision.timed_out)
 
-    def _rendezvous(self) -> int | None:
-        """The port of the case's rendezvous, which is started if it is to be kept here. Raises ClientGone."""
-        if self._spec["backend"] == "single" or self._part.port is not None:
-            return self._part.port
-        port = self._start_keeper()
-        self._peers.tell(port=port)
-        return port
+    @abstractmethod
+    def _start(self, hold: int) -> None:
+        """Start the case's processes. ``hold``: the pipe that closes when all ranks are through. Raises ClientGone."""
 
-    def _start_keeper(self) -> int:
+    def _outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
+        return tuple(seat.outcome(first_failed) for seat in self._seats)
+
+    def _start_keeper(self, address: str) -> int:
         """Returns the port of the case's rendezvous."""
-        listener = keeper.listen(self._part.address)
+        listener = keeper.listen(address)
 
         def body() -> int:
             self._forget()
@@ -95,18 +89,18 @@ class Case:
             self._keeper = None
             raise KeeperGone(f"the process that keeps the rendezvous ended early: {describe_status(status)}")
 
-    def _start_rank(self, rank: int, hold: int, port: int | None) -> None:
+    def _fork(self, kind: type[Seat], rank: int, hold: int, become: Callable[[Pipes], int], *kept: int) -> None:
+        """Give a process its seat. It keeps its pipes and the descriptors ``kept``."""
         events, write = self._descriptors.pipe()
         output = self._descriptors.file()
-        seat = Seat(rank, events, output, stack=self._descriptors.file())
+        seat = kind(rank, events, output, stack=self._descriptors.file())
         pipes = Pipes(write, hold, seat.stack_file)
 
         def body() -> int:
             os.dup2(output, 1)
             os.dup2(output, 2)
-            self._forget(*astuple(pipes))
-            environment = rank_environment(self._spec, rank, port, self._part.address, self._part.interface)
-            return self._launch(self._spec, rank, pipes, environment)
+            self._forget(*astuple(pipes), *kept)
+            return become(pipes)
 
         seat.pid = processes.fork(body)
         self._seats.append(seat)
@@ -122,3 +116,35 @@ class Case:
         started = [seat.pid for seat in self._seats if not seat.gone]
         for pid in started if self._keeper is None else [*started, self._keeper]:
             processes.kill_and_reap(pid)
+
+
+class StartedCase(Case):
+    """A case whose ranks we start; ``launch`` makes ranks of forked processes.
+
+    ``part``: the ranks to start here, if others run elsewhere.
+    """
+
+    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel, part: Part | None = None) -> None:
+        super().__init__(spec, client, Alone(client) if part is None else Peers(client))
+        self._launch = launch
+        self._part = part or Part(tuple(range(int(spec["world_size"]))))
+
+    def _start(self, hold: int) -> None:
+        port = self._rendezvous()
+        for rank in self._part.ranks:
+            self._start_rank(rank, hold, port)
+
+    def _rendezvous(self) -> int | None:
+        """The port of the case's rendezvous, which is started if it is to be kept here. Raises ClientGone."""
+        if self._spec["backend"] == "single" or self._part.port is not None:
+            return self._part.port
+        port = self._start_keeper(self._part.address)
+        self._peers.tell(port=port)
+        return port
+
+    def _start_rank(self, rank: int, hold: int, port: int | None) -> None:
+        def become(pipes: Pipes) -> int:
+            environment = rank_environment(self._spec, rank, port, self._part.address, self._part.interface)
+            return self._launch(self._spec, rank, pipes, environment)
+
+        self._fork(Seat, rank, hold, become)

@@ -105,7 +105,7 @@ class ForkServer:
     def _start(self) -> ServerProcess:
         """Raises TrainerError, Unavailable, RunnerError."""
         self._starter = self._get_starter()
-        server, hello = self._serve(spawn=False)
+        server, hello = self._serve(spawn=None)
         self.declaration = Declaration.from_dict(hello["declaration"])
         self.versions = {**self._starter.versions, **hello["versions"]}
         self.gpus = self._starter.gpus
@@ -116,10 +116,10 @@ class ForkServer:
             self._end(_END_LIMIT)
             self.mode = "spawn"
             self.mode_reason = f"after importing {self._trainer} a fork would be unsafe: {hello['unsafe']}"
-            server, _ = self._serve(spawn=True)
+            server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
         return server
 
-    def _serve(self, *, spawn: bool) -> tuple[ServerProcess, dict[str, Any]]:
+    def _serve(self, *, spawn: Literal["ranks", "driver"] | None) -> tuple[ServerProcess, dict[str, Any]]:
         server = self._server = self._starter.serve(self._trainer, self._backend, spawn=spawn)
         try:
             hello = server.channel.receive(self._import_limit)

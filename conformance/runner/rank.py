@@ -7,20 +7,15 @@ import inspect
 import json
 import os
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from conformance.runner import backends, protocol, rendezvous, stacks, warm
+from conformance.runner import backends, rendezvous, stacks, warm
 from conformance.runner.preload import preload
+from conformance.runner.telling import Sender, described, exit_code
 from conformance.trainers.loading import Train
-
-_OURS = str(Path(__file__).parent) + os.sep
-_LONGEST_TEXT = 20_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
     rendezvous.separate_groups()
-    send = _Sender(pipes.events)
+    send = Sender(pipes.events)
     if warm.POOL in spec:
         return warm.work(spec, rank, send, lambda told, send: _attempt(load, told, rank, send))
     code = _attempt(load, spec, rank, send)
@@ -62,67 +57,22 @@ def _attempt(
     recorder = Recorder(send, spec, rank)
     try:
         train = load()
-        recorder.trainer_file = _file(train)
+        recorder.trainer_file = file_of(train)
         recorder.note("started", pid=os.getpid())
         with recorder:
             task = Task(spec, rank, recorder)
             train(task)
             recorder.finished(task)
     except BaseException as error:
-        recorder.note("raised", **_described(error), at=time.monotonic())
-        return _exit_code(error)
+        recorder.note("raised", **described(error), at=time.monotonic())
+        return exit_code(error)
     return None
 
 
-def _file(train: Train) -> str | None:
+def file_of(train: Train) -> str | None:
     """Where the trainer's function is, as its frames name it; None for what is no plain function."""
     code = getattr(inspect.unwrap(train), "__code__", None)
     return None if code is None else code.co_filename
-
-
-class _Sender:
-    """Writes events to the pipe, one line each, from any thread."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._lock = threading.Lock()
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        line = protocol.encode(event)
-        with self._lock:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-
-
-def _described(error: BaseException) -> dict[str, str]:
-    trace = traceback.TracebackException.from_exception(error)
-    _trim(trace)
-    try:
-        message = str(error)
-    except Exception as another:
-        message = f"(its message cannot be shown: {type(another).__name__})"
-    return {
-        "type": type(error).__name__,
-        "message": message[:_LONGEST_TEXT],
-        "traceback": "".join(trace.format())[-_LONGEST_TEXT:],
-    }
-
-
-def _trim(trace: traceback.TracebackException) -> None:
-    """Take the runner's own frames out of a traceback and of what led to it."""
-    kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
-    trace.stack = traceback.StackSummary.from_list(kept)
-    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
-        if other is not None:
-            _trim(other)
-
-
-def _exit_code(error: BaseException) -> int:
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None:
-        return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def main(job: str, target: str) -> None:

@@ -10,7 +10,13 @@ from conformance.runner import processes, protocol
 from conformance.runner.descriptors import tail
 from conformance.runner.outcome import RankOutcome, describe_status, signal_name
 
+#: The "rank" of a process that belongs to the case as a whole.
+DRIVER = -1
 _CHUNK = 1 << 16
+
+
+def called(rank: int) -> str:
+    return "the trainer's function" if rank == DRIVER else f"rank {rank}"
 
 
 class Seat:
@@ -26,7 +32,7 @@ class Seat:
         self.killed_because: str | None = None
         self._output_file = output
         self._status: int | None = None
-        self._raised = False
+        self.raised = False
         self._failed_at: float | None = None
         self._events: list[dict[str, Any]] = []
         self._unread = bytearray()
@@ -49,7 +55,7 @@ class Seat:
         """
         if self.delivered or self.killed_because or self._failed_at is None:
             return None
-        return self._raised, self._failed_at, self.rank
+        return self.raised, self._failed_at, self.rank
 
     def read(self) -> bool:
         """Take in what the rank has sent; False when it has closed the pipe."""
@@ -70,7 +76,7 @@ class Seat:
         if event["event"] == "finished":
             self.delivered = True
         elif event["event"] == "raised":
-            self._raised = True
+            self.raised = True
             # By the system's clock, which is the same one in every process.
             self._failed_at = event.pop("at")
         self._events.append(event)
@@ -90,7 +96,7 @@ class Seat:
             processes.kill(self.pid)
 
     def outcome(self, first_failed: int | None) -> RankOutcome:
-        after = None if self.delivered or first_failed == self.rank else first_failed
+        after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         return RankOutcome(
             rank=self.rank,
             events=tuple(self._events),
@@ -105,7 +111,7 @@ class Seat:
         if self.killed_because:
             return f"killed {self.killed_because}"
         if self._status is None:
-            raise AssertionError(f"rank {self.rank} is still running")
+            raise AssertionError(f"{called(self.rank)} is still running")
         code = os.waitstatus_to_exitcode(self._status)
         if self.delivered and code < 0:
             how = "aborted" if signal_name(-code) == "SIGABRT" else "killed"

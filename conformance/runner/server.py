@@ -6,23 +6,32 @@ import faulthandler
 import gc
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
+from typing import Any, TypeAlias
 
-from conformance.runner import backends, keeper, linux, safety, stacks
-from conformance.runner.case import Case, KeeperGone
+from conformance.runner import backends, keeper, linux, processes, safety, stacks
+from conformance.runner.case import Case, KeeperGone, StartedCase
 from conformance.runner.launch import Launch, forked, spawned
-from conformance.runner.outcome import Unavailable
+from conformance.runner.launched import LaunchedCase
+from conformance.runner.outcome import Outcome, Unavailable
 from conformance.runner.part import Part
 from conformance.runner.peers import ClientGone
 from conformance.runner.protocol import Channel
-from conformance.trainers.loading import TrainerError
+from conformance.runner.session import Session, SessionFailed
+from conformance.trainers.loading import Train, TrainerError
+
+#: Makes the case that a message of the client asks for.
+MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
 def serve(client: Channel, request: dict[str, Any], unsafe: str | None) -> int:
     """Answer ``client`` until it is gone; the result is the exit code.
 
-    ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}. ``unsafe`` says why
-    ranks must not be forked even before the trainer is imported.
+    ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not
+    be forked from a server that has imported the trainer: "ranks", "driver" or nothing. ``unsafe`` says why ranks must
+    not be forked even before that.
     """
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
@@ -30,29 +39,32 @@ def serve(client: Channel, request: dict[str, Any], unsafe: str | None) -> int:
         os.chdir(request["folder"])
         sys.path[:] = request["path"]
         sys.argv[:] = [request["target"]]
-        launch, hello = _prepare(request, unsafe)
+        make, hello = _prepare(request, unsafe)
     except Unavailable as missing:
-        launch, hello = None, {"unavailable": missing.to_dict()}
+        make, hello = None, {"unavailable": missing.to_dict()}
     except TrainerError as error:
-        launch, hello = None, {"error": str(error)}
+        make, hello = None, {"error": str(error)}
     # From here on the end of the connection ends this process, which then ends its ranks in good order.
     linux.outlive_parent()
     linux.adopt_orphans()
     try:
         client.send(hello)
-        if launch is not None and hello.get("unsafe") is None:
-            _answer(client, launch)
+        if make is not None and hello.get("unsafe") is None:
+            with make as make_case:
+                _answer(client, make_case)
     except (ClientGone, BrokenPipeError):
         return 1
     return 0
 
 
-def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[Launch, dict[str, Any]]:
+def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
     """Raises TrainerError, Unavailable."""
     target, backend = request["target"], request["backend"]
     if request["spawn"]:
         keeper.preload(backend)
-        return spawned(target, backend), {}
+        if request["spawn"] == "driver":
+            return _launching(lambda: backends.load_for(target, backend)[0]), {}
+        return _starting(spawned(target, backend)), {}
     train, declaration = backends.load_for(target, backend)
     keeper.preload(backend)
     gc.collect()
@@ -64,15 +76,39 @@ def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[Launch, dict[
         "unsafe": unsafe or safety.why_not_fork(),
         "no_gpu": backends.why_no_gpu(backend),
     }
-    return forked(train), hello
+    return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
 
 
-def _answer(client: Channel, launch: Launch) -> None:
+@contextmanager
+def _starting(launch: Launch) -> Iterator[MakeCase]:
+    """Cases whose ranks we start."""
+
+    def make_case(message: dict[str, Any], client: Channel) -> Case:
+        part = Part.from_dict(message["part"]) if "part" in message else None
+        return StartedCase(launch, message["spec"], client, part)
+
+    yield make_case
+
+
+@contextmanager
+def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
+    """Cases whose workers the trainer launches, within its session."""
+    session = Session(load)
+    try:
+        yield lambda message, client: LaunchedCase(load, message["spec"], session.value(), client)
+    finally:
+        session.end()
+        processes.sweep(set())
+
+
+def _answer(client: Channel, make_case: MakeCase) -> None:
     """Raises ClientGone."""
     while (message := client.receive()) is not None:
+        began = monotonic()
         try:
-            part = Part.from_dict(message["part"]) if "part" in message else None
-            answer = Case(launch, message["spec"], client, part).run(message["time_limit"]).to_dict()
+            answer = make_case(message, client).run(message["time_limit"]).to_dict()
+        except SessionFailed as error:
+            answer = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began).to_dict()
         except KeeperGone as error:
             answer = {"failure": str(error)}
         client.send(answer)

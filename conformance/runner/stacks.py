@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_REQUEST = signal.SIGUSR1
+#: What asks a process for its stacks.
+REQUEST = signal.SIGUSR1
 _PATIENCE = 2.0
 _QUIET = 0.05
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
@@ -19,7 +20,7 @@ _OURS = str(Path(__file__).parents[1]) + os.sep
 
 def answer_requests(descriptor: int) -> None:
     """Have this process write the stacks of all its threads to ``descriptor`` when `request` asks."""
-    faulthandler.register(_REQUEST, file=descriptor, all_threads=True)
+    faulthandler.register(REQUEST, file=descriptor, all_threads=True)
 
 
 def request(processes: Iterable[tuple[int, int]]) -> None:
@@ -30,7 +31,7 @@ def request(processes: Iterable[tuple[int, int]]) -> None:
     processes = list(processes)
     before = [os.fstat(descriptor).st_size for _, descriptor in processes]
     for pid, _ in processes:
-        os.kill(pid, _REQUEST)
+        os.kill(pid, REQUEST)
     deadline = time.monotonic() + _PATIENCE
     last: list[int] = before
     while time.monotonic() < deadline:

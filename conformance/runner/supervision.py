@@ -9,7 +9,7 @@ from time import monotonic
 from conformance.runner import stacks
 from conformance.runner.peers import Peers
 from conformance.runner.protocol import Channel
-from conformance.runner.seat import Seat
+from conformance.runner.seat import Seat, called
 from conformance.runner.signals import ChildSignals
 
 # Seconds. Importing torch and a trainer in fresh interpreters, several at once, may take long.
@@ -117,8 +117,8 @@ class Supervision:
         waited_for = [seat for seat in self._seats if not (seat.gone if self._released else seat.through)]
         if self._released:
             because = "because it did not leave after it delivered"
-        elif self._failed:
-            because = f"after rank {self.first_failed} failed"
+        elif self.first_failed is not None:
+            because = f"after {called(self.first_failed)} failed"
         else:
             self._late = waited_for
             because = self._peers.late or late(self._time_limit if self._started else None)

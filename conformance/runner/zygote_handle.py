@@ -36,7 +36,7 @@ class ServerStarter(Protocol):
     versions: dict[str, str]
     gpus: dict[str, Any]
 
-    def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         """Fork a server for a trainer; its first message says what became of importing it."""
 
     def end(self, pid: int, patience: float) -> str:
@@ -83,7 +83,7 @@ class Zygote:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def serve(self, target: str, backend: str, *, spawn: bool) -> ServerProcess:
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -93,7 +93,7 @@ class Zygote:
                 raise
         return ServerProcess(pid, Channel(ours))
 
-    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: bool) -> int:
+    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: str | None) -> int:
         """Fork a server whose client is at the other end of ``client``; returns its process id."""
         request = {
             "target": target,

@@ -8,18 +8,21 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
-BACKENDS = ("single", "ddp", "horovod", "parameter-server", "ring", "ring-gather")
+BACKENDS = ("single", "ddp", "horovod", "parameter-server", "ring", "ring-gather", "ray", "ray-train")
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1")
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
 
 ATTRIBUTE = "__conformance__"
+SESSION = "__conformance_session__"
 
 Function = TypeVar("Function", bound=Callable[..., None])
+Session: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Declaration:
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
     requires: tuple[str, ...] = ()
+    launches_workers: bool = False
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -48,6 +52,9 @@ class Declaration:
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
+        launches: object = self.launches_workers
+        if not isinstance(launches, bool):
+            raise ValueError(f"launches_workers is True or False, not {launches!r}")
         name: object = self.name
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise ValueError(f"name must be a non-empty string, not {name!r}")
@@ -87,20 +94,28 @@ def trainer(
     world_sizes: Iterable[int] = ...,
     accumulations: Iterable[int] = ...,
     requires: Iterable[str] = ...,
+    launches_workers: bool = ...,
+    session: Session | None = ...,
     name: str | None = ...,
 ) -> Callable[[Function], Function]: ...
 
 
-def trainer(function: Function | None = None, /, **declares: Any) -> Function | Callable[[Function], Function]:
+def trainer(
+    function: Function | None = None, /, *, session: Session | None = None, **declares: Any
+) -> Function | Callable[[Function], Function]:
     """Mark a function as a trainer under test and declare what it supports.
 
-    backends: of "single", "ddp", "horovod", "parameter-server", "ring", "ring-gather".
+    backends: of "single", "ddp", "horovod", "parameter-server", "ring", "ring-gather", "ray", "ray-train".
     precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression" (Horovod's), "apex-O1" (on a GPU only).
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
+    launches_workers: the function runs once a case, is handed a `Job`, and starts the workers itself. Each of them
+    calls `conformance.enter` for its task.
+    session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
+    entered in a process of its own before the first case; what it yields, plain JSON values, is `job.session`.
     name: how reports call it; by default the module's last part, or the function's name where a module has
     several.
 
@@ -108,11 +123,14 @@ def trainer(function: Function | None = None, /, **declares: Any) -> Function | 
     `def train(task: Task) -> None`. Raises ValueError for what is not in these lists.
     """
     declaration = Declaration.from_dict(declares)
+    if session is not None and not declaration.launches_workers:
+        raise ValueError("session is for a trainer that launches its workers: add launches_workers=True")
 
     def declare(function: Function) -> Function:
         if not callable(function):
             raise ValueError(f"@trainer decorates a function, not {function!r}")
         setattr(function, ATTRIBUTE, declaration)
+        setattr(function, SESSION, session)
         return function
 
     return declare if function is None else declare(function)
@@ -122,6 +140,12 @@ def declared(candidate: object) -> Declaration | None:
     """The declaration that `@trainer` attached to `candidate`, if any."""
     found = getattr(candidate, ATTRIBUTE, None)
     return found if isinstance(found, Declaration) else None
+
+
+def session_of(function: object) -> Session | None:
+    """The session that `@trainer` was given for `function`, if any."""
+    session: Session | None = getattr(function, SESSION, None)
+    return session
 
 
 def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:

@@ -22,7 +22,9 @@ def declaration_in(path: Path) -> Declaration | None:
     if len(found) != 1:
         return None
     try:
-        declares = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in found[0].keywords}
+        # A session is a function, and no part of what is declared.
+        keywords = [keyword for keyword in found[0].keywords if keyword.arg != "session"]
+        declares = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
         declaration = Declaration.from_dict(declares)
     except ValueError:
         return None

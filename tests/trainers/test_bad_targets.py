@@ -106,7 +106,7 @@ def test_a_refused_declaration_names_its_line(write):
     path = write("declares.py", ONE.replace('"ddp"', '"dpp"'))
     assert message("declares.py") == (
         f"{path}:4: ValueError: unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, "
-        "ring-gather); did you mean 'ddp'?"
+        "ring-gather, ray, ray-train); did you mean 'ddp'?"
     )
 
 

@@ -1,0 +1,243 @@
+"""Trainers that launch their workers themselves: what comes back from each, and what is said when one fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
+
+import pytest
+
+import conformance
+from conformance.runner.client import ForkServer, Outcome
+
+LIMIT = 60.0
+MakeSpec = Callable[..., dict[str, Any]]
+
+# Workers are forked from the driver, which has torch: the sessions of frameworks have workers that start from nothing.
+TEMPLATE = """
+import multiprocessing, os, signal, tempfile, time
+from contextlib import contextmanager
+import torch
+import torch.distributed as dist
+import conformance
+from conformance import Job, trainer
+
+
+@contextmanager
+def session():
+    with tempfile.TemporaryDirectory() as folder:
+        yield {{"folder": folder, "pid": os.getpid()}}
+
+
+@trainer(backends=["ddp"], launches_workers=True, session=session)
+def train(job: Job) -> None:
+    start = multiprocessing.get_context("fork").Process
+    workers = [start(target=work, args=(job.ticket, rank, job.session["folder"])) for rank in range(job.world_size)]
+    for worker in workers:
+        worker.start()
+{driver}
+    for worker in workers:
+        worker.join()
+        if worker.exitcode:
+            raise RuntimeError(f"a worker ended with {{worker.exitcode}}")
+
+
+def work(ticket, rank, folder):
+    store = f"file://{{folder}}/{{ticket['token']}}"
+    with conformance.enter(ticket, rank) as task:
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=task.world_size)
+        model = torch.nn.parallel.DistributedDataParallel(task.model())
+        optimizer = task.optimizer(model.parameters())
+{inside}
+        for batch in task.dataloader():
+            optimizer.zero_grad()
+            task.loss(model(batch.inputs), batch).backward()
+            optimizer.step()
+"""
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., ForkServer]]:
+    """A server of the template's trainer with this in each worker, and that in the driver after it started them."""
+    with ExitStack() as stack:
+
+        def start(inside: str = "", driver: str = "", template: str = TEMPLATE) -> ForkServer:
+            path = tmp_path / "trainer_0.py"
+            inside, driver = (indent(dedent(code), by) for code, by in ((inside, " " * 8), (driver, " " * 4)))
+            path.write_text(template.format(inside=inside, driver=driver))
+            return stack.enter_context(ForkServer(str(path), "ddp"))
+
+        yield start
+
+
+@pytest.fixture
+def run(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> Callable[..., Outcome]:
+    def run_case(inside: str = "", driver: str = "", time_limit: float = LIMIT) -> Outcome:
+        return serve(inside, driver).run(make_spec("ddp"), time_limit)
+
+    return run_case
+
+
+def test_each_worker_is_a_rank(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    server = serve()
+    outcomes = [server.run(make_spec("ddp"), LIMIT) for _ in range(2)]
+    for outcome in outcomes:
+        assert [rank.exit for rank in outcome.ranks] == ["exited 0", "exited 0"]
+        for number, rank in enumerate(outcome.ranks):
+            assert rank.finished
+            kinds = [event["event"] for event in rank.events]
+            assert (kinds[0], kinds[-1], kinds.count("step")) == ("started", "finished", 3)
+            assert {event["rank"] for event in rank.events} == {number}
+            [step, *_] = [event for event in rank.events if event["event"] == "step"]
+            assert step["where"][0].startswith("trainer_")
+            assert next(event for event in rank.events if event["event"] == "topology")["world_size"] == 2
+    pids = {rank.events[0]["pid"] for outcome in outcomes for rank in outcome.ranks}
+    assert len(pids) == 4
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_worker_that_raises(run: Callable[..., Outcome]) -> None:
+    outcome = run("""
+        if rank == 1:
+            raise ValueError("no such luck")
+    """)
+    zero, one = outcome.ranks
+    raised = one.events[-1]
+    assert (raised["event"], raised["type"], raised["message"]) == ("raised", "ValueError", "no such luck")
+    assert 'raise ValueError("no such luck")' in raised["traceback"]
+    assert (zero.finished, one.finished, zero.after, one.after) == (False, False, 1, None)
+    assert "ValueError: no such luck" in one.output
+
+
+def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
+    zero, one = run("""
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    """).ranks
+    assert one.exit.startswith("the worker of rank 1 was gone before it finished")
+    assert (zero.after, one.after) == (1, None)
+
+
+def test_a_worker_that_hangs_is_ended_and_its_stack_told(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if rank == 1:
+            time.sleep(1000)
+    """,
+        time_limit=3.0,
+    )
+    assert outcome.timed_out
+    one = outcome.ranks[1]
+    assert one.exit.startswith("killed at the time limit of 3 s")
+    assert one.stack is not None
+    assert "in work" in one.stack
+    [pid] = [event["pid"] for event in one.events if event["event"] == "started"]
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_driver_that_launches_nothing(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        driver="""
+    for worker in workers:
+        worker.kill()
+    raise OSError("no cluster")
+    """
+    )
+    for rank in outcome.ranks:
+        assert not rank.finished
+        assert rank.exit == (
+            f"no worker entered the case as rank {rank.rank}; the trainer's function raised OSError: no cluster"
+        )
+        assert "OSError: no cluster" in rank.output
+
+
+def test_a_driver_that_returns_too_early(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        driver="""
+    for worker in workers:
+        worker.kill()
+    return
+    """
+    )
+    assert [rank.exit for rank in outcome.ranks] == [
+        f"no worker entered the case as rank {rank}; the trainer's function returned" for rank in (0, 1)
+    ]
+
+
+def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        driver="""
+    for worker in workers:
+        worker.join()
+    raise RuntimeError("cannot fetch the result")
+    """
+    )
+    for rank in outcome.ranks:
+        assert rank.events[-1]["event"] == "finished"
+        assert not rank.finished
+        assert rank.exit == "the trainer's function raised RuntimeError: cannot fetch the result"
+
+
+def test_a_rank_is_entered_once(run: Callable[..., Outcome]) -> None:
+    outcome = run("""
+        try:
+            with conformance.enter(ticket, rank):
+                pass
+        except RuntimeError as error:
+            print(error, flush=True)
+        try:
+            with conformance.enter(ticket, 2):
+                pass
+        except ValueError as error:
+            print(error, flush=True)
+    """)
+    for rank in outcome.ranks:
+        assert rank.finished
+        assert f"cannot enter the case as rank {rank.rank}: a worker did so before, or the case is over" in rank.output
+        assert "no rank 2 in a case of world size 2" in rank.output
+
+
+def test_the_session_lasts_for_all_cases_and_ends_with_the_server(
+    serve: Callable[..., ForkServer], make_spec: MakeSpec
+) -> None:
+    server = serve(
+        driver="""
+        print("session", job.session["pid"], job.session["folder"], flush=True)
+    """
+    )
+    said = [server.run(make_spec("ddp"), LIMIT).ranks[0].output.split() for _ in range(2)]
+    assert said[0] == said[1]
+    _, pid, folder = said[0]
+    assert Path(folder).is_dir()
+    os.kill(int(pid), 0)
+    server.__exit__()
+    assert not Path(folder).exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_session_that_cannot_begin(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    source = TEMPLATE.replace("with tempfile.TemporaryDirectory() as folder:", "with open('/no/such') as folder:")
+    outcome = serve(template=source).run(make_spec("ddp"), LIMIT)
+    [exit] = {rank.exit for rank in outcome.ranks}
+    assert exit.startswith("the trainer's session raised FileNotFoundError")
+
+
+def test_a_trainer_that_starts_a_thread_on_import(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    source = TEMPLATE.replace(
+        "import conformance\n",
+        "import conformance, threading\nthreading.Thread(target=time.sleep, args=(9,)).start()\n",
+        1,
+    )
+    server = serve(template=source)
+    assert server.mode == "spawn"
+    assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
+
+
+def test_enter_outside_of_a_case() -> None:
+    ticket = {"host": "127.0.0.1", "ports": [1], "token": "", "trainer_file": None}
+    with pytest.raises(RuntimeError, match="cannot enter the case as rank 0"), conformance.enter(ticket, 0):
+        pass
