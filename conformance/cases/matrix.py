@@ -1,8 +1,9 @@
 """Which workloads run on which paths in which precisions.
 
 Two core workloads, one clipped and one not, run on every path in every precision. The others vary one thing each and
-run on paths that are representative for it. Paths in which the ranks talk to each other one by one have fewer rules of
-their own: what a path does with averaged gradients is the same whoever averages them.
+run on paths that are representative for it. Paths in which the ranks talk to each other one by one, or in which a
+framework starts new processes for each case, have fewer rules of their own: what a path does with averaged gradients
+is the same whoever averages them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ DISTRIBUTED: tuple[Shape, ...] = tuple(
     for accumulation in (1, 2, 3, 4)
 )
 POINT_TO_POINT: tuple[Shape, ...] = tuple(shape for shape in DISTRIBUTED if shape[2] in (1, 2))
+#: Where a framework starts new processes for each case, which takes seconds.
+LAUNCHED: tuple[Shape, ...] = (("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2))
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "single": SINGLE,
     "ddp": DISTRIBUTED,
@@ -34,6 +37,9 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "parameter-server": POINT_TO_POINT,
     "ring": POINT_TO_POINT,
     "ring-gather": POINT_TO_POINT,
+    # With four, two replicas share a worker.
+    "ray": (*LAUNCHED, ("batched", 4, 1)),
+    "ray-train": LAUNCHED,
 }
 
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
@@ -44,6 +50,8 @@ BACKEND_PRECISIONS = dict.fromkeys(SHAPES, PRECISIONS) | {
 }
 #: apex casts and unscales on a GPU only, and refuses parameters that are elsewhere (apex/amp/_initialize.py).
 ON_GPU_ONLY = frozenset({"apex-O1"})
+#: The other precisions of these run on the CPU only.
+ON_CPU_ONLY = frozenset({"horovod", "ray", "ray-train"})
 
 ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
 REPRESENTATIVE = frozenset[Shape](
@@ -118,9 +126,33 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
 )
 
 
+_TWO = frozenset[Shape]({("batched", 2, 1)})
+_TWO_WINDOWED = frozenset[Shape]({("accumulated", 2, 2)})
+_MORE = frozenset[Shape]({("accumulated", 3, 2), ("batched", 4, 1)})
+
+#: Each workload where it is most likely to fail, and each precision, world size and accumulation at least once.
+LAUNCHED_RULES: tuple[Rule, ...] = (
+    Rule("momentum", shapes=_TWO_WINDOWED),
+    Rule("momentum", ("fp32",), _TWO | _MORE),
+    Rule("clip-value", ("fp16",), _TWO_WINDOWED),
+    Rule("clip-norm", ("fp32",), _TWO_WINDOWED),
+    Rule("weighted", ("fp32",), _TWO_WINDOWED),
+    Rule("overflow", ("fp16",), _TWO_WINDOWED),
+    Rule("ranks-start-apart", ("fp32",), _TWO),
+    Rule("short-window", ("fp32",), _TWO_WINDOWED),
+    Rule("uneven-batch", ("fp32",), _TWO),
+)
+
+_RULES = (
+    dict.fromkeys(SHAPES, RULES)
+    | dict.fromkeys(("parameter-server", "ring", "ring-gather"), POINT_TO_POINT_RULES)
+    | dict.fromkeys(("ray", "ray-train"), LAUNCHED_RULES)
+)
+
+
 def rules(backend: str) -> tuple[Rule, ...]:
     """The rules for the cases of one backend."""
-    return POINT_TO_POINT_RULES if SHAPES[backend] is POINT_TO_POINT else RULES
+    return _RULES[backend]
 
 
 @dataclass(frozen=True)
@@ -136,8 +168,8 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
 
     A rule whose workload does not divide over one of its shapes is a ValueError: no case goes missing unnoticed.
 
-    What runs on the CPU runs on a GPU with the core workloads only, and not with Horovod: the arithmetic is the same
-    there. A precision that there is on a GPU only is not missed in a trainer that does not declare it.
+    What runs on the CPU runs on a GPU with the core workloads only, and not with Horovod or Ray: the arithmetic is the
+    same there. A precision that there is on a GPU only is not missed in a trainer that does not declare it.
     """
     refused: set[str] = set()
     for shape in SHAPES[backend]:
@@ -161,7 +193,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
     if precision in ON_GPU_ONLY:
         return device == "cuda"
-    return device == "cpu" or (rule.core and backend != "horovod")
+    return device == "cpu" or (rule.core and backend not in ON_CPU_ONLY)
 
 
 def _unsupported(case: Case, declaration: Declaration) -> str | None:

@@ -118,6 +118,16 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     assert {(c.kind, c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
 
 
+@pytest.mark.parametrize("backend", ["ray", "ray-train"])
+def test_a_backend_that_launches_runs_every_shape_and_precision_and_nothing_of_its_own(backend):
+    cases = [planned.case for planned in plan(EVERYTHING, backend)]
+    assert {(case.kind, case.world_size, case.accumulation) for case in cases} == set(SHAPES[backend])
+    accumulated = {case.precision for case in cases if case.kind == "accumulated" and case.world_size == 2}
+    assert accumulated == set(BACKEND_PRECISIONS[backend])
+    elsewhere = {replace(planned.case, backend=backend) for planned in plan(EVERYTHING, "ddp")}
+    assert set(cases) <= elsewhere
+
+
 def test_compression_is_horovods():
     compressed = {planned.case.backend for planned in everything() if planned.case.precision == "fp16-compression"}
     assert compressed == {"horovod"}
