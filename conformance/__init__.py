@@ -10,16 +10,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.runner.entering import enter
+    from conformance.runner.entering import Entry, enter
     from conformance.trainers.data import Batch
     from conformance.trainers.declaration import trainer
     from conformance.trainers.job import Job
     from conformance.trainers.task import Task
 
-__all__ = ["Batch", "Job", "Task", "enter", "trainer"]
+__all__ = ["Batch", "Entry", "Job", "Task", "enter", "trainer"]
 
 _HOMES = {
     "Batch": "conformance.trainers.data",
+    "Entry": "conformance.runner.entering",
     "Job": "conformance.trainers.job",
     "Task": "conformance.trainers.task",
     "enter": "conformance.runner.entering",

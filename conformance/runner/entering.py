@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from conformance.runner.protocol import Channel
@@ -31,19 +31,54 @@ def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
     reported and goes on to the caller. When the harness gives the case up, the process ends. Raises ValueError for a
     rank that the case does not have, and RuntimeError when somebody was that rank before or the case is over.
     """
-    from conformance.trace.recorder import Recorder
-    from conformance.trainers.task import Task
+    with closing(Entry(ticket, rank)) as entry, entry.working() as task:
+        yield task
+        entry.finish()
 
-    with _Line(ticket, rank) as line:
-        recorder = Recorder(line.send, line.spec, rank, ticket["trainer_file"])
-        recorder.note("started", pid=os.getpid())
+
+class Entry:
+    """`enter` in parts, for a worker whose work comes in calls, or which is several ranks of one process by turns.
+
+        entry = conformance.Entry(ticket, rank)
+        with entry.working() as task: ...     # as often as there is work
+        entry.finish()
+        entry.close()
+
+    Only what is done inside of `working` is recorded, and counts as this rank's. One entry of a process works at a
+    time. Without `finish` the rank has died. Raises what `enter` raises.
+    """
+
+    def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
+        from conformance.trace.recorder import Recorder
+        from conformance.trainers.task import Task
+
+        self._line = _Line(ticket, rank)
+        self._recorder = Recorder(self._line.send, self._line.spec, rank, ticket["trainer_file"])
+        self._recorder.note("started", pid=os.getpid())
+        with self._telling():
+            self._task = Task(self._line.spec, rank, self._recorder)
+
+    @contextmanager
+    def working(self) -> Iterator[Task]:
+        """Inside, this process is this rank. What is raised inside is reported, and ends the entry."""
+        with self._telling(), self._recorder:
+            yield self._task
+
+    def finish(self) -> None:
+        """The rank has done all that it had to do."""
+        self._recorder.finished(self._task)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
         try:
-            with recorder:
-                task = Task(line.spec, rank, recorder)
-                yield task
-                recorder.finished(task)
+            yield
         except BaseException as error:
-            recorder.note("raised", **described(error), at=time.monotonic())
+            self._recorder.note("raised", **described(error), at=time.monotonic())
+            self.close()
             raise
 
 
@@ -66,19 +101,17 @@ class _Line:
             raise RuntimeError(_turned_away(rank))
         self.spec = spec
         self._is_open = True
-
-    def __enter__(self) -> _Line:
         threading.Thread(target=self._attend, name="conformance", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._is_open = False
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, event: Mapping[str, Any]) -> None:
         with self._lock:
             self._channel.send(event)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _attend(self) -> None:
         while self._channel.receive() is not None:

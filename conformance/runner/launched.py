@@ -64,8 +64,19 @@ class StandIn(Seat):
 
     @property
     def failure(self) -> tuple[bool, float, int] | None:
+        failed = super().failure
         # Where nobody entered, the driver is to blame.
-        return super().failure if self.started else None
+        if failed is None or not self.started:
+            return None
+        # What came first. A framework ends all workers when one has raised, so that a death may be the consequence.
+        _, at, rank = failed
+        return False, at, rank
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] == relay.GONE:
+            self._failed_at = event["at"]
+        else:
+            super()._note(event)
 
     def _exit(self, after: int | None) -> str:
         if not self.started:

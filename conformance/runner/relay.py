@@ -19,6 +19,9 @@ from conformance.runner.protocol import Channel
 from conformance.runner.rank import Pipes
 from conformance.runner.telling import Sender
 
+#: The last that is heard of a worker which hung up without a word.
+GONE = "gone"
+
 # Seconds that a stranger has to say who it is.
 _HELLO_LIMIT = 10.0
 
@@ -46,6 +49,9 @@ def stand_in(listener: socket.socket, token: str, spec: dict[str, Any], pipes: P
             message["at"] = monotonic()
         send(message)
         last = message["event"]
+    if last not in ("finished", "raised"):
+        # At once: peers may raise before this process has been seen to end.
+        send({"event": GONE, "at": monotonic()})
     return 0 if last == "finished" else 1
 
 

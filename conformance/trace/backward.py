@@ -122,7 +122,7 @@ def _tensors(output: Any) -> Iterator[torch.Tensor]:
 
 
 @contextmanager
-def observing_backwards(recorder: Recorder) -> Iterator[None]:
+def observing_backwards(backwards: Backwards) -> Iterator[None]:
     """Have backward passes noted."""
-    with replaced(torch.autograd, "_engine_run_backward", Backwards(recorder).run):
+    with replaced(torch.autograd, "_engine_run_backward", backwards.run):
         yield

@@ -14,7 +14,8 @@ A loop of one's own, without a task, has its model watched:
         ...
 
 It reads and never writes: no random number is drawn, no tensor of the trainer's is changed, no collective
-issued. What it puts into torch's and Horovod's modules is gone when the `with` ends.
+issued. What it puts into torch's and Horovod's modules is gone when the `with` ends. It may be entered again, and
+goes on where it was; of several recorders in a process one is entered at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 from conformance.trace import topology
 from conformance.trace.apex import observing_apex
 from conformance.trace.autocast import observing_autocast
-from conformance.trace.backward import Flow, observing_backwards
+from conformance.trace.backward import Backwards, Flow, observing_backwards
 from conformance.trace.clearing import observing_clearing
 from conformance.trace.clipping import observing_clipping
 from conformance.trace.collectives import Collectives, observing_broadcasts, observing_c10d
@@ -92,6 +93,7 @@ class Recorder:
         self.wrappers = Wrappers()
         self.flow = Flow(self.progress.used)
         self._forwards = Forwards(self, None if spec is None else spec["samples"]["x"])
+        self._backwards = Backwards(self)
         self.collectives = Collectives(self)
         self.messages = Messages(self)
         self.forwards = 0
@@ -102,7 +104,7 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(observing_autocast(self))
             stack.enter_context(self._forwards)
-            stack.enter_context(observing_backwards(self))
+            stack.enter_context(observing_backwards(self._backwards))
             stack.enter_context(observing_clipping(self))
             stack.enter_context(observing_clearing(self))
             stack.enter_context(observing_scalers(self))

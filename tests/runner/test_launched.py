@@ -59,6 +59,43 @@ def work(ticket, rank, folder):
             optimizer.step()
 """
 
+# One worker that is both ranks, by turns.
+BY_TURNS = """
+import conformance
+from conformance import Job, trainer
+
+
+@trainer(backends=["ddp"], launches_workers=True)
+def train(job: Job) -> None:
+    replicas = [Replica(job.ticket, rank) for rank in range(job.world_size)]
+    for _ in range(job.steps):
+        for replica in replicas:
+            replica.step()
+    for replica in replicas:
+        replica.entry.finish()
+        replica.entry.close()
+
+
+class Replica:
+    def __init__(self, ticket, rank):
+        self.entry = conformance.Entry(ticket, rank)
+        with self.entry.working() as self.task:
+            self.model = self.task.model()
+            self.optimizer = self.task.optimizer(self.model.parameters())
+            self.batches = iter(self.task.dataloader())
+
+    def step(self):
+        with self.entry.working():
+            self.work()
+
+    def work(self):
+{inside}
+        batch = next(self.batches)
+        self.optimizer.zero_grad()
+        self.task.loss(self.model(batch.inputs), batch).backward()
+        self.optimizer.step()
+"""
+
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., ForkServer]]:
@@ -98,6 +135,29 @@ def test_each_worker_is_a_rank(serve: Callable[..., ForkServer], make_spec: Make
     pids = {rank.events[0]["pid"] for outcome in outcomes for rank in outcome.ranks}
     assert len(pids) == 4
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_worker_that_is_several_ranks_by_turns(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    ranks = serve(template=BY_TURNS).run(make_spec("ddp"), LIMIT).ranks
+    rows = []
+    for number, rank in enumerate(ranks):
+        assert rank.finished
+        assert {event["rank"] for event in rank.events} == {number}
+        kinds = [event["event"] for event in rank.events]
+        assert (kinds.count("forward"), kinds.count("step"), kinds.count("foreign_optimizer")) == (3, 3, 0)
+        assert [event["backward"] for event in rank.events if event["event"] == "backward_begin"] == [0, 1, 2]
+        rows.append([event["rows"] for event in rank.events if event["event"] == "forward"])
+    assert rows[0] != rows[1]
+
+
+def test_a_rank_that_raises_in_its_turn(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    inside = """
+        if self.task.rank == 1:
+            raise ValueError("no such luck")
+    """
+    zero, one = serve(inside, template=BY_TURNS).run(make_spec("ddp"), LIMIT).ranks
+    assert (one.events[-1]["event"], one.events[-1]["message"]) == ("raised", "no such luck")
+    assert (zero.finished, one.finished, zero.after, one.after) == (False, False, 1, None)
 
 
 def test_a_worker_that_raises(run: Callable[..., Outcome]) -> None:
