@@ -27,13 +27,19 @@ class Guard:
 Check = Callable[[Case, Workload, Sequence[Window], Sequence[RankEvidence]], Guard]
 
 
+#: Backends whose frameworks carry gradients in ways that are no collectives.
+_UNSEEN = ("ray",)
+
+
 def guards(
     case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]
 ) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
-    checks: list[Check] = [_stepped, _world_size]
-    if case.world_size > 1:
-        checks += [_collectives, _shards]
+    checks: list[Check] = [_stepped]
+    if case.backend in _UNSEEN:
+        checks += [_exchanged, _shards]
+    else:
+        checks += [_world_size, _collectives, _shards] if case.world_size > 1 else [_world_size]
     checks += [_step_count, _moved, _left_alone]
     return tuple(check(case, workload, windows, ranks) for check in checks)
 
@@ -76,6 +82,17 @@ def _collectives(case: Case, workload: Workload, windows: Sequence[Window], rank
         "at least one on every rank",
         "seen" if not silent else f"none on {named(silent)}",
         f"{named(silent)} never exchanged gradients: no collective and no message was seen while training",
+    )
+
+
+def _exchanged(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+    own = [rank.outcome.rank for rank in ranks if not rank.took_gradients]
+    return Guard(
+        "gradients from elsewhere",
+        not own,
+        "at least once on every rank",
+        "seen" if not own else f"none on {named(own)}",
+        f"{named(own)} never exchanged gradients: its optimizer saw those of its own backwards alone",
     )
 
 

@@ -155,6 +155,12 @@ BREAKING = {
     },
     "amp/unscale-before-change": {
         "changed": lambda: a_run([scaled(0), event("gradient_change"), unscale(), taken()]),
+        "changed after the backward that averages": lambda: two_ranks(
+            [
+                [forward(0), by_hand(during="backward"), backward(scaled=S)],
+                [event("gradient_change", since=5), unscale(), taken()],
+            ]
+        ),
         "clipped by norm": lambda: a_run(
             [scaled(0), event("gradient_change", factor=0.01), unscale(), taken(gradients=[0.6 / S, 0.8 / S])],
             clip=CLIP,
@@ -268,6 +274,9 @@ ALLOWED = {
     ),
     "changed around a collective": lambda: two_ranks(
         [scaled(0), event("collective"), event("gradient_change", since=4), unscale(), taken()]
+    ),
+    "brought together in a way that leaves no trace": lambda: two_ranks(
+        [scaled(0), event("gradient_change"), unscale(), taken()]
     ),
     "changed where no gradients are listed": lambda: a_run(
         [scaled(0), event("gradient_change"), unscale(), taken(gradients=None)]

@@ -35,6 +35,18 @@ def test_no_collective_while_training(follow):
     assert judgement.headline.startswith("rank 1 never exchanged gradients")
 
 
+def test_gradients_from_nowhere_else(follow):
+    """On Ray, whose workers exchange gradients in ways that are no collectives; a scaling is no exchange."""
+    run = follow("ray-w2-fp32-momentum")
+    for rank, factor in enumerate([None, 0.5]):
+        backward = run.of("backward_end", rank)[0]
+        change = {"event": "gradient_change", "parameters": [0, 1, 2], "factor": factor, "since": backward["seq"]}
+        run.after(backward, {**backward, **change})
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["gradients from elsewhere"])
+    assert judgement.headline.startswith("rank 1 never exchanged gradients")
+
+
 def test_same_shard_on_two_ranks(follow):
     run = follow("ddp-w3-acc2-fp32-momentum")
     for mine, other in zip(run.of("forward", rank=2), run.of("forward", rank=0), strict=True):

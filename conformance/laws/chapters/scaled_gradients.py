@@ -11,6 +11,7 @@ from conformance.laws.labels import number, placed
 from conformance.laws.law import Broken, Check, broken, kept, law
 from conformance.laws.loss_scale import Scaling, finite, largest, norm, scaled_windows
 from conformance.laws.run import Plan, Run
+from conformance.laws.sharing import brings_together
 
 UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Working with Unscaled Gradients"'
 
@@ -145,10 +146,13 @@ def _change(scaling: Scaling, change: Event) -> Broken | bool:
 
 
 def _is_sync(change: Event, scaling: Scaling) -> bool:
-    """Whether the gradients changed around a collective, or a message that came, which then may have changed them."""
-    return any(
-        event.kind in ("collective", "receive") and change["since"] <= event.seq <= change.seq
-        for event in scaling.window.events
+    """Whether the gradients changed around a collective, or a message that came, which then may have changed them; or
+    between ranks that brought theirs together in a way that leaves no trace, if at all."""
+    events = scaling.window.events
+    is_seen = any(event.kind == "receive" or brings_together(event) for event in events)
+    is_unseen = scaling.run.plan.world_size > 1 and not is_seen
+    return is_unseen or any(
+        event.kind in ("collective", "receive") and change["since"] <= event.seq <= change.seq for event in events
     )
 
 
