@@ -68,16 +68,17 @@ def framework(session: nox.Session, *extras: str) -> None:
     The tests run its cases too, and know which of them do not conform.
     """
     install_wheel(session, "test", session.name, *extras)
+    module = session.name.replace("-", "_")
     if session.posargs:
-        conformance_run(session, f"conformance.trainers.{session.name}")
+        conformance_run(session, f"conformance.trainers.{module}")
     else:
-        session.run("pytest", f"tests/frameworks/test_{session.name}.py")
+        session.run("pytest", f"tests/frameworks/test_{module}.py")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format; types, strictly."""
-    install_wheel(session, "lint", "accelerate", "lightning", "determined")
+    install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "conformance", "tools")
@@ -160,6 +161,18 @@ def exercise(session: nox.Session) -> None:
     if session.posargs:
         session.chdir(session.invoked_from)
     session.run("conformance", "exercise", *(session.posargs or ["fixtures/exercise/right.py"]))
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """DistributedSGD on Ray actors; without arguments, that it conforms, and its mutants do not."""
+    framework(session)
+
+
+@nox.session(name="ray-train")
+def ray_train(session: nox.Session) -> None:
+    """Ray Train's TorchTrainer; without arguments, that it does what is known of it."""
+    framework(session)
 
 
 @nox.session(default=False)

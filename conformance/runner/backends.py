@@ -22,6 +22,8 @@ _HOROVOD_INSTALL = "python tools/horovod_wheel.py --install"
 _APEX_INSTALL = (
     "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 )
+# Ray Train needs more than a plain `ray` brings.
+_RAY_INSTALL = 'pip install "ray[train]"'
 
 
 def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
@@ -75,6 +77,8 @@ def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
     names = ", ".join(modules)
     if "horovod" in missing:
         return Unavailable(f"{names} is not installed", _HOROVOD_INSTALL, declaration)
+    if "ray" in missing:
+        return Unavailable(f"{names} is not installed", _RAY_INSTALL, declaration)
     if "apex" in missing:
         return Unavailable("an apex that has amp is not installed, and amp needs a GPU", _APEX_INSTALL, declaration)
     command = f"pip install {' '.join(declaration.requires)}"

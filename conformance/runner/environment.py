@@ -20,8 +20,19 @@ _EVERYWHERE = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "NCCL_SOCKET_IFNAME": INTERFACE,
     "HOROVOD_GLOO_IFACE": INTERFACE,
+    # PyArrow's allocator starts a thread on import, too.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # Ray has no other way to stay on loopback on Linux (ray/_private/services.py, get_node_ip_address).
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
     # What a rank printed must be there when it is killed.
     "PYTHONUNBUFFERED": "1",
+}
+
+_UNLESS_SET = {
+    # Ray's own default for a cluster that it starts; but it has to be known when Ray is imported for it to hold for
+    # one that is connected to by address, too (ray/_private/worker.py, init).
+    "RAY_AUTH_MODE": "token",
 }
 
 # From these a framework concludes that it was launched: we may run inside of a batch job or torchrun.
@@ -45,7 +56,7 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name not in _LAUNCH_VARIABLES and not name.startswith(_OTHER_LAUNCHERS)
     }
-    return {**kept, **_EVERYWHERE}
+    return {**_UNLESS_SET, **kept, **_EVERYWHERE}
 
 
 def rank_environment(

@@ -182,7 +182,7 @@ def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
     }
     if hosts:
         found["hosts"] = ", ".join(hosts)
-    for package in ("torch", "numpy", "horovod", "accelerate", "lightning", "determined"):
+    for package in ("torch", "numpy", "horovod", "accelerate", "lightning", "determined", "ray"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -5,6 +5,7 @@ nox's session `tests` leaves this folder out: each file here belongs to the sess
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,15 @@ from conformance.cases.case import Case
 from conformance.report import read_results
 from conformance.report.records import CaseRecord
 from conformance.runner.client import ForkServer, RankOutcome, shared
+from conformance.suite.items import Servers
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+spec = importlib.util.spec_from_file_location("fixtures_kill", FIXTURES / "kill.py")
+assert spec is not None
+assert spec.loader is not None
+kill = sys.modules["fixtures_kill"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kill)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +46,20 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     results = read_results(folder / "conformance-results.jsonl")
     assert results.complete
     return [case for case in results.cases if case.verdict not in ("UNSUPPORTED", "UNAVAILABLE")]
+
+
+@pytest.fixture
+def caught() -> Iterator[Callable[[str], None]]:
+    """Hold that a mutant on Ray gets the verdict, and breaks the laws, that it names."""
+    servers = Servers()
+
+    def assert_caught(name: str) -> None:
+        [mutant] = [each for each in kill.specimens("mutants/on_ray") if each.name == name]
+        results = kill.judged(mutant, servers, mutant.shown_by, time_limit=120.0)
+        assert kill.is_caught(mutant, results), [(result["verdict"], result["headline"]) for result in results]
+
+    yield assert_caught
+    servers.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 BACKENDS = ["single", "ddp", "horovod", "parameter-server", "ring", "ring-gather"]
-FRAMEWORKS = ["accelerate", "lightning", "determined"]
+FRAMEWORKS = ["accelerate", "lightning", "determined", "ray", "ray-train"]
 PROJECT = ["lint", "exercise", "tests"]
 
 
