@@ -59,8 +59,8 @@ def test_repeated_names_count_once():
         (
             {"backends": ["dpp"]},
             (
-                "unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, ring-gather); "
-                "did you mean 'ddp'?"
+                "unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, ring-gather, ray, "
+                "ray-train); did you mean 'ddp'?"
             ),
         ),
         (
@@ -79,7 +79,10 @@ def test_repeated_names_count_once():
         ),
         (
             {"backends": []},
-            "backends is empty; name at least one of single, ddp, horovod, parameter-server, ring, ring-gather",
+            (
+                "backends is empty; name at least one of single, ddp, horovod, parameter-server, ring, ring-gather, "
+                "ray, ray-train"
+            ),
         ),
         ({"backends": [1]}, "backends takes names, not 1"),
         ({"world_sizes": [1]}, "world_sizes takes whole numbers from 2 on, not 1"),
