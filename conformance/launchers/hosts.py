@@ -34,6 +34,9 @@ class HostedServer:
                 except Unavailable as error:
                     reason = f"on {agent.name}: {error.reason}"
                     raise Unavailable(reason, error.command, error.declaration) from error
+                if server.declaration.launches_workers:
+                    reason = "the trainer launches its workers itself; run it without --launcher"
+                    raise Unavailable(reason, None, server.declaration)
             self._closing = stack.pop_all()
         first = self._servers[0]
         self.declaration, self.versions = first.declaration, first.versions

@@ -20,16 +20,16 @@ class HostLost(RunnerError):
 
 
 class Unavailable(Exception):
-    """The backend, or something that the trainer requires, is not installed on this machine.
+    """The backend, or something that the trainer requires, cannot be had here.
 
     Attributes:
         reason: what is missing, one line.
-        command: the command that installs it.
+        command: the command that installs it, if one does.
         declaration: what the trainer declares, where that could be found out without importing it.
     """
 
-    def __init__(self, reason: str, command: str, declaration: Declaration | None) -> None:
-        super().__init__(f"{reason}; install it with: {command}")
+    def __init__(self, reason: str, command: str | None, declaration: Declaration | None) -> None:
+        super().__init__(reason if command is None else f"{reason}; install it with: {command}")
         self.reason = reason
         self.command = command
         self.declaration = declaration

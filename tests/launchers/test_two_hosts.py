@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 MUTANTS = Path(__file__).parents[2] / "fixtures/mutants"
+LAUNCHES_ITS_WORKERS = """
+from conformance import Job, trainer
+
+@trainer(backends=["ddp"], launches_workers=True)
+def train(job: Job) -> None:
+    raise AssertionError("nothing of it is to run")
+"""
 CASES = ("ddp-w2-fp64-momentum", "ddp-w2-acc2-fp16-clip-value", "ddp-w2-acc2-fp32-sgd")
 
 #: The agent is the first command of ours above the rank.
@@ -69,6 +76,19 @@ def test_a_host_that_is_lost_ends_the_run(srun, write):
     [line] = ended.errs[0].splitlines()
     assert line.startswith("conformance: the harness failed: ")
     assert line.endswith("our process on host-b (rank 1 of the launch) is gone; what follows was not run")
+
+
+def test_a_trainer_that_launches_its_workers(srun):
+    case = "ddp-w2-fp32-momentum"
+    Path("own.py").write_text(LAUNCHES_ITS_WORKERS)
+    ended = srun("own.py", "ddp", "--case", case)
+    assert ended.codes == [0, 0], ended.errs
+    assert ended.cases["ddp", case]["verdict"] == "PASS (exact)"
+    refused = ended.cases["own", case]
+    assert (refused["verdict"], refused["headline"]) == (
+        "UNAVAILABLE",
+        "the trainer launches its workers itself; run it without --launcher",
+    )
 
 
 def test_horovodrun_on_two_hosts(horovodrun):
