@@ -128,12 +128,14 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
 
 _TWO = frozenset[Shape]({("batched", 2, 1)})
 _TWO_WINDOWED = frozenset[Shape]({("accumulated", 2, 2)})
-_MORE = frozenset[Shape]({("accumulated", 3, 2), ("batched", 4, 1)})
+_THREE_WINDOWED = frozenset[Shape]({("accumulated", 3, 2)})
+_FOUR = frozenset[Shape]({("batched", 4, 1)})
 
 #: Each workload where it is most likely to fail, and each precision, world size and accumulation at least once.
 LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("momentum", shapes=_TWO_WINDOWED),
-    Rule("momentum", ("fp32",), _TWO | _MORE),
+    Rule("momentum", ("fp32", "bf16"), _THREE_WINDOWED),
+    Rule("momentum", ("fp32",), _TWO | _FOUR),
     Rule("clip-value", ("fp16",), _TWO_WINDOWED),
     Rule("clip-norm", ("fp32",), _TWO_WINDOWED),
     Rule("weighted", ("fp32",), _TWO_WINDOWED),

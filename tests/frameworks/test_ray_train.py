@@ -1,17 +1,48 @@
-"""Ray Train's TorchTrainer conforms in all that its adapter declares, and a loop that leaves `prepare_model` out does
-not.
-"""
+"""Ray Train's TorchTrainer conforms in every path, and a loop that leaves `prepare_model` out does not."""
 
 from __future__ import annotations
 
+from conformance.cases.case import Case
+from conformance.runner.client import ForkServer
+from conformance.verdict.judge import judge
+
 TARGET = "conformance.trainers.ray_train"
+# One for each path, because Ray takes seconds for each. `conformance run` has them all.
+CASES = ("ray-train-w2-fp32-momentum", "ray-train-w2-acc2-fp16-overflow", "ray-train-w3-acc2-fp32-momentum")
+
+ONE_RAISES = """
+    import conformance
+    import ray.train
+    from conformance import Job, trainer
+    from conformance.trainers import ray_train
+    from conformance.trainers.ray_cluster import local_cluster
+
+    def unlucky(ticket):
+        with conformance.enter(ticket, ray.train.get_context().get_world_rank()) as task:
+            if task.rank == 1:
+                raise ValueError("no such luck")
+            ray_train.fit(task)
+
+    @trainer(backends=["ray-train"], launches_workers=True, session=local_cluster)
+    def train(job: Job) -> None:
+        ray_train.train_loop_per_worker = unlucky
+        ray_train.train(job)
+"""
 
 
-def test_every_verdict(judged):
+def test_every_path_conforms(judged):
     assert {case.id: case.headline for case in judged if not case.verdict.startswith("PASS")} == {}
-    assert {case.precision for case in judged} == {"fp64", "fp32", "bf16", "fp16"}
-    assert {case.path for case in judged} == {"ray-train-w2", "ray-train-w2-acc2", "ray-train-w3-acc2"}
+    assert {case.id for case in judged} == set(CASES)
 
 
 def test_mutant_is_caught(caught):
     caught("model_not_prepared")
+
+
+def test_a_worker_that_raises_is_named(write):
+    """And not those that Ray Train ends because of it."""
+    case = Case("ray-train", "batched", 2, 1, "fp32", "momentum")
+    with ForkServer(write(ONE_RAISES), backend="ray-train") as server:
+        judgement = judge(case, server.run(case.spec(), time_limit=60.0))
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline == "rank 1 raised ValueError: no such luck (trainer.py:11)"
