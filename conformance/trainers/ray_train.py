@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,11 +36,16 @@ from conformance.trainers.ray_cluster import connected, local_cluster
     name="ray-train",
 )
 def train(job: Job) -> None:
+    launch(job, train_loop_per_worker)
+
+
+def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
+    """Run ``loop`` in every worker, on the session's cluster; it is handed the job's ticket."""
     # An actor that looks out for machines which the cluster is about to lose.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     with connected(job.session), tempfile.TemporaryDirectory(prefix="conformance-") as storage:
         TorchTrainer(
-            train_loop_per_worker,
+            loop,
             train_loop_config=job.ticket,
             scaling_config=ScalingConfig(num_workers=job.world_size),
             run_config=RunConfig(storage_path=storage),
