@@ -145,16 +145,11 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("uneven-batch", ("fp32",), _TWO),
 )
 
-_RULES = (
+BACKEND_RULES: dict[str, tuple[Rule, ...]] = (
     dict.fromkeys(SHAPES, RULES)
     | dict.fromkeys(("parameter-server", "ring", "ring-gather"), POINT_TO_POINT_RULES)
     | dict.fromkeys(("ray", "ray-train"), LAUNCHED_RULES)
 )
-
-
-def rules(backend: str) -> tuple[Rule, ...]:
-    """The rules for the cases of one backend."""
-    return _RULES[backend]
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
     """
     refused: set[str] = set()
     for shape in SHAPES[backend]:
-        for rule in rules(backend):
+        for rule in BACKEND_RULES[backend]:
             if rule.shapes is not None and shape not in rule.shapes:
                 continue
             for precision in BACKEND_PRECISIONS[backend]:

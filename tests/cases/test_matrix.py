@@ -12,13 +12,13 @@ from conformance.cases import matrix
 from conformance.cases.case import Case
 from conformance.cases.matrix import (
     BACKEND_PRECISIONS,
+    BACKEND_RULES,
     ON_GPU_ONLY,
     POINT_TO_POINT_RULES,
     RULES,
     SHAPES,
     Rule,
     plan,
-    rules,
 )
 from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
@@ -67,7 +67,7 @@ def test_a_trainer_that_declares_everything_is_spared_nothing():
     missing = [
         Case(backend, *shape, precision, rule.workload, device(precision)).id
         for backend in BACKENDS
-        for rule in rules(backend)
+        for rule in BACKEND_RULES[backend]
         for shape in SHAPES[backend]
         if rule.shapes is None or shape in rule.shapes
         for precision in BACKEND_PRECISIONS[backend]
@@ -81,9 +81,11 @@ def test_every_rule_and_precision_is_used():
     assert {workload for workload, _ in pairs} == {rule.workload for rule in RULES}
     assert {precision for _, precision in pairs} == set(PRECISIONS)
     for backend in BACKENDS:
-        for rule in rules(backend):
+        for rule in BACKEND_RULES[backend]:
             for shape in rule.shapes or ():
-                assert any(shape in SHAPES[other] for other in BACKENDS if rules(other) is rules(backend)), rule
+                assert any(
+                    shape in SHAPES[other] for other in BACKENDS if BACKEND_RULES[other] is BACKEND_RULES[backend]
+                ), rule
 
 
 def test_core_workloads_run_on_every_path_in_every_precision():
@@ -207,7 +209,7 @@ def test_nothing_that_is_declared_is_lost_with_what_is_not():
 
 def test_a_rule_that_cannot_be_built_is_an_error_and_not_a_gap(monkeypatch):
     rule = Rule("line", ("fp32",), frozenset({("batched", 3, 1)}))
-    monkeypatch.setattr(matrix, "RULES", (rule,))
+    monkeypatch.setitem(matrix.BACKEND_RULES, "ddp", (rule,))
     with pytest.raises(ValueError, match="workload line: no global batch divides over 3 ranks"):
         list(plan(EVERYTHING, "ddp"))
 
