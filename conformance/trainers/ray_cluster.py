@@ -34,7 +34,7 @@ def local_cluster() -> Iterator[dict[str, str]]:
             _system_config={"enable_worker_prestart": False},
         )
         try:
-            yield {"address": context.address_info["gcs_address"], "token": token}
+            yield {"address": context.address_info["gcs_address"], "token": token, "folder": folder}
         finally:
             ray.shutdown()
 

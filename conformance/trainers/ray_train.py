@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -43,12 +42,13 @@ def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
     """Run ``loop`` in every worker, on the session's cluster; it is handed the job's ticket."""
     # An actor that looks out for machines which the cluster is about to lose.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    with connected(job.session), tempfile.TemporaryDirectory(prefix="conformance-") as storage:
+    # In the folder of the cluster, which is deleted even where this process is killed.
+    with connected(job.session):
         TorchTrainer(
             loop,
             train_loop_config=job.ticket,
             scaling_config=ScalingConfig(num_workers=job.world_size),
-            run_config=RunConfig(storage_path=storage),
+            run_config=RunConfig(storage_path=os.path.join(job.session["folder"], "storage")),
         ).fit()
 
 
