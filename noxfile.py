@@ -165,7 +165,7 @@ def exercise(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """DistributedSGD on Ray actors; without arguments, that it conforms, and that a cluster runs any trainer's cases."""
+    """DistributedSGD on Ray actors; without arguments, that it conforms; and that a cluster runs any trainer."""
     framework(session)
     if not session.posargs:
         session.run("pytest", "tests/frameworks/test_ray_launcher.py")
