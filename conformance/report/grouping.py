@@ -83,9 +83,17 @@ class Trainer:
 
     @cached_property
     def matrix(self) -> tuple[Path, ...]:
-        """The rows of the matrix: paths on which something ran. The others are told of once, with their reasons."""
-        ran = tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
-        return ran or self.paths[:1]
+        """The rows of the matrix: paths on which something ran. The others are told of once, with their reasons.
+
+        Where nothing ran it is a path that would have run elsewhere.
+        """
+        declared = tuple(path for path in self.paths if any(case.verdict == "UNAVAILABLE" for case in path.cases))
+        return self.ran or declared[:1] or self.paths[:1]
+
+    @cached_property
+    def ran(self) -> tuple[Path, ...]:
+        """The paths on which something ran."""
+        return tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
 
     @cached_property
     def counts(self) -> list[tuple[Look, int]]:
@@ -137,7 +145,9 @@ def trainers(results: Results) -> list[Trainer]:
     first.
     """
     found = [_trainer(name, cases) for name, cases in _by(results.cases, lambda case: case.trainer).items()]
-    return sorted(found, key=lambda trainer: (_path_order(trainer.paths[0].cases[0]), natural(trainer.name)))
+    return sorted(
+        found, key=lambda trainer: (not trainer.ran, _path_order(trainer.paths[0].cases[0]), natural(trainer.name))
+    )
 
 
 def causes(results: Results) -> list[Alike]:

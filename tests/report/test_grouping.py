@@ -9,6 +9,7 @@ from conformance.report import Results
 from conformance.report.grouping import causes, overall, precisions, reasons, trainers
 from conformance.report.verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, worst
 
+from . import synthetic
 from .regression import Case
 
 
@@ -37,6 +38,18 @@ def test_rows_and_columns(results: Results) -> None:
         "ddp-w4",
         "ddp-w2 on cuda",
     ]
+
+
+def test_what_did_not_run_is_last_and_shows_what_it_could_have_run(read: Callable[..., Results]) -> None:
+    missing = synthetic.passing("apex_ddp", "ddp", 3, 1, "fp16", "line")
+    cases = [
+        synthetic.idle(synthetic.passing("apex_ddp", "ddp", 2, 1, "fp32", "line"), "UNSUPPORTED", "not declared"),
+        synthetic.idle(missing, "UNAVAILABLE", "no apex"),
+        synthetic.passing("ddp", "ddp", 4, 1, "fp32", "line"),
+    ]
+    first, last = trainers(read(cases))
+    assert [first.name, last.name] == ["ddp", "apex_ddp"]
+    assert [path.name for path in last.matrix] == ["ddp-w3"]
 
 
 def test_a_cell_shows_the_worst_verdict_that_was_reached() -> None:
