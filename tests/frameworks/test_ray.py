@@ -57,7 +57,7 @@ def model_creator(worker, device):
     optimizer = torch.optim.SGD(model.parameters(), lr=1 / 64)
     return TorchReplica(model, optimizer, lambda model, x: mse_loss(model(x), 3 * x), [inputs])
 
-ray.init(num_cpus=2, include_dashboard=False)
+ray.init(num_cpus=4, include_dashboard=False)
 with DistributedSGD(model_creator, num_workers=2, devices_per_worker=2) as sgd:
     for number in range(30):
         loss = sgd.step(verbose=number == 0)
@@ -131,7 +131,9 @@ def test_own_model_own_data_and_the_weights_back(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(OWN_MODEL_AND_DATA)
     environment = {**base_environment(os.environ), "RAY_AUTH_TOKEN": "0" * 64}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, check=True, timeout=300
+    )
     *timings, result = done.stdout.splitlines()
     assert [re.sub(r" [\d.e-]+$", "", line) for line in timings] == [
         *["compute grad interior time"] * 2,
