@@ -15,11 +15,15 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Interpretation:
-    """An accepted reading: the workload as it is read, and its recurrence; ``name`` is None if it is the only one."""
+    """An accepted reading: the workload as it is read, and its recurrence; ``name`` is None if it is the only one.
+
+    ``averaged_early``: it is for ranks that were seen to average before the last micro-batch of a window.
+    """
 
     name: str | None
     recurrence: type[Recurrence]
     workload: Workload
+    averaged_early: bool = False
 
 
 class MeanOfMicroBatchMeans(Recurrence):
@@ -75,6 +79,8 @@ def interpretations(workload: Workload, layout: Layout) -> tuple[Interpretation,
     if odd_part(layout.world_size) > 1 and layout.accumulation > 1:
         return (
             Interpretation(None, Recurrence, workload),
-            Interpretation("ranks average in every micro-batch", AveragedInEveryMicroBatch, workload),
+            Interpretation(
+                "ranks average in every micro-batch", AveragedInEveryMicroBatch, workload, averaged_early=True
+            ),
         )
     return (Interpretation(None, Recurrence, workload),)

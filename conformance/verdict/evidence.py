@@ -84,6 +84,21 @@ class RankEvidence:
         """
         return any(entry["training"] for op, entry in self.collectives.items() if not op.startswith("broadcast"))
 
+    @property
+    def averaged_early(self) -> bool:
+        """Whether gradients were exchanged in a window before its last micro-batch."""
+        last: dict[int, int] = {}
+        exchanged: list[tuple[int, int]] = []
+        for event in self.outcome.events:
+            place = event["window"], event["micro_batch"]
+            if None in place:
+                continue
+            if event["event"] == "forward":
+                last[place[0]] = max(place[1], last.get(place[0], 0))
+            elif event.get("of") == "gradients":
+                exchanged.append(place)
+        return any(micro_batch < last.get(window, 0) for window, micro_batch in exchanged)
+
 
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
     """The evidence in ``outcome``; ``windows`` are those that the case plans."""

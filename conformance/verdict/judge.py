@@ -142,6 +142,9 @@ def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Inter
     stepped = frozenset(attempt.window for attempt in attempts if attempt.stepped)
     result = []
     for number, interpretation in enumerate(interpretations(workload, layout)):
+        # Its bound is wider: only who needs it is given it.
+        if interpretation.averaged_early and not all(rank.averaged_early for rank in ranks):
+            continue
         skips: frozenset[int] | None = None
         scales: tuple[Fraction, ...] = ()
         if case.arithmetic.scaled and attempts:

@@ -50,11 +50,25 @@ def test_uneven_window_by_micro_batches(follow, name):
     assert judgement.semantics == "every micro-batch weighs the same in an uneven window"
 
 
-def test_ranks_that_average_in_every_micro_batch(follow):
+@pytest.fixture
+def within_the_wider_bound(follow):
+    """A run whose gradients are off by what averaging in every micro-batch may round."""
     run = follow("ddp-w3-acc2-fp32-momentum", AveragedInEveryMicroBatch)
-    gradients = [event["gradients"] for event in run.everywhere("step", 5)]
-    for values in gradients:
-        values[0] += float(run.trajectory.steps[5].gradient.radius[0]) / 2
-    judgement = run.judged()
+    for event in run.everywhere("step", 5):
+        event["gradients"][0] += float(run.trajectory.steps[5].gradient.radius[0]) / 2
+    return run
+
+
+def test_ranks_that_average_in_every_micro_batch(within_the_wider_bound):
+    for events in within_the_wider_bound.ranks:
+        early = [{**event, "micro_batch": 0} for event in events if event["event"] == "collective"]
+        events[:] = [{**event, "seq": seq} for seq, event in enumerate([*events[:-1], *early, events[-1]])]
+    judgement = within_the_wider_bound.judged()
     assert judgement.verdict == "PASS (bounded)", judgement.headline
     assert judgement.semantics == "ranks average in every micro-batch"
+
+
+def test_ranks_that_average_once_have_no_wider_bound(within_the_wider_bound):
+    judgement = within_the_wider_bound.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.difference.step == 5
