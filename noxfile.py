@@ -78,7 +78,7 @@ def framework(session: nox.Session, *extras: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format; types, strictly."""
-    install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray")
+    install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray", "exercise")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "conformance", "tools")
