@@ -82,4 +82,4 @@ def test_precisions_say_where_each_stage_works():
         "fp16-compression": (FP32, FP32, FP16, False),
         "apex-O1": (FP16, FP32, FP32, True),
     }
-    assert {name for name, precision in PRECISIONS.items() if precision.autocast} == {"bf16", "fp16"}
+    assert {name for name, precision in PRECISIONS.items() if precision.autocast} == {"bf16", "fp16", "apex-O1"}
