@@ -1,7 +1,8 @@
-"""Rules for all tests: a skip is a failure, and Hypothesis judges results, never durations."""
+"""Rules for all tests: a skip is a failure, Hypothesis judges results, never durations, and Ctrl-C interrupts."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -11,6 +12,9 @@ pytest_plugins = ["pytester"]
 
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+
+# A shell starts with SIGINT ignored what it puts in the background, and our children would take that over.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIPS = "No test is skipped in this project: make it run, make it fail, or delete it."
 
