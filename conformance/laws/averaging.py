@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache, cached_property
 from itertools import product
 
 from conformance.laws.event import Event
@@ -23,6 +24,10 @@ class Mistake:
     kinds: tuple[str, ...]
     says: tuple[str, ...]
     factor: Fraction
+
+    @cached_property
+    def times(self) -> float:
+        return float(self.factor)
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,16 @@ def saw_right_gradients(run: Run) -> frozenset[Window]:
 
 def mistakes(plan: Plan, number: int) -> tuple[Mistake, ...]:
     """All combinations of mistakes in averaging window ``number``, that of none first."""
-    share = plan.micro_batches(0, number)
-    sizes = {len(micro_batch) for micro_batch in share}
-    length, nominal, ranks = len(share), plan.accumulation, plan.world_size
+    sizes = tuple(map(len, plan.micro_batches(0, number)))
+    return _combinations(sizes, plan.accumulation, plan.world_size, plan.spec["loss"])
+
+
+@cache
+def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str) -> tuple[Mistake, ...]:
+    length = len(sizes)
     samples = [_ONCE]
-    if plan.spec["loss"] == "mean" and len(sizes) == 1:
-        samples += _wrong_times(sizes.pop(), "samples of a micro-batch")
+    if loss == "mean" and len(set(sizes)) == 1:
+        samples += _wrong_times(sizes[0], "samples of a micro-batch")
     micro_batches = [_ONCE, *_wrong_times(length, "micro-batches")]
     if length != nominal:
         text = f"dividing by {nominal} where the window has {length} micro-batch{'es' * (length > 1)}"
@@ -138,7 +147,7 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, tuple[Mistake, ...]]]:
         event, seen = sight
         readings = expectations.gradients(window.number, weights)
         fits = [
-            (right, tuple(m for m in mistakes(run.plan, window.number) if right.is_times(m.factor, seen)))
+            (right, tuple(m for m in mistakes(run.plan, window.number) if right.is_times(m.times, seen)))
             for right in readings
         ]
         if not fits:

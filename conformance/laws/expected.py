@@ -13,7 +13,7 @@ from typing import Any
 from conformance.laws.run import Plan, RankTrace
 from conformance.workloads.precision import FP16, FP32, FP64, PRECISIONS
 
-Vector = tuple[Fraction, ...]
+Vector = tuple[int, ...]
 Matrix = tuple[Vector, ...]
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
 """The samples of each micro-batch of each rank."""
@@ -32,9 +32,9 @@ class Gradient:
     value: tuple[float, ...]
     slack: tuple[float, ...]
 
-    def is_times(self, factor: Fraction, seen: Sequence[float | None]) -> bool:
-        """Whether ``seen`` is ``factor`` times this one, up to rounding; None stands for an element not seen."""
-        times = float(factor)
+    def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
+        """Whether ``seen`` is this one ``times`` a positive factor, up to rounding; None stands for an element not
+        seen."""
         return all(
             abs(one - times * right) <= times * slack
             for one, right, slack in zip(seen, self.value, self.slack, strict=True)
@@ -45,19 +45,28 @@ class Gradient:
 @dataclass(frozen=True)
 class Slope:
     """How the gradient of a squared error follows from the weights: ``matrix @ weights - offset``, and both of absolute
-    values, which is what rounding errors are relative to."""
+    values, which is what rounding errors are relative to; all ``denominator`` times, as fractions are slow."""
 
     matrix: Matrix
     offset: Vector
     size: Matrix
     size_offset: Vector
+    denominator: int
 
-    def at(self, weights: Vector, precision: str, samples: int) -> Gradient:
-        sizes = _product(self.size, tuple(map(abs, weights)))
-        unit, least = _rounding(precision, samples)
+    def at(self, weights: Sequence[float], precision: str, samples: int) -> Gradient:
+        ratios = [weight.as_integer_ratio() for weight in weights]
+        scale = lcm(*(denominator for _, denominator in ratios))
+        whole = [numerator * (scale // denominator) for numerator, denominator in ratios]
+        roundoff, least = _rounding(precision, samples)
+
+        def values(matrix: Matrix, offset: Vector, at: Sequence[int], sign: int) -> Iterator[Fraction]:
+            for row, constant in zip(matrix, offset, strict=True):
+                yield Fraction(sum(map(mul, row, at)) + sign * constant * scale, self.denominator * scale)
+
+        sizes = values(self.size, self.size_offset, list(map(abs, whole)), 1)
         return Gradient(
-            tuple(_rounded(a - b) for a, b in zip(_product(self.matrix, weights), self.offset, strict=True)),
-            tuple(_rounded((a + b) * unit + least) for a, b in zip(sizes, self.size_offset, strict=True)),
+            tuple(_rounded(value) for value in values(self.matrix, self.offset, whole, -1)),
+            tuple(_rounded(size * roundoff + least) for size in sizes),
         )
 
 
@@ -80,12 +89,11 @@ class Expectations:
         return self._of_window[key]
 
     def _gradients(self, number: int, weights: tuple[float, ...]) -> tuple[Gradient, ...]:
-        at = tuple(map(Fraction, weights))
         shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
         if shares not in self._known:
             self._known[shares] = tuple(self._slopes(shares))
         samples = sum(len(micro_batch) for share in shares for micro_batch in share)
-        return tuple(slope.at(at, self._plan.spec["precision"], samples) for slope in self._known[shares])
+        return tuple(slope.at(weights, self._plan.spec["precision"], samples) for slope in self._known[shares])
 
     def _slopes(self, shares: Shares) -> Iterator[Slope]:
         micro_batches = [micro_batch for share in shares for micro_batch in share if micro_batch]
@@ -105,12 +113,13 @@ class Expectations:
     def _slope(self, coefficients: dict[int, Fraction]) -> Slope:
         samples, has_bias = self._plan.spec["samples"], bool(self._plan.spec["model"]["bias"])
         vectors = [(*samples["x"][index], *(1.0,) * has_bias, samples["y"][index]) for index in coefficients]
-        moments, sizes = _moments(vectors, list(coefficients.values()))
+        moments, sizes, denominator = _moments(vectors, list(coefficients.values()))
         return Slope(
             tuple(row[:-1] for row in moments[:-1]),
             moments[-1][:-1],
             tuple(row[:-1] for row in sizes[:-1]),
             sizes[-1][:-1],
+            denominator,
         )
 
 
@@ -143,24 +152,21 @@ def finite(values: Sequence[Any] | None) -> tuple[float, ...] | None:
     return tuple(values)
 
 
-def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix]:
-    """``2 Σ c v vᵀ``, and the same of absolute values: in integers over a common denominator, as fractions are slow."""
+def _moments(
+    vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]
+) -> tuple[Matrix, Matrix, int]:
+    """``2 Σ c v vᵀ``, and the same of absolute values, both times the last of the results."""
     unit = max(value.as_integer_ratio()[1] for vector in vectors for value in vector)
     share = lcm(*(coefficient.denominator for coefficient in coefficients))
-    weights = [int(coefficient * share) for coefficient in coefficients]
+    weights = [2 * int(coefficient * share) for coefficient in coefficients]
     columns = [[int(Fraction(value) * unit) for value in column] for column in zip(*vectors, strict=True)]
     absolute = [list(map(abs, column)) for column in columns]
 
     def moments(columns: Sequence[Sequence[int]]) -> Matrix:
         weighted = [list(map(mul, weights, column)) for column in columns]
-        factor = Fraction(2, share * unit**2)
-        return tuple(tuple(factor * sum(map(mul, one, other)) for other in columns) for one in weighted)
+        return tuple(tuple(sum(map(mul, one, other)) for other in columns) for one in weighted)
 
-    return moments(columns), moments(absolute)
-
-
-def _product(matrix: Matrix, vector: Vector) -> Vector:
-    return tuple(sum((a * b for a, b in zip(row, vector, strict=True)), Fraction(0)) for row in matrix)
+    return moments(columns), moments(absolute), share * unit**2
 
 
 def _rounded(value: Fraction) -> float:

@@ -81,6 +81,9 @@ class _Indexed:
             return self._by_kind.get(kinds[0], ())
         return tuple(sorted(chain.from_iterable(self.of(kind) for kind in kinds), key=_seq))
 
+    def count(self, kind: str, *, before: Event) -> int:
+        return bisect_left(self.of(kind), before.seq, key=_seq)
+
     def between(self, first: Event | None, last: Event | None) -> tuple[Event, ...]:
         """The events after ``first`` and before ``last``; None for no limit."""
         start = 0 if first is None else bisect_right(self.events, first.seq, key=_seq)

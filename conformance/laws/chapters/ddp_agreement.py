@@ -188,9 +188,7 @@ def _failed(rank: RankTrace) -> bool:
 def _is_explained(run: Run, windows: Sequence[Window]) -> bool:
     """Whether another law's violation makes the ranks part in a window."""
     attempts = [window.attempts[-1] for window in windows if window.attempts]
-    schedules = [
-        sum(event.seq < attempt.seq for event in run.ranks[attempt.rank].of("schedule")) for attempt in attempts
-    ]
+    schedules = [run.ranks[attempt.rank].count("schedule", before=attempt) for attempt in attempts]
     return (
         # amp/all-ranks-skip
         len({attempt.kind for attempt in attempts}) > 1
