@@ -291,9 +291,9 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
 
 def _trace(options: argparse.Namespace, console: Console) -> int:
+    from conformance.report.chrome import chrome
     from conformance.report.trace import render_trace
     from conformance.trace import file
-    from conformance.trace.chrome import chrome
 
     try:
         plan, ranks = file.read(options.folder)

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
+from conformance.report.chrome import COLLECTIVES, TRACKS, chrome
 from conformance.runner.client import ForkServer
-from conformance.trace.chrome import COLLECTIVES, TRACKS, chrome
 
 from ..trainers.tasks import make_spec, scaler
 
