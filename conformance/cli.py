@@ -291,6 +291,8 @@ def _report(options: argparse.Namespace, console: Console) -> int:
 
 
 def _trace(options: argparse.Namespace, console: Console) -> int:
+    from conformance.laws.checking import breaks
+    from conformance.laws.run import Run
     from conformance.report.chrome import chrome
     from conformance.report.trace import render_trace
     from conformance.trace import file
@@ -305,7 +307,8 @@ def _trace(options: argparse.Namespace, console: Console) -> int:
     reason = _unwritable(options.chrome)
     if reason is not None:
         return _say(f"cannot write {options.chrome}: {reason}", USAGE)
-    options.chrome.write_text(json.dumps(chrome(plan["case"], ranks)), encoding="ascii")
+    drawn = json.dumps(chrome(plan["case"], ranks, breaks(Run.read(plan, ranks))), ensure_ascii=False)
+    options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
     console.print(f"{options.chrome}: open it in https://ui.perfetto.dev or chrome://tracing", soft_wrap=True)
     return CONFORMING
 

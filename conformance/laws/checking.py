@@ -37,6 +37,12 @@ def check(run: Run) -> tuple[Verified, ...]:
     return tuple(_verified(law, tuple(law.checks(run))) for law in laws())
 
 
+def breaks(run: Run) -> tuple[tuple[Law, Broken], ...]:
+    """What broke which law, every time that it did: MUSTs first, then by id."""
+    found = [(law, check.broken) for law in laws() for check in law.checks(run) if check.broken is not None]
+    return tuple(sorted(found, key=lambda pair: pair[0].level))
+
+
 def findings(verified: Iterable[Verified]) -> tuple[Finding, ...]:
     """What was found, MUSTs first, then in the order in which it happened."""
     found = [finding for law in verified for finding in law.findings]

@@ -12,7 +12,7 @@ from conformance.laws.run import RankTrace, Run
 from conformance.trace.joins import joined
 
 #: Kinds that say what there is rather than what is done.
-_STILL = ("started", "topology", "model", "optimizer", "start", "foreign_optimizer", "finished")
+STILL = ("started", "topology", "model", "optimizer", "start", "foreign_optimizer", "finished")
 #: Events of one rank that a timeline shows at most: a window of 400 micro-batches would say no more.
 _MOST = 80
 
@@ -62,7 +62,7 @@ def _shown(rank: RankTrace, window: int | None) -> list[Event]:
         events = rank.setup
     else:
         events = next((each.before + each.events for each in rank.windows if each.number == window), ())
-    return [event for event in events if event.kind not in _STILL]
+    return [event for event in events if event.kind not in STILL]
 
 
 def _joins(run: Run, moments: Sequence[Moment]) -> tuple[tuple[int, ...], ...]:

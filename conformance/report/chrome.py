@@ -1,6 +1,9 @@
 """Traces in the format that Chrome's tracing viewer and Perfetto open.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+
+A rank is a process, and has a lane for each kind of thing that it did. Of most things one moment is known and no
+length, and Perfetto writes no name beside what has no length: the name of the lane has to say what it was.
 """
 
 from __future__ import annotations
@@ -8,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from conformance.laws.event import Event
+from conformance.laws.labels import label, placed
+from conformance.laws.law import Broken, Law
+from conformance.laws.timeline import STILL
 from conformance.trace.joins import joined
 
 Recorded: TypeAlias = Mapping[str, Any]
 Drawn: TypeAlias = dict[str, Any]
 
-CALLS, COLLECTIVES = "calls", "collectives"
+WINDOWS, PROCESS, COLLECTIVES = "windows", "process", "collectives"
 _ENTERED = ("autocast", "no_sync", "skip_synchronize", "scale_loss")
 SPANS = {
     "backward_begin": "backward",
@@ -21,75 +28,141 @@ SPANS = {
     **{f"{name}_enter": name for name in _ENTERED},
     **{f"{name}_exit": name for name in _ENTERED},
 }
-"""Kinds of event that begin or end something, and what; each has a track of its own, for they need not nest."""
-
-TRACKS = {name: number for number, name in enumerate((CALLS, *dict.fromkeys(SPANS.values()), COLLECTIVES))}
+"""Kinds of event that begin or end something, and what; each has a lane of its own, for they need not nest."""
 
 _BEGINS = ("_begin", "_enter")
 _HEAD = ("event", "rank", "time")
-_DURATION = 1.0
-"""Microseconds that a collective is drawn with: what is known of it is when it was issued."""
+_SHORTEST = 1.0
+"""Microseconds that a collective is drawn with: what is known of it is when it was issued, but what has no length can
+have no arrow."""
 
 
-def chrome(case: str, ranks: Sequence[Sequence[Recorded]]) -> dict[str, Any]:
-    """The object to write as JSON: a process for each rank, arrows where its collectives meet those of others."""
+class _Lanes:
+    """What stands below what on every rank: the laws that were broken, then each kind in the order in which it came."""
+
+    def __init__(self, ranks: Sequence[Sequence[Recorded]], broken: Sequence[tuple[Law, Broken]]) -> None:
+        kinds = (_lane(event["event"]) for events in ranks for event in events)
+        self.titles = tuple(dict.fromkeys((*(_title(law) for law, _ in broken), WINDOWS, PROCESS, *kinds)))
+        self._numbers = {title: number for number, title in enumerate(self.titles, start=1)}
+
+    def of(self, title: str, rank: int) -> Drawn:
+        """The lane of a rank that has this title.
+
+        No lane has the number 0 or that of its process. Perfetto takes both for the process's main thread, and draws
+        what is in them in one lane (https://github.com/google/perfetto/pull/2278).
+        """
+        return {"pid": rank, "tid": rank * len(self.titles) + self._numbers[title]}
+
+
+def chrome(case: str, ranks: Sequence[Sequence[Recorded]], broken: Sequence[tuple[Law, Broken]] = ()) -> dict[str, Any]:
+    """The object to write as JSON: a process for each rank, arrows where its collectives meet those of others, and a
+    lane for each law in `broken`, which is marked where it was."""
     began = min((event["time"] for events in ranks for event in events), default=0.0)
+    lanes = _Lanes(ranks, broken)
     drawn: list[Drawn] = []
     for rank, events in enumerate(ranks):
-        drawn += _names(rank, case)
-        drawn += _rank(rank, events, began)
-    drawn += _arrows(ranks, began)
+        drawn += _names(rank, case, lanes)
+        drawn += _windows(rank, events, lanes, began)
+        drawn += _rank(rank, events, lanes, began)
+    drawn += (_mark(law, how, lanes, began) for law, how in broken)
+    drawn += _arrows(ranks, lanes, began)
     return {"traceEvents": drawn, "displayTimeUnit": "ms", "otherData": {"case": case}}
 
 
-def _names(rank: int, case: str) -> Iterator[Drawn]:
-    process = {"ph": "M", "pid": rank, "tid": 0}
+def _names(rank: int, case: str, lanes: _Lanes) -> Iterator[Drawn]:
+    process = {"ph": "M", **lanes.of(PROCESS, rank)}
     yield {**process, "name": "process_name", "args": {"name": f"rank {rank} of {case}"}}
     yield {**process, "name": "process_sort_index", "args": {"sort_index": rank}}
-    for name, track in TRACKS.items():
-        yield {**process, "tid": track, "name": "thread_name", "args": {"name": name}}
-        yield {**process, "tid": track, "name": "thread_sort_index", "args": {"sort_index": track}}
+    for number, title in enumerate(lanes.titles):
+        thread = {"ph": "M", **lanes.of(title, rank)}
+        yield {**thread, "name": "thread_name", "args": {"name": title}}
+        yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _rank(rank: int, events: Sequence[Recorded], began: float) -> Iterator[Drawn]:
+def _windows(rank: int, events: Sequence[Recorded], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+    """Windows with their micro-batches in them, each from its forward to that of the next."""
+    at = lanes.of(WINDOWS, rank)
+    opened: list[str] = []
+    for event in events:
+        here = _progress(event)
+        if here != opened:
+            ts = _microseconds(event["time"], began)
+            shared = 1 if here[:1] == opened[:1] else 0
+            yield from ({"ph": "E", **at, "ts": ts, "name": name} for name in reversed(opened[shared:]))
+            yield from ({"ph": "B", **at, "ts": ts, "name": name} for name in here[shared:])
+            opened = here
+    for name in reversed(opened):
+        yield {"ph": "E", **at, "ts": _microseconds(events[-1]["time"], began), "name": name}
+
+
+def _rank(rank: int, events: Sequence[Recorded], lanes: _Lanes, began: float) -> Iterator[Drawn]:
     """A span that was not ended ends with the trace; one that was begun before it is left out."""
     opened = dict.fromkeys(SPANS.values(), 0)
     for event in events:
-        at = {"pid": rank, "ts": _microseconds(event, began), "args": _arguments(event)}
-        span = SPANS.get(event["event"])
-        if event["event"] == "collective":
-            yield {"ph": "X", **at, "tid": TRACKS[COLLECTIVES], "name": _operation(event), "dur": _DURATION}
-        elif span is None:
-            yield {"ph": "i", "s": "t", **at, "tid": TRACKS[CALLS], "name": event["event"]}
-        elif event["event"].endswith(_BEGINS):
-            opened[span] += 1
-            yield {"ph": "B", **at, "tid": TRACKS[span], "name": span}
-        elif opened[span]:
-            opened[span] -= 1
-            yield {"ph": "E", **at, "tid": TRACKS[span], "name": span}
+        kind = event["event"]
+        lane = _lane(kind)
+        at = {**lanes.of(lane, rank), "ts": _microseconds(event["time"], began), "args": _arguments(event)}
+        if lane == COLLECTIVES:
+            yield {"ph": "X", **at, "cat": kind, "name": _name(event), "dur": _SHORTEST}
+        elif kind not in SPANS:
+            yield {"ph": "i", "s": "t", **at, "cat": kind, "name": _name(event)}
+        elif kind.endswith(_BEGINS):
+            opened[lane] += 1
+            yield {"ph": "B", **at, "name": lane}
+        elif opened[lane]:
+            opened[lane] -= 1
+            yield {"ph": "E", **at, "name": lane}
     for span, count in opened.items():
         for _ in range(count):
-            yield {"ph": "E", "pid": rank, "tid": TRACKS[span], "ts": _microseconds(events[-1], began), "name": span}
+            yield {"ph": "E", **lanes.of(span, rank), "ts": _microseconds(events[-1]["time"], began), "name": span}
 
 
-def _arrows(ranks: Sequence[Sequence[Recorded]], began: float) -> Iterator[Drawn]:
+def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
+    event = broken.event
+    arguments = {
+        "says": law.says,
+        "contradiction": broken.contradiction,
+        "effect": broken.effect,
+        "shows": [f"rank {shown.rank}: {placed(shown)}" for shown in broken.shows],
+        "mend": law.mend,
+    }
+    at = {**lanes.of(_title(law), event.rank), "ts": _microseconds(event.time, began), "args": arguments}
+    return {"ph": "i", "s": "t", **at, "cat": law.level, "name": law.id}
+
+
+def _arrows(ranks: Sequence[Sequence[Recorded]], lanes: _Lanes, began: float) -> Iterator[Drawn]:
     at = {(rank, event["seq"]): event for rank, events in enumerate(ranks) for event in events}
     for number, places in enumerate(joined(ranks)):
+        name = _name(at[places[0]])
         for place in places:
             phase = "s" if place is places[0] else "f" if place is places[-1] else "t"
-            arrow = {"ph": phase, "id": number, "cat": COLLECTIVES, "name": _operation(at[place])}
-            where = {"pid": place[0], "tid": TRACKS[COLLECTIVES], "ts": _microseconds(at[place], began)}
+            arrow = {"ph": phase, "id": number, "cat": COLLECTIVES, "name": name}
+            where = {**lanes.of(COLLECTIVES, place[0]), "ts": _microseconds(at[place]["time"], began)}
             yield {**arrow, **where, **({"bp": "e"} if phase == "f" else {})}
 
 
-def _microseconds(event: Recorded, began: float) -> float:
-    time: float = event["time"]
+def _title(law: Law) -> str:
+    return f"{'broken' if law.level == 'MUST' else 'warning'}: {law.id}"
+
+
+def _lane(kind: str) -> str:
+    if kind == "collective":
+        return COLLECTIVES
+    return PROCESS if kind in STILL else SPANS.get(kind, kind)
+
+
+def _progress(event: Recorded) -> list[str]:
+    """The window and the micro-batch that an event is in, as far as they are known."""
+    names = {"window": event["window"], "micro-batch": event["micro_batch"]}
+    return [f"{name} {number}" for name, number in names.items() if number is not None]
+
+
+def _name(event: Recorded) -> str:
+    return label(Event.read(event))
+
+
+def _microseconds(time: float, began: float) -> float:
     return round((time - began) * 1e6, 3)
-
-
-def _operation(event: Recorded) -> str:
-    name: str = event["op"].strip("_")
-    return name
 
 
 def _arguments(event: Recorded) -> dict[str, Any]:

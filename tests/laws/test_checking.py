@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.laws import checking
-from conformance.laws.checking import check, findings
+from conformance.laws.checking import breaks, check, findings
 from conformance.laws.law import Broken, Law, broken, kept, law
 
 from .building import a_run, backward, forward, step
@@ -61,6 +61,18 @@ def test_musts_come_first(only):
     only(a_law(double_steps, "A window SHOULD step once."), a_law(double_steps))
     found = findings(check(a_run([forward(0), backward(), twice(7)])))
     assert [finding.law.level for finding in found] == ["MUST", "SHOULD"]
+
+
+def test_a_law_breaks_as_often_as_it_does(only):
+    """Though by one line, and by one event. MUSTs come first."""
+    should, must = a_law(double_steps, "A window SHOULD step once."), a_law(double_steps)
+    only(should, must)
+    rank = [forward(0), backward(), twice(7), forward(1), backward(), twice(7)]
+    broken = breaks(a_run(rank, [forward(0), backward(), step(), forward(1), backward(), twice(7)], backend="ddp"))
+    where = [(0, 0), (0, 1), (1, 1)]
+    assert [(each, how.event.rank, how.event.window) for each, how in broken] == [
+        (each, *place) for each in (must, should) for place in where
+    ]
 
 
 def test_a_contradiction_reads_as_one_sentence_and_its_opposite():

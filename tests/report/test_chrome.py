@@ -7,7 +7,10 @@ from collections import defaultdict
 
 import pytest
 
-from conformance.report.chrome import COLLECTIVES, TRACKS, chrome
+from conformance.laws.event import Event
+from conformance.laws.labels import label
+from conformance.laws.law import Broken, Law
+from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.client import ForkServer
 
 from ..trainers.tasks import make_spec, scaler
@@ -37,13 +40,21 @@ def by_track(drawn):
     return tracks
 
 
+def titles(drawn):
+    """The lanes: process and thread, and what stands beside them."""
+    named = [event for event in drawn if event["name"] == "thread_name"]
+    lanes = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
+    assert len(lanes) == len(named)
+    return lanes
+
+
 def test_every_event_is_well_formed(traced):
     _, trace = traced
+    lanes = titles(trace["traceEvents"])
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     for event in trace["traceEvents"]:
         assert event["ph"] in "MBEXistf"
-        assert isinstance(event["pid"], int)
-        assert event["tid"] in TRACKS.values()
+        assert (event["pid"], event["tid"]) in lanes
         assert isinstance(event["name"], str)
         if event["ph"] != "M":
             assert event["ts"] >= 0
@@ -51,6 +62,52 @@ def test_every_event_is_well_formed(traced):
             assert event["dur"] > 0
         if event["ph"] == "i":
             assert event["s"] == "t"
+
+
+def test_every_lane_is_its_own(traced):
+    """A thread of the number 0, or of that of its process, would be drawn in one with the main thread."""
+    ranks, trace = traced
+    lanes = titles(trace["traceEvents"])
+    assert {pid for pid, _ in lanes} == set(range(len(ranks)))
+    assert len({tid for _, tid in lanes}) == len(lanes)
+    assert all(tid not in (0, pid) for pid, tid in lanes)
+    for rank in range(len(ranks)):
+        mine = [title for (pid, _), title in lanes.items() if pid == rank]
+        assert len(set(mine)) == len(mine)
+
+
+def test_a_lane_says_what_is_in_it(traced):
+    """What has no length is drawn without its name."""
+    _, trace = traced
+    lanes = titles(trace["traceEvents"])
+    kinds = defaultdict(set)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "i":
+            kinds[lanes[event["pid"], event["tid"]]].add(event["cat"])
+        elif event["ph"] in "BE" and "args" in event:
+            assert event["name"] == lanes[event["pid"], event["tid"]]
+    assert kinds.pop("process") == {"started", "topology", "model", "optimizer", "start", "finished"}
+    assert kinds == {title: {title} for title in kinds}
+    assert {"forward", "step", "zero_grad"} <= set(kinds)
+
+
+def test_windows_hold_their_micro_batches(traced):
+    """From the first forward on, and up to the end."""
+    ranks, trace = traced
+    lanes = titles(trace["traceEvents"])
+    for (rank, tid), events in by_track(trace["traceEvents"]).items():
+        if lanes[rank, tid] == WINDOWS:
+            places = [(event["window"], event["micro_batch"]) for event in ranks[rank] if event["event"] == "forward"]
+            assert len(places) == len(set(places)) > 2
+            begun = [event["name"] for event in events if event["ph"] == "B"]
+            expected = [f"micro-batch {micro_batch}" for _, micro_batch in places]
+            assert [name for name in begun if name.startswith("micro-batch")] == expected
+            assert [name for name in begun if name.startswith("window")] == [
+                f"window {window}" for window in dict.fromkeys(window for window, _ in places)
+            ]
+            assert begun[:2] == ["window 0", "micro-batch 0"]
+            ended = [event for event in trace["traceEvents"] if event["pid"] == rank and event["name"] == "finished"]
+            assert events[-1]["ts"] == ended[0]["ts"]
 
 
 def test_time_never_goes_back_on_a_track(traced):
@@ -62,16 +119,17 @@ def test_time_never_goes_back_on_a_track(traced):
 
 
 def test_begins_and_ends_match(traced):
+    """In category too: what differs there never ends."""
     _, trace = traced
     seen = set()
     for events in by_track(trace["traceEvents"]).values():
         opened = []
         for event in events:
             if event["ph"] == "B":
-                opened.append(event["name"])
+                opened.append((event["name"], event.get("cat")))
                 seen.add(event["name"])
             elif event["ph"] == "E":
-                assert opened.pop() == event["name"]
+                assert opened.pop() == (event["name"], event.get("cat"))
         assert opened == []
     assert "backward" in seen
     assert seen & {"no_sync", "skip_synchronize"}
@@ -80,7 +138,9 @@ def test_begins_and_ends_match(traced):
 def test_nothing_is_lost(traced):
     """Each event of a rank is drawn once, with all its fields."""
     ranks, trace = traced
-    drawn = {(event["pid"], event["args"]["seq"]): event for event in trace["traceEvents"] if event["ph"] in "BEXi"}
+    told = [event for event in trace["traceEvents"] if "seq" in event.get("args", {})]
+    drawn = {(event["pid"], event["args"]["seq"]): event for event in told}
+    assert len(told) == len(drawn)
     assert set(drawn) == {(rank, event["seq"]) for rank, events in enumerate(ranks) for event in events}
     began = min(event["time"] for events in ranks for event in events)
     for rank, events in enumerate(ranks):
@@ -88,19 +148,25 @@ def test_nothing_is_lost(traced):
             found = drawn[rank, event["seq"]]
             assert found["ts"] == pytest.approx((event["time"] - began) * 1e6, abs=0.001)
             assert set(found["args"]) == set(event) - {"event", "rank", "time"}
+            if event["event"] in SPANS:
+                assert found["name"] == SPANS[event["event"]]
+            else:
+                assert (found["cat"], found["name"]) == (event["event"], label(Event.read(event)))
 
 
 def test_arrows_join_collectives_of_all_ranks(traced):
     """Each has one beginning and one end, goes through every rank of the group, and forwards in time; each of its
     points lies on the collective that it belongs to."""
     ranks, trace = traced
-    slices = {(event["pid"], event["ts"]): event for event in trace["traceEvents"] if event["ph"] == "X"}
+    lanes = titles(trace["traceEvents"])
+    slices = {(event["pid"], event["tid"], event["ts"]): event for event in trace["traceEvents"] if event["ph"] == "X"}
     arrows = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] in "stf":
-            assert (event["cat"], event["tid"]) == (COLLECTIVES, TRACKS[COLLECTIVES])
-            assert slices[event["pid"], event["ts"]]["name"] == event["name"]
+            assert lanes[event["pid"], event["tid"]] == event["cat"] == COLLECTIVES
+            assert slices[event["pid"], event["tid"], event["ts"]]["name"] == event["name"]
             arrows[event["id"]].append(event)
+    assert all(len({(point["cat"], point["name"]) for point in points}) == 1 for points in arrows.values())
     joined = [event for event in ranks[0] if event["event"] == "collective"]
     assert len(arrows) == len(joined) > 2
     for points in arrows.values():
@@ -117,13 +183,14 @@ def test_ranks_are_processes(traced):
 
 
 def event(kind, seq, time, **fields):
-    place = {"window": 0, "micro_batch": 0, "where": None}
+    place = {"window": None, "micro_batch": None, "where": None}
     return {"event": kind, "rank": 0, "seq": seq, "time": time, **place, **fields}
 
 
 def test_a_trace_that_breaks_off():
     """What had begun ends with it; what was begun before it is left out."""
-    events = [event("no_sync_exit", 0, 1.0), event("autocast_enter", 1, 2.0), event("raised", 2, 3.0)]
+    entered = event("autocast_enter", 1, 2.0, dtype="float16")
+    events = [event("no_sync_exit", 0, 1.0), entered, event("raised", 2, 3.0)]
     drawn = [drawn for drawn in chrome("case", [events])["traceEvents"] if drawn["ph"] in "BEi"]
     assert [(event["ph"], event["name"], event["ts"]) for event in drawn] == [
         ("B", "autocast", 1e6),
@@ -142,3 +209,35 @@ def test_a_collective_that_a_rank_never_entered():
 
 def test_no_events():
     assert {event["ph"] for event in chrome("case", [[], []])["traceEvents"]} == {"M"}
+
+
+def test_broken_laws_have_lanes_of_their_own():
+    """Above all others, with a mark wherever one was broken."""
+    ranks = [
+        [event(kind, seq, seq + 1.0, step=0, rank=rank) for seq, kind in enumerate(("step", "step"))] for rank in (0, 1)
+    ]
+    first, second = ([Event.read(each[seq]) for each in ranks] for seq in (0, 1))
+    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "step()", lambda run: iter(()))
+    should = Law("acc/thrift", "Ranks SHOULD not step.", "", "", "pass", lambda run: iter(()))
+    twice = [
+        Broken(two, "one step", "one is enough", "there were two", (one, two))
+        for one, two in zip(first, second, strict=True)
+    ]
+    broken = [*((must, how) for how in twice), (should, Broken(first[1], "no step", "it costs", "there was one", ()))]
+    drawn = chrome("case", ranks, broken)["traceEvents"]
+    lanes = titles(drawn)
+    assert [title for (pid, _), title in lanes.items() if pid == 0][:2] == [
+        "broken: acc/by-hand",
+        "warning: acc/thrift",
+    ]
+    marks = [event for event in drawn if event.get("cat") in ("MUST", "SHOULD")]
+    assert [(lanes[mark["pid"], mark["tid"]], mark["pid"], mark["ts"], mark["name"]) for mark in marks] == [
+        ("broken: acc/by-hand", 0, 1e6, "acc/by-hand"),
+        ("broken: acc/by-hand", 1, 1e6, "acc/by-hand"),
+        ("warning: acc/thrift", 1, 0.0, "acc/thrift"),
+    ]
+    assert all(mark["ph"] == "i" for mark in marks)
+    said = marks[1]["args"]
+    assert said["contradiction"] == "One step, because one is enough. However, there were two: a contradiction."
+    assert [each.partition(":")[0] for each in said["shows"]] == ["rank 1", "rank 1"]
+    assert (said["says"], said["mend"]) == (must.says, must.mend)

@@ -48,6 +48,30 @@ def test_chrome(traced, conformance):
     assert {event["pid"] for event in events} == {0, 1}
 
 
+def test_chrome_marks_broken_laws(conformance, write):
+    """On every rank, and again and again. In letters that need no escape: Perfetto shows escapes as they stand."""
+    target = write("", "scheduler.step()", name="mine.py")
+    assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
+    assert conformance("trace", f"traces/mine/{CASE}", "--chrome", "trace.json").code == 0
+    text = Path("trace.json").read_text(encoding="utf-8")
+    events = json.loads(text)["traceEvents"]
+    lanes = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {lane for lane in lanes if ":" in lane} == {"broken: acc/schedule-per-step"}
+    marked = [event["pid"] for event in events if event["name"] == "acc/schedule-per-step"]
+    assert marked.count(0) == marked.count(1) > 1
+    assert "learning rate 0.5 → " in text
+
+
+def test_chrome_shows_what_is_no_text(conformance, write):
+    """Such as half of a character, in a message."""
+    target = write("", r"raise ValueError('half: \ud83d')", name="mine.py")
+    assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
+    assert conformance("trace", f"traces/mine/{CASE}", "--chrome", "trace.json").code == 0
+    events = json.loads(Path("trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    messages = {event["args"]["message"] for event in events if event.get("cat") == "raised"}
+    assert messages == {"half: \ud83d"}
+
+
 def test_a_crash_has_its_trace_too(conformance, write):
     target = write("", "if task.rank == 1: os._exit(3)", name="mine.py")
     assert conformance("run", target, "--case", CASE, "--traces", "traces").code == 1
