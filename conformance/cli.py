@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
         "--chrome",
         type=Path,
         metavar="FILE",
-        help="write a file instead that Perfetto and Chrome's tracing viewer open",
+        help="write a Chrome trace instead, which Perfetto opens",
     )
     exercise = actions.add_parser(
         "exercise",
@@ -309,7 +309,7 @@ def _trace(options: argparse.Namespace, console: Console) -> int:
         return _say(f"cannot write {options.chrome}: {reason}", USAGE)
     drawn = json.dumps(chrome(plan["case"], ranks, breaks(Run.read(plan, ranks))), ensure_ascii=False)
     options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
-    console.print(f"{options.chrome}: open it in https://ui.perfetto.dev or chrome://tracing", soft_wrap=True)
+    console.print(f"{options.chrome}: open it in https://ui.perfetto.dev", soft_wrap=True)
     return CONFORMING
 
 

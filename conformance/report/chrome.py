@@ -1,4 +1,4 @@
-"""Traces in the format that Chrome's tracing viewer and Perfetto open.
+"""Traces in Chrome's format, which Perfetto opens.
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
@@ -48,8 +48,8 @@ class _Lanes:
     def of(self, title: str, rank: int) -> Drawn:
         """The lane of a rank that has this title.
 
-        No lane has the number 0 or that of its process. Perfetto takes both for the process's main thread, and draws
-        what is in them in one lane (https://github.com/google/perfetto/pull/2278).
+        No lane has the number 0 or that of its process: Perfetto 52 takes both for the process's main thread, and draws
+        what is in them in one lane. See https://github.com/thoren-d/tracing-chrome/issues/32.
         """
         return {"pid": rank, "tid": rank * len(self.titles) + self._numbers[title]}
 
@@ -124,7 +124,7 @@ def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
         "contradiction": broken.contradiction,
         "effect": broken.effect,
         "shows": [f"rank {shown.rank}: {placed(shown)}" for shown in broken.shows],
-        "mend": law.mend,
+        "mend": law.mend.splitlines(),
     }
     at = {**lanes.of(_title(law), event.rank), "ts": _microseconds(event.time, began), "args": arguments}
     return {"ph": "i", "s": "t", **at, "cat": law.level, "name": law.id}
@@ -166,9 +166,12 @@ def _microseconds(time: float, began: float) -> float:
 
 
 def _arguments(event: Recorded) -> dict[str, Any]:
-    """All that is known of an event; a place in a file as file:line."""
+    """All that is known of an event; a place in a file as file:line, and text of several lines as these, for Perfetto
+    shows escapes as they stand."""
     arguments = {name: value for name, value in event.items() if name not in _HEAD}
-    for name in ("where", "called_from"):
-        if arguments.get(name) is not None:
-            arguments[name] = "{}:{} in {}".format(*arguments[name])
+    for name, value in arguments.items():
+        if name in ("where", "called_from") and value is not None:
+            arguments[name] = "{}:{} in {}".format(*value)
+        elif isinstance(value, str) and "\n" in value:
+            arguments[name] = value.splitlines()
     return arguments

@@ -64,7 +64,7 @@ def test_musts_come_first(only):
 
 
 def test_a_law_breaks_as_often_as_it_does(only):
-    """Though by one line, and by one event. MUSTs come first."""
+    """One line may break it again and again. MUSTs come first."""
     should, must = a_law(double_steps, "A window SHOULD step once."), a_law(double_steps)
     only(should, must)
     rank = [forward(0), backward(), twice(7), forward(1), backward(), twice(7)]

@@ -211,13 +211,18 @@ def test_no_events():
     assert {event["ph"] for event in chrome("case", [[], []])["traceEvents"]} == {"M"}
 
 
+def test_lines_are_not_escaped():
+    [drawn] = chrome("case", [[event("raised", 0, 1.0, traceback="first\n  second\n")]])["traceEvents"][-1:]
+    assert drawn["args"]["traceback"] == ["first", "  second"]
+
+
 def test_broken_laws_have_lanes_of_their_own():
     """Above all others, with a mark wherever one was broken."""
     ranks = [
         [event(kind, seq, seq + 1.0, step=0, rank=rank) for seq, kind in enumerate(("step", "step"))] for rank in (0, 1)
     ]
     first, second = ([Event.read(each[seq]) for each in ranks] for seq in (0, 1))
-    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "step()", lambda run: iter(()))
+    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "loss.backward()\nstep()", lambda run: iter(()))
     should = Law("acc/thrift", "Ranks SHOULD not step.", "", "", "pass", lambda run: iter(()))
     twice = [
         Broken(two, "one step", "one is enough", "there were two", (one, two))
@@ -240,4 +245,4 @@ def test_broken_laws_have_lanes_of_their_own():
     said = marks[1]["args"]
     assert said["contradiction"] == "One step, because one is enough. However, there were two: a contradiction."
     assert [each.partition(":")[0] for each in said["shows"]] == ["rank 1", "rank 1"]
-    assert (said["says"], said["mend"]) == (must.says, must.mend)
+    assert (said["says"], said["mend"]) == (must.says, ["loss.backward()", "step()"])

@@ -42,7 +42,7 @@ def test_chrome(traced, conformance):
     ended = conformance("trace", str(traced), "--chrome", "made/trace.json")
     assert (ended.code, ended.out) == (
         0,
-        "made/trace.json: open it in https://ui.perfetto.dev or chrome://tracing\n",
+        "made/trace.json: open it in https://ui.perfetto.dev\n",
     )
     events = json.loads(Path("made/trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
