@@ -152,9 +152,7 @@ def finite(values: Sequence[Any] | None) -> tuple[float, ...] | None:
     return tuple(values)
 
 
-def _moments(
-    vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]
-) -> tuple[Matrix, Matrix, int]:
+def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix, int]:
     """``2 Σ c v vᵀ``, and the same of absolute values, both times the last of the results."""
     unit = max(value.as_integer_ratio()[1] for vector in vectors for value in vector)
     share = lcm(*(coefficient.denominator for coefficient in coefficients))
