@@ -134,6 +134,10 @@ DEFAULTS = {
 }
 
 
+#: Windows of two micro-batches of one sample.
+TWO = {"accumulation": 2, "micro_batch_size": 1, "micro_batches": [[[0], [1], [2], [3]]]}
+
+
 def event(kind, /, **fields):
     """One event; what is not given has a plausible value."""
     return {"event": kind, **copy.deepcopy(DEFAULTS.get(kind, {})), **fields}
@@ -150,8 +154,35 @@ def backward(**fields):
     return [event("backward_begin", **begin), event("backward_end", **end)]
 
 
+def micro_batch(window=None, **fields):
+    """A forward, and a backward with these fields."""
+    return [forward(window), backward(**fields)]
+
+
 def step(**fields):
     return event("step", **fields)
+
+
+def clear(**fields):
+    return event("zero_grad", **fields)
+
+
+def hold(optimizer, *parameters, **fields):
+    """An optimizer of these parameters is made."""
+    return event("optimizer", optimizer=optimizer, parameters=[*parameters], trainable=[*parameters], **fields)
+
+
+def windows(*bodies):
+    """Windows of one micro-batch each, cleared at their end, with something before the step."""
+    return [[micro_batch(number), body, step(), clear()] for number, body in enumerate(bodies)]
+
+
+def right(samples, factor=1.0):
+    """The mean gradient of these samples of the default spec, at its weights, times a factor."""
+    [[slope, bias]] = SPEC["model"]["weights"]
+    residuals = [(n + 1.0, slope * (n + 1.0) + bias - 2.0 * (n + 1.0)) for n in samples]
+    count = len(residuals)
+    return [factor * sum(2 * r * x for x, r in residuals) / count, factor * sum(2 * r for _, r in residuals) / count]
 
 
 def a_run(*ranks, **changes):

@@ -4,13 +4,15 @@ fixtures/mutants run only where both are.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from conformance.laws.checking import check
-from conformance.laws.law import laws
+from conformance.laws.law import CHAPTERS
 
 from .building import a_run, backward, event, forward, step
-from .test_hvd import OPTIMIZER, SYNCHRONIZE, WITHIN_STEP, inside, made, raised, ranks
+from .building_hvd import SYNCHRONIZE, WITHIN_STEP, both, inside, made, raised, ranks
+from .findings import all_checked, broken_of, laws_of, the_finding
 
 
 def scaled(*inside_of_it, delay=False, window=None, optimizers=1):
@@ -25,23 +27,12 @@ def scaled(*inside_of_it, delay=False, window=None, optimizers=1):
     ]
 
 
-def both(*events, **changes):
-    """A run of two ranks that do the same, with Horovod's optimizer."""
-    return ranks(lambda rank: [OPTIMIZER, *events], **changes)
-
-
 def two_optimizers(*events):
     return ranks(lambda rank: [made(optimizer=0, parameters=[0]), made(optimizer=1, parameters=[1]), *events])
 
 
-def broken(run):
-    """The laws of this chapter, and of Horovod's, that a run breaks."""
-    return {each.law.id for each in check(run) if each.findings and each.law.chapter in ("apex", "hvd")}
-
-
-def checked(run):
-    return {each.law.id: each.checked for each in check(run) if each.law.chapter == "apex"}
-
+broken = partial(broken_of, {"apex", "hvd"})
+checked = partial(all_checked, "apex")
 
 STEP = inside(step(synchronizes=False))
 OTHER = event("synchronize", optimizer=1)
@@ -81,7 +72,7 @@ def test_broken(law, run):
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == {law.id for law in laws() if law.chapter == "apex"}
+    assert set(BREAKING) == laws_of("apex")
 
 
 #: What breaks none of these laws.
@@ -121,12 +112,12 @@ def test_allowed(run):
 def test_apex_takes_the_scale_off():
     """A scaled loss is followed by a plain step: GradScaler's laws have nothing to say of it."""
     run = a_run([scaled(delay=True, window=0), scaled(), event("clip"), step()], accumulation=2)
-    assert [each.law.id for each in check(run) if each.findings] == []
+    assert broken_of(CHAPTERS, run) == set()
 
 
 def test_while_apex_delays_it_the_scale_is_on():
     run = a_run([scaled(delay=True, window=0), scaled(delay=True), step()], accumulation=2)
-    assert {each.law.id for each in check(run) if each.findings} == {"amp/step-through-scaler"}
+    assert broken_of(CHAPTERS, run) == {"amp/step-through-scaler"}
 
 
 def test_a_window_that_keeps_a_law_counts():
@@ -139,7 +130,7 @@ def test_nothing_is_checked_without_apex():
 
 def test_what_came_too_late_is_shown():
     run = BREAKING["apex/synchronize-in-scale-loss"]["after it"]()
-    [finding] = next(each.findings for each in check(run) if each.law.id == "apex/synchronize-in-scale-loss")
+    finding = the_finding(run, "apex/synchronize-in-scale-loss")
     assert "leave scale_loss (train.py:6) came before synchronize (train.py:7)" in finding.broken.contradiction
     kinds = ["scale_loss_enter", "backward_begin", "scale_loss_exit", "synchronize"]
     assert [event.kind for event in finding.broken.shows] == kinds

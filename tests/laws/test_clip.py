@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from conformance.laws.checking import check
+from .building import TWO, a_run, event, hold, micro_batch, step
+from .findings import all_checked, broken_of, checked, found
 
-from .building import a_run, backward, event, forward, step
-
-TWO = {"accumulation": 2, "micro_batch_size": 1, "micro_batches": [[[0], [1], [2], [3]]]}
 APART = [[2.0, 0.0], [0.0, 1.0]]
 HELD = event("optimizer")
-
-
-def micro_batch(window=None, **fields):
-    return [forward(window), backward(**fields)]
 
 
 def clip(*parameters, **fields):
@@ -25,16 +21,7 @@ def average(**fields):
     return event("collective", **{"of": "gradients", **fields})
 
 
-def hold(optimizer, *parameters):
-    return event("optimizer", optimizer=optimizer, parameters=[*parameters], trainable=[*parameters])
-
-
-def broken(run):
-    return {one.law.id for one in check(run) if one.findings and one.law.chapter == "clip"}
-
-
-def the(run, id):
-    return next(one for one in check(run) if one.law.id == id)
+broken = partial(broken_of, {"clip"})
 
 
 def ranks(*bodies, **changes):
@@ -45,15 +32,13 @@ def ranks(*bodies, **changes):
 def test_kept():
     run = a_run([HELD, micro_batch(0), clip(), step(), event("zero_grad"), micro_batch(1), clip(), step()])
     assert broken(run) == set()
-    assert [the(run, f"clip/{name}").checked for name in ("before-step", "once-per-window", "all-parameters")] == [
-        2
-    ] * 3
-    assert the(run, "clip/after-sync").checked == 0
+    assert [checked(run, f"clip/{name}") for name in ("before-step", "once-per-window", "all-parameters")] == [2] * 3
+    assert checked(run, "clip/after-sync") == 0
 
 
 def test_nothing_to_check_without_a_clip():
     run = a_run([HELD, micro_batch(0), step()])
-    assert [one.checked for one in check(run) if one.law.chapter == "clip"] == [0, 0, 0, 0]
+    assert set(all_checked("clip", run).values()) == {0}
 
 
 class TestAfterSync:
@@ -62,12 +47,12 @@ class TestAfterSync:
     def test_kept(self):
         run = ranks([average(), clip()], [average(), clip()])
         assert broken(run) == set()
-        assert the(run, self.ID).checked == 2
+        assert checked(run, self.ID) == 2
 
     def test_clipped_apart(self):
         run = ranks(*([clip(gradients=own, norm=max(own)), average()] for own in APART))
         assert broken(run) == {self.ID}
-        finding = the(run, self.ID).findings[0]
+        finding = found(run, self.ID)
         assert "the norm 2 on rank 0 and 1 on rank 1" in finding.broken.contradiction
         assert finding.ranks == (0, 1)
 
@@ -96,7 +81,7 @@ class TestAfterSync:
         assert broken(run) == set()
 
     def test_no_telling_without_the_other_rank(self):
-        assert the(ranks([clip(gradients=APART[0]), average()], [event("raised")]), self.ID).checked == 0
+        assert checked(ranks([clip(gradients=APART[0]), average()], [event("raised")]), self.ID) == 0
 
 
 class TestBeforeStep:
@@ -139,7 +124,7 @@ class TestOncePerWindow:
     def test_for_each_micro_batch(self):
         run = a_run([HELD, micro_batch(0), clip(), micro_batch(gradients="some"), clip(), step()], **TWO)
         assert broken(run) == {self.ID}
-        assert "clipped twice" in the(run, self.ID).findings[0].broken.effect
+        assert "clipped twice" in found(run, self.ID).broken.effect
 
     def test_twice_in_a_row(self):
         assert broken(a_run([HELD, micro_batch(0), clip(), clip(), step()])) == {self.ID}
@@ -166,12 +151,12 @@ class TestAllParameters:
     def test_a_generator_used_up(self):
         run = a_run([HELD, micro_batch(0), event("clip", parameters=[], norm=0.0, gradients=None), step()])
         assert broken(run) == {self.ID}
-        assert "no parameters at all" in the(run, self.ID).findings[0].broken.contradiction
+        assert "no parameters at all" in found(run, self.ID).broken.contradiction
 
     def test_a_parameter_left_out(self):
         run = a_run([HELD, micro_batch(0), clip(0), step()])
         assert broken(run) == {self.ID}
-        assert "left out parameter 1" in the(run, self.ID).findings[0].broken.contradiction
+        assert "left out parameter 1" in found(run, self.ID).broken.contradiction
 
     @pytest.mark.parametrize(
         ("first", "events"),

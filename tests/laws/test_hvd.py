@@ -2,80 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from conformance.laws.checking import check
-from conformance.laws.law import laws
-
 from .building import a_run, backward, event, forward, step
+from .building_hvd import (
+    BROADCAST,
+    OPTIMIZER,
+    REDUCED,
+    SYNCHRONIZE,
+    WITHIN_STEP,
+    accumulating,
+    both,
+    explicit,
+    inside,
+    made,
+    one,
+    plain,
+    raised,
+    ranks,
+    started,
+)
+from .findings import all_checked, broken_of, laws_of, the_finding
 
-SYNCHRONIZE = event("synchronize")
-WITHIN_STEP = event("synchronize", in_step=True)
-REDUCED = event("collective", op="allreduce", via="horovod", of="gradients", reduce="sum", during="synchronize")
-BROADCAST = event("collective", op="broadcast", via="horovod", of="parameters", phase="construction")
-OPTIMIZER = event("optimizer", horovod=True, backward_passes_per_step=1)
-
-
-def made(passes=1, **fields):
-    return event("optimizer", horovod=True, backward_passes_per_step=passes, **fields)
-
-
-def one(window=None, **fields):
-    """A micro-batch; Horovod averages in its backward."""
-    begin, end = backward(**fields)
-    return [forward(window), begin, REDUCED, end]
-
-
-def inside(*events):
-    """The step, or what leads to it, inside of `skip_synchronize`."""
-    return [event("skip_synchronize_enter"), *events, event("skip_synchronize_exit")]
-
-
-def plain():
-    """A step that synchronizes by itself."""
-    return [WITHIN_STEP, step(synchronizes=True)]
-
-
-def explicit():
-    return [SYNCHRONIZE, inside(step(synchronizes=False))]
-
-
-def ranks(build, **changes):
-    return a_run(build(0), build(1), backend="horovod", **changes)
-
-
-def both(*events, **changes):
-    """A run of two ranks that do the same, with one optimizer of Horovod's."""
-    return ranks(lambda rank: [OPTIMIZER, *events], **changes)
-
-
-def accumulating(passes, *events, **changes):
-    """The same, in windows of two micro-batches."""
-    return ranks(lambda rank: [made(passes), *events], accumulation=2, **changes)
-
-
-def raised():
-    return event("raised", type="AssertionError", message="", traceback="")
-
-
-def started(rank):
-    return event("start", weights=[float(rank), 0.0])
-
-
-def broken(run):
-    """The laws of this chapter that a run breaks."""
-    return {each.law.id for each in check(run) if each.findings and each.law.chapter == "hvd"}
-
-
-def checked(run, name):
-    return next(each.checked for each in check(run) if each.law.id == f"hvd/{name}")
-
-
-def the_finding(run, law):
-    [finding] = next(each.findings for each in check(run) if each.law.id == law)
-    return finding
-
-
+broken = partial(broken_of, {"hvd"})
 UNSCALE, SCALED_STEP = event("unscale"), [event("scaler_step"), step(scale=1024.0)]
 
 #: Of each law: runs that break it, and it alone.
@@ -136,7 +87,7 @@ def test_broken(law, run):
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == {law.id for law in laws() if law.chapter == "hvd"}
+    assert set(BREAKING) == laws_of("hvd")
 
 
 ADASUM = event("collective", op="allreduce", via="horovod", reduce="adasum", of="gradients")
@@ -233,15 +184,17 @@ def test_allowed(run):
 
 def test_a_window_that_keeps_a_law_counts():
     run = ALLOWED["the textbook"]()
+    counts = all_checked("hvd", run)
     every_window = ("synchronize-at-most-once", "step-in-skip-synchronize", "synchronize-before-clip")
-    assert [checked(run, name) for name in every_window] == [4, 4, 4]
-    assert [checked(run, name) for name in ("synchronize-before-unscale", "backward-passes-per-step")] == [4, 4]
-    assert [checked(run, name) for name in ("not-cleared-before-synchronize", "broadcast-before-first-step")] == [4, 1]
+    assert [counts[f"hvd/{name}"] for name in every_window] == [4, 4, 4]
+    assert counts["hvd/synchronize-before-unscale"] == counts["hvd/backward-passes-per-step"] == 4
+    assert counts["hvd/not-cleared-before-synchronize"] == 4
+    assert counts["hvd/broadcast-before-first-step"] == 1
 
 
 @pytest.mark.parametrize("name", ["an optimizer that is not Horovod's", "Adasum", "one rank alone"])
 def test_nothing_is_checked_without_horovods_optimizer(name):
-    assert {each.checked for each in check(ALLOWED[name]()) if each.law.chapter == "hvd"} == {0}
+    assert set(all_checked("hvd", ALLOWED[name]()).values()) == {0}
 
 
 def test_a_sum_that_is_summed_again_is_told_with_its_factor():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from conformance.laws.checking import check
+from conformance.laws.law import CHAPTERS
 
-from .building import a_run, backward, event, forward, step
+from .building import TWO, a_run, backward, event, forward, micro_batch, step
+from .findings import broken_of, checked, the_finding
 
 SENT, CAME = event("send", of="gradients"), event("receive", of="gradients")
 EXCHANGE = [SENT, CAME]
@@ -14,11 +17,6 @@ TOTAL = [event("send", bytes=4, elements=1), event("receive", bytes=4, elements=
 WEIGHTS = [1.0, 0.5]
 LATER = [[0.5, 0.0], [0.25, 0.25]]
 SCALER = {"init_scale": 1024.0}
-TWO = {"accumulation": 2, "micro_batch_size": 1, "micro_batches": [[[0], [1], [2], [3]]]}
-
-
-def micro_batch(window=None, **fields):
-    return [forward(window), backward(**fields)]
 
 
 def apart(rank, **fields):
@@ -51,17 +49,7 @@ def served(*work, server=None, reply=REPLY, arrived=LATER, again="none", backend
     )
 
 
-def broken(run):
-    return {one.law.id for one in check(run) if one.findings}
-
-
-def checked(run, law):
-    return next(one.checked for one in check(run) if one.law.id == law)
-
-
-def the_finding(run, law):
-    [finding] = next(one.findings for one in check(run) if one.law.id == law)
-    return finding
+broken = partial(broken_of, CHAPTERS)
 
 
 class TestMessages:

@@ -1,0 +1,46 @@
+"""Questions to what the laws say of a run."""
+
+from __future__ import annotations
+
+from conformance.laws.checking import check
+from conformance.laws.law import laws
+
+
+def broken_of(chapters, run):
+    """The laws of these chapters that a run breaks."""
+    return {one.law.id for one in check(run) if one.findings and one.law.chapter in chapters}
+
+
+def the(run, id):
+    """What became of one law."""
+    return next(one for one in check(run) if one.law.id == id)
+
+
+def checked(run, id):
+    """On how many windows a law was checked."""
+    return the(run, id).checked
+
+
+def all_checked(chapter, run):
+    """On how many windows each law of a chapter was checked."""
+    return {one.law.id: one.checked for one in check(run) if one.law.chapter == chapter}
+
+
+def found(run, id):
+    """The first finding: each event of a trace by hand has a line of its own, so there is one for each window."""
+    return the(run, id).findings[0]
+
+
+def the_finding(run, id):
+    """The only one."""
+    [finding] = the(run, id).findings
+    return finding
+
+
+def laws_in(*modules):
+    """The laws of these modules of `conformance.laws.chapters`."""
+    return {law.id for law in laws() if law.checks.__module__.rpartition(".")[2] in modules}
+
+
+def laws_of(chapter):
+    return {law.id for law in laws() if law.chapter == chapter}

@@ -1,0 +1,89 @@
+"""The laws of clearing gradients: traces that keep them, traces that break them, and what may be done near them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from .building import TWO, a_run, backward, clear, event, forward, hold, micro_batch, right, step, windows
+from .findings import broken_of, checked, found
+
+broken = partial(broken_of, {"acc"})
+
+
+class TestClearing:
+    def test_kept(self):
+        run = a_run(windows([], []))
+        assert checked(run, "acc/cleared-between-windows") == checked(run, "acc/cleared-once") == 1
+        assert checked(run, "acc/not-cleared-inside") == 2
+
+    def test_never_cleared(self):
+        run = a_run([hold(0, 0, 1), micro_batch(0), step(), micro_batch(1, gradients="some"), step()])
+        assert broken(run) == {"acc/cleared-between-windows"}
+        assert found(run, "acc/cleared-between-windows").window == 1
+
+    def test_only_a_part_cleared(self):
+        part = clear(by="hand", optimizer=None, parameters=[1])
+        run = a_run([hold(0, 0, 1), micro_batch(0), step(), part, micro_batch(1, gradients="some"), step()])
+        assert broken(run) == {"acc/cleared-between-windows"}
+        assert "cleared only others" in found(run, "acc/cleared-between-windows").broken.contradiction
+
+    def test_a_dropped_window_must_be_cleared(self):
+        micro_batches, epochs = [[[0], [1], [2]]], 2
+        first = [micro_batch(0), micro_batch(gradients="some"), step(), clear(), micro_batch(1)]
+        run = a_run(
+            [first, micro_batch(2, gradients="some"), step()],
+            accumulation=2,
+            epochs=epochs,
+            micro_batches=micro_batches,
+        )
+        assert broken(run) == {"acc/cleared-between-windows"}
+
+    @pytest.mark.parametrize(
+        "between",
+        [
+            pytest.param([step(), clear(), forward(1), backward()], id="at the end"),
+            pytest.param([step(), forward(1), clear(), backward()], id="after the forward"),
+            pytest.param([step(), clear(set_to_none=False), forward(1), backward(gradients="zero")], id="to zero"),
+            pytest.param(
+                [step(), clear(by="hand", optimizer=None), forward(1), backward(gradients="none")], id="by hand"
+            ),
+            pytest.param(
+                [step(), clear(parameters=[0]), clear(parameters=[1], optimizer=1), forward(1), backward()],
+                id="by two optimizers",
+            ),
+            pytest.param([step(), clear(), forward(1), backward(gradients=None)], id="gradients unknown"),
+            pytest.param([step(), clear(), forward(1), backward(), backward(root=9, gradients="some")], id="a penalty"),
+        ],
+    )
+    def test_permitted(self, between):
+        assert broken(a_run([hold(0, 0, 1), micro_batch(0), between, step()])) == set()
+
+    def test_what_no_optimizer_holds_may_stay(self):
+        cleared = clear(parameters=[0])
+        run = a_run([hold(0, 0), micro_batch(0), step(), cleared, micro_batch(1, gradients="some"), step()])
+        assert broken(run) == set()
+
+    def test_cleared_twice(self):
+        again = clear(by="model", optimizer=None)
+        run = a_run([clear(), clear(), micro_batch(0), step(), clear(), again, micro_batch(1), step()])
+        assert broken(run) == {"acc/cleared-once"}
+        assert found(run, "acc/cleared-once").law.level == "SHOULD"
+        assert found(run, "acc/cleared-once").window == 1
+
+    def test_cleared_for_each_micro_batch(self):
+        run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
+        assert broken(run) == {"acc/not-cleared-inside"}
+
+    def test_cleared_before_the_step(self):
+        assert broken(a_run([micro_batch(0), clear(), step(gradients=[None, None])])) == {"acc/not-cleared-inside"}
+
+    def test_horovod_has_a_law_of_its_own(self):
+        held = hold(0, 0, 1, horovod=True, backward_passes_per_step=1)
+        assert broken(a_run([held, micro_batch(0), clear(), step()], backend="horovod")) == set()
+
+    def test_sums_may_be_kept_elsewhere(self):
+        gradients = right([0, 1])
+        run = a_run([event("start"), micro_batch(0), clear(), micro_batch(), step(gradients=gradients)], **TWO)
+        assert broken(run) == set()

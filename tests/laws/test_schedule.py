@@ -1,0 +1,67 @@
+"""The law of the learning-rate schedule: traces that keep it, traces that break it, and what may be done near it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .building import a_run, clear, event, hold, micro_batch, step
+from .findings import broken_of, checked, found
+
+SCHEDULE = {"schedule": [1.0, 0.5, 0.25, 0.125]}
+broken = partial(broken_of, {"acc"})
+
+
+class TestSchedulePerStep:
+    ID = "acc/schedule-per-step"
+
+    @staticmethod
+    def schedule(**fields):
+        return event("schedule", **fields)
+
+    @staticmethod
+    def taken(number, rate, *after):
+        return [micro_batch(number), step(lr=rate), clear(), *after]
+
+    def run(self, *events, **changes):
+        four = {"micro_batches": [[[0], [1], [2], [3]]], "micro_batch_size": 1}
+        return a_run([self.schedule(initial=True), *events], **{**SCHEDULE, **four, **changes})
+
+    def test_kept(self):
+        run = self.run(self.taken(0, 0.5, self.schedule()), self.taken(1, 0.25, self.schedule()), self.taken(2, 0.125))
+        assert broken(run) == set()
+        assert checked(run, self.ID) == 3
+
+    def test_for_each_micro_batch(self):
+        run = self.run(self.taken(0, 0.5, self.schedule(), self.schedule()), self.taken(1, 0.125))
+        assert broken(run) == {self.ID}
+        assert "stepped twice" in found(run, self.ID).broken.contradiction
+
+    def test_before_the_first_step(self):
+        assert broken(self.run(micro_batch(0), self.schedule(), step(lr=0.25))) == {self.ID}
+
+    def test_for_a_skipped_step(self):
+        skipped = [micro_batch(1), event("skip"), clear(), self.schedule()]
+        run = self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.125))
+        assert broken(run) == {self.ID}
+        assert "was no step" in found(run, self.ID).broken.contradiction
+
+    def test_never(self):
+        run = self.run(self.taken(0, 0.5), self.taken(1, 0.5))
+        assert broken(run) == {self.ID}
+        assert found(run, self.ID).broken.event.kind == "step"
+
+    def test_permitted(self):
+        skipped = [micro_batch(1), event("skip"), clear()]
+        assert broken(self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.25))) == set()
+        other = self.schedule(scheduler=1)
+        assert broken(self.run(self.taken(0, 0.5, self.schedule(), other), self.taken(1, 0.25))) == set()
+        twice = (self.schedule(), self.schedule())
+        assert broken(self.run(self.taken(0, 0.5, *twice), self.taken(1, 0.25))) == set(), "a rate that is right"
+        assert broken(self.run(self.taken(0, 0.5, *twice), self.taken(1, 0.1), schedule=None)) == set()
+
+    def test_each_optimizer_has_its_own(self):
+        def both(number, rate):
+            steps = [step(lr=rate), step(optimizer=1, lr=rate)]
+            return [micro_batch(number), steps, clear(), self.schedule(), self.schedule(scheduler=1, optimizer=1)]
+
+        assert broken(self.run(hold(0, 0), hold(1, 1), both(0, 0.5), both(1, 0.25))) == set()
