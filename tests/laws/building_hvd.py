@@ -51,7 +51,3 @@ def accumulating(passes, *events, **changes):
 
 def raised():
     return event("raised", type="AssertionError", message="", traceback="")
-
-
-def started(rank):
-    return event("start", weights=[float(rank), 0.0])

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 
 from .building import a_run, backward, event, forward, step
+from .building_ddp import started
 from .building_hvd import (
     BROADCAST,
     OPTIMIZER,
@@ -22,7 +23,6 @@ from .building_hvd import (
     plain,
     raised,
     ranks,
-    started,
 )
 from .findings import all_checked, broken_of, laws_of, the_finding
 

@@ -9,6 +9,7 @@ import pytest
 from conformance.laws.law import CHAPTERS
 
 from .building import TWO, a_run, backward, event, forward, micro_batch, step
+from .building_ddp import stepped
 from .findings import broken_of, checked, the_finding
 
 SENT, CAME = event("send", of="gradients"), event("receive", of="gradients")
@@ -17,11 +18,6 @@ TOTAL = [event("send", bytes=4, elements=1), event("receive", bytes=4, elements=
 WEIGHTS = [1.0, 0.5]
 LATER = [[0.5, 0.0], [0.25, 0.25]]
 SCALER = {"init_scale": 1024.0}
-
-
-def apart(rank, **fields):
-    """A step along the gradient of this rank alone."""
-    return step(gradients=[1.0 + rank, 0.0], weights=[0.5 - rank / 2, 0.5], **fields)
 
 
 def ring(build, **changes):
@@ -69,11 +65,11 @@ class TestMessages:
         ],
     )
     def test_that_bring_nothing_together(self, body):
-        run = ring(lambda rank: [micro_batch(0), body, apart(rank)])
+        run = ring(lambda rank: [micro_batch(0), body, stepped(rank)])
         assert broken(run) == {"ddp/all-reduce-every-window"}
 
     def test_before_the_last_backward(self):
-        run = ring(lambda rank: [micro_batch(0), EXCHANGE, micro_batch(gradients="some"), apart(rank)], **TWO)
+        run = ring(lambda rank: [micro_batch(0), EXCHANGE, micro_batch(gradients="some"), stepped(rank)], **TWO)
         assert "ddp/all-reduce-every-window" in broken(run)
         told = the_finding(run, "ddp/all-reduce-every-window").broken
         assert "the last before was send to rank 1 (gradients, 8 B)" in told.contradiction

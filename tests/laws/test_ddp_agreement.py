@@ -1,0 +1,178 @@
+"""The laws of ranks that must agree: traces that keep them, that break them, and permissions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from conformance.laws.run import Run
+
+from .building import backward, event, forward, step
+from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped
+from .findings import broken_of, checked, laws_in, the_finding
+
+broken = partial(broken_of, {"ddp"})
+
+
+def hung(run):
+    """The same run, whose ranks neither finished nor raised."""
+    ends = ("finished", "raised")
+    return Run.read(run.plan.spec, [[e.fields for e in rank.events if e.kind not in ends] for rank in run.ranks])
+
+
+#: Of each law: runs that break it, and it alone.
+BREAKING = {
+    "ddp/equal-start": {
+        "apart": lambda: ranks(lambda rank: [started(rank), FIRST]),
+        "after a broadcast of less": lambda: ranks(
+            lambda rank: [event("collective", op="broadcast_", of="parameters", elements=1), started(rank), FIRST]
+        ),
+        "on Horovod, after a broadcast": lambda: ranks(
+            lambda rank: [event("collective", op="broadcast", via="horovod", of="parameters"), started(rank), FIRST],
+            backend="horovod",
+        ),
+    },
+    "ddp/same-collectives": {
+        "another operation": lambda: ranks(
+            lambda rank: [event("collective", op="broadcast_" if rank else "allreduce_"), FIRST]
+        ),
+        "another size": lambda: ranks(lambda rank: [event("collective", elements=rank + 1, bytes=4 * rank + 4), FIRST]),
+        "another reduction": lambda: ranks(lambda rank: [event("collective", reduce=("sum", "avg")[rank]), FIRST]),
+        "one more": lambda: ranks(lambda rank: [FIRST, *[event("collective", elements=1)] * (rank == 0)]),
+        "one left before": lambda: ranks(
+            lambda rank: (
+                [FIRST, raised("SystemExit")] if rank else [FIRST, ddp(1), averaging()[:2], raised("RuntimeError")]
+            )
+        ),
+        "in one of several groups": lambda: ranks(
+            lambda rank: [event("collective", group=[0, 2], op=f"op{rank}")] * (rank != 1),
+            count=3,
+        ),
+    },
+    "ddp/identical-weights": {
+        "after the first step": lambda: ranks(lambda rank: [ddp(0), averaging(), step(weights=[0.5, float(rank)])]),
+        "after the second": lambda: ranks(
+            lambda rank: [FIRST, ddp(1), averaging(), step(weights=[float(rank), 0.0], lr=1.0 + rank)]
+        ),
+        "nan on one rank": lambda: ranks(
+            lambda rank: [ddp(0), averaging(), step(weights=["nan" if rank else 0.0, 0.0])]
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "run"),
+    [pytest.param(law, run, id=f"{law}: {name}") for law, runs in BREAKING.items() for name, run in runs.items()],
+)
+def test_broken(law, run):
+    assert broken(run()) == {law}
+
+
+def test_every_law_is_broken_by_a_trace():
+    assert set(BREAKING) == laws_in("ddp_agreement")
+
+
+SCALAR = event("collective", elements=1, bytes=4)
+
+#: What breaks no law of the chapter.
+ALLOWED = {
+    "weights averaged after the step": lambda: ranks(
+        lambda rank: [forward(0), backward(), stepped(rank), event("collective", of="parameters"), SECOND]
+    ),
+    "a scalar every window": lambda: both(SCALAR, ddp(0), averaging(), step(), SCALAR, ddp(1), averaging(), step()),
+    "evaluation between steps": lambda: both(FIRST, event("collective", op="allgather_", elements=9, bytes=36), SECOND),
+    "an overflow that all skip": lambda: ranks(
+        lambda rank: [ddp(0), averaging(), event("skip", gradients=["inf", float(rank)])]
+    ),
+    "shares of an all-to-all": lambda: ranks(
+        lambda rank: [event("collective", op="alltoall_base_", elements=rank), FIRST]
+    ),
+    "unequal shares gathered": lambda: ranks(
+        lambda rank: [event("collective", op="allgather_", elements=rank + 1, bytes=4 * rank + 4), FIRST]
+    ),
+    "a group of its own": lambda: ranks(lambda rank: [event("collective", group=[rank], op=f"op{rank}"), FIRST]),
+    "Horovod's own order": lambda: ranks(
+        lambda rank: [
+            [forward(0), backward()],
+            [event("collective", via="horovod", elements=size, of="gradients") for size in ((1, 2), (2, 1))[rank]],
+            step(),
+        ],
+        backend="horovod",
+    ),
+    "an error on one rank": lambda: ranks(
+        lambda rank: [FIRST, raised()] if rank else [FIRST, ddp(1), averaging()[:2], raised("RuntimeError")]
+    ),
+    "weights that are not listed": lambda: ranks(
+        lambda rank: [event("start", weights=None), ddp(0), averaging(), step(weights=None, gradients=None)]
+    ),
+    # Each of these is for another law.
+    "one rank skips": lambda: ranks(
+        lambda rank: [ddp(0), averaging(), event("skip") if rank else step(weights=[0.0, 0.0])]
+    ),
+    "scales that differ": lambda: ranks(
+        lambda rank: [ddp(0), averaging(), step(scale=2.0**rank, weights=[float(rank), 0.0])]
+    ),
+    "a schedule on one rank": lambda: ranks(
+        lambda rank: [
+            FIRST,
+            *[event("schedule")] * rank,
+            ddp(1),
+            averaging(),
+            step(weights=[float(rank), 0.0], lr=rank),
+        ]
+    ),
+    "a step in every micro-batch": lambda: ranks(
+        lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)]
+    ),
+    "no broadcast on Horovod": lambda: ranks(
+        lambda rank: [started(rank), forward(0), backward(), ALL_REDUCE, stepped(rank)], backend="horovod"
+    ),
+}
+
+
+@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
+def test_allowed(run):
+    assert broken(run()) == set()
+
+
+def test_weights_after_a_step_are_not_checked_where_more_may_have_made_them():
+    assert checked(ALLOWED["weights averaged after the step"](), "ddp/identical-weights") == 1
+    assert checked(ALLOWED["evaluation between steps"](), "ddp/identical-weights") == 1
+    assert checked(ALLOWED["a scalar every window"](), "ddp/identical-weights") == 2
+
+
+def test_ranks_that_part_are_told_once():
+    run = ranks(lambda rank: [[ddp(k), averaging(), step(weights=[float(rank), k], lr=1.0 + rank)] for k in range(4)])
+    finding = the_finding(run, "ddp/identical-weights")
+    assert (finding.count, finding.window, finding.ranks) == (1, 0, (1,))
+    assert "the learning rate is 1 on rank 0 and 2 on rank 1" in finding.broken.contradiction
+
+
+def test_a_hang_is_explained_by_the_rank_that_did_not_come():
+    run = hung(ranks(lambda rank: [FIRST, event("zero_grad")] if rank else [FIRST, ddp(1), averaging()[:2]]))
+    assert broken(run) == {"ddp/same-collectives"}
+    finding = the_finding(run, "ddp/same-collectives")
+    assert finding.window == 1
+    assert finding.broken.contradiction == (
+        "Every rank must issue the same collectives in the same order, because a collective needs all of its 2 ranks. "
+        "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never came to it; the last that "
+        "it did was zero grad (train.py:6): a contradiction."
+    )
+    assert [(event.rank, event.kind) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
+
+
+def test_a_hang_in_which_all_ranks_wait_is_not_explained():
+    assert broken(hung(both(FIRST, ddp(1), averaging()[:2]))) == set()
+
+
+def test_a_window_left_out_by_one_rank_explains_its_hang():
+    run = ranks(
+        lambda rank: (
+            [FIRST, ddp(1), averaging(), stepped(rank)]
+            if rank
+            else [ddp(0), local(syncs=True), stepped(2), ddp(1), averaging(), stepped(rank)]
+        )
+    )
+    assert broken(run) == {"ddp/all-reduce-every-window"}

@@ -1,0 +1,121 @@
+"""The laws of overflows and of the loss scale: traces that keep them, that break them, and permissions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from .building import a_run, backward, event, forward, hold, step
+from .building_amp import S, by_hand, last, scaled, skipped, taken, two_ranks, unscale
+from .findings import broken_of, laws_in, the_finding
+
+broken = partial(broken_of, {"amp"})
+
+OVERFLOWED = {"gradients": ["inf", 1.0]}
+
+#: Of each law: runs that break it, and it alone.
+BREAKING = {
+    "amp/all-ranks-skip": {
+        "one steps": lambda: two_ranks(
+            [scaled(0), by_hand(), unscale(found_inf=True), skipped(), event("finished", weights=[1.0, 0.5])],
+            [scaled(0), by_hand(), unscale(found_inf=True), taken()],
+        ),
+        "one does not try": lambda: two_ranks(
+            [scaled(0), by_hand(), scaled(1), by_hand(), unscale(), taken()],
+            [scaled(0), by_hand(), step(**OVERFLOWED), scaled(1), by_hand(), unscale(), taken()],
+        ),
+    },
+    "amp/back-off": {
+        "stays": lambda: a_run([scaled(0), skipped(after=S), last()]),
+        "grows": lambda: a_run([scaled(0), skipped(after=2 * S), last()]),
+        "becomes infinite": lambda: a_run([scaled(0), skipped(after="inf"), last()]),
+    },
+    "amp/same-scale-on-all-ranks": {
+        "from the beginning": lambda: two_ranks(
+            [forward(0), event("loss_scaled", scale=128.0), backward(scaled=128.0), by_hand(), unscale(), taken()],
+            [forward(0), event("loss_scaled", scale=256.0), backward(scaled=256.0), by_hand(), unscale(), taken()],
+        ),
+        "by hand": lambda: two_ranks(
+            [forward(0), backward(scaled=128.0), by_hand(), unscale(), taken()],
+            [forward(0), backward(scaled=256.0), by_hand(), unscale(), taken()],
+        ),
+    },
+    "amp/skip-changes-nothing": {
+        "before the skip": lambda: a_run([event("start"), scaled(0), skipped(weights=[0.9, 0.5]), last()]),
+        "after the skip": lambda: a_run(
+            [scaled(0), skipped(weights=[1.0, 0.5]), event("finished", weights=[0.9, 0.5])],
+        ),
+        "until the next window": lambda: a_run(
+            [
+                [forward(0, weights=[1.0, 0.5]), backward(scaled=S), skipped()],
+                [forward(1, weights=[1.0, 0.25]), backward(scaled=S), taken()],
+            ]
+        ),
+        "state in the step": lambda: a_run([scaled(0), skipped(state="another"), event("finished")]),
+        "state until the next window": lambda: a_run(
+            [
+                [scaled(0), skipped()],
+                [scaled(1), event("scaler_step", state="another"), step(scale=S), event("update")],
+            ],
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "run"),
+    [pytest.param(law, run, id=f"{law}-{name}") for law, runs in BREAKING.items() for name, run in runs.items()],
+)
+def test_broken(law, run):
+    assert broken(run()) == {law}
+
+
+def test_every_law_is_broken_by_a_trace():
+    assert set(BREAKING) == laws_in("overflow")
+
+
+#: What breaks no law of the chapter.
+ALLOWED = {
+    "one of several optimizers overflows": lambda: two_ranks(
+        [
+            [hold(0, 0), hold(1, 1), scaled(0), by_hand()],
+            [unscale(found_inf=True), event("scaler_step"), event("skip", weights=[1.0, None])],
+            [unscale(optimizer=1), event("scaler_step", optimizer=1), step(scale=S, optimizer=1, parameters=[1])],
+            [event("update", scale_after=S / 2)],
+        ]
+    ),
+    "all skip": lambda: two_ranks([scaled(0), by_hand(), unscale(found_inf=True), skipped(), last()]),
+    "a scaler of one's own": lambda: a_run([scaled(0), taken(), event("update", scale_before=S, scale_after=128.0)]),
+    "a scale that is down to one": lambda: a_run(
+        [
+            [forward(0), event("loss_scaled", scale=1.0), backward(scaled=1.0), event("scaler_step", scale=1.0)],
+            [event("skip", scale=1.0), event("update", scale_before=1.0, scale_after=1.0), last()],
+        ]
+    ),
+    "weights averaged around a skip": lambda: two_ranks(
+        [
+            [event("start"), scaled(0), by_hand(), skipped(weights=[1.0, 0.5])],
+            [event("collective", of="parameters"), event("finished", weights=[1.0, 0.75])],
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
+def test_allowed(run):
+    assert broken(run()) == set()
+
+
+def test_a_finding_on_several_ranks_shows_them():
+    finding = the_finding(
+        BREAKING["amp/same-scale-on-all-ranks"]["from the beginning"](), "amp/same-scale-on-all-ranks"
+    )
+    assert [(event.rank, event["scale"]) for event in finding.broken.shows] == [(0, 128.0), (1, 256.0)]
+
+
+def test_scales_that_differ_after_a_skip_of_one_rank_are_its_consequence():
+    stepped = [scaled(0), by_hand(), unscale(found_inf=True), taken(), scaled(1), by_hand(), unscale(), taken()]
+    other = [forward(1), event("loss_scaled", scale=S / 2), backward(scaled=S / 2), by_hand(), unscale(), taken()]
+    run = two_ranks([scaled(0), by_hand(), unscale(found_inf=True), skipped(), other], stepped)
+    assert broken(run) == {"amp/all-ranks-skip"}

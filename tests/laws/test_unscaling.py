@@ -1,0 +1,173 @@
+"""The laws of gradients that carry the loss scale: traces that keep them, that break them, and permissions."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from .building import a_run, backward, event, forward, hold, step
+from .building_amp import CLIP, CLIPPED, S, by_hand, last, more, scaled, skipped, taken, two_ranks, unscale
+from .findings import broken_of, laws_in, the_finding
+
+broken = partial(broken_of, {"amp"})
+
+#: Of each law: runs that break it, and it alone.
+BREAKING = {
+    "amp/unscale-after-last-backward": {
+        "explicit": lambda: a_run([scaled(0), unscale(), more(), taken()], accumulation=2),
+        "with an update each": lambda: a_run(
+            [scaled(0), unscale(), event("update"), more(), unscale(), taken()], accumulation=2
+        ),
+    },
+    "amp/unscale-after-sync": {
+        "by hand": lambda: two_ranks([scaled(0), unscale(), by_hand(), taken()]),
+        "reduced and scattered": lambda: two_ranks(
+            [scaled(0), unscale(), by_hand(op="_reduce_scatter_base_"), taken()]
+        ),
+    },
+    "amp/unscale-before-change": {
+        "changed": lambda: a_run([scaled(0), event("gradient_change"), unscale(), taken()]),
+        "changed after the backward that averages": lambda: two_ranks(
+            [
+                [forward(0), by_hand(during="backward"), backward(scaled=S)],
+                [event("gradient_change", since=5), unscale(), taken()],
+            ]
+        ),
+        "clipped by norm": lambda: a_run(
+            [scaled(0), event("gradient_change", factor=0.01), unscale(), taken(gradients=[0.6 / S, 0.8 / S])],
+            clip=CLIP,
+        ),
+    },
+    "amp/unscale-before-clip": {
+        "explicit": lambda: a_run([scaled(0), CLIPPED, unscale(), taken()], clip=CLIP),
+        "within the step": lambda: a_run(
+            [scaled(0), CLIPPED, event("scaler_step"), unscale(implicit=True), step(scale=S), event("update")],
+            clip=CLIP,
+        ),
+        "by value": lambda: a_run(
+            [scaled(0), {**CLIPPED, "kind": "value", "norm_type": None, "norm": None}, unscale(), taken()],
+            clip={"kind": "value", "threshold": 1.0},
+        ),
+        "not asked for": lambda: a_run([scaled(0), CLIPPED, unscale(), taken()]),
+        "after a division": lambda: a_run(
+            [scaled(0), event("gradient_change", factor=0.5), CLIPPED, unscale(), taken()], clip=CLIP
+        ),
+    },
+    "amp/unscale-before-inspection": {
+        "logged": lambda: a_run([scaled(0), event("norm", norm=2048.0), unscale(), taken()]),
+    },
+    "amp/unscale-once": {
+        "two scalers": lambda: a_run([scaled(0), unscale(), unscale(scaler=1), taken()]),
+        "refused": lambda: a_run(
+            [
+                scaled(0),
+                unscale(),
+                event(
+                    "raised", message="unscale_() has already been called on this optimizer since the last update()."
+                ),
+            ]
+        ),
+        "by hand first": lambda: a_run(
+            [hold(0, 0, 1), scaled(0), event("gradient_change", factor=1 / S), unscale(implicit=True), taken()]
+        ),
+        "by hand afterwards": lambda: a_run(
+            [hold(0, 0, 1), scaled(0), unscale(), event("gradient_change", factor=1 / S), taken()]
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("law", "run"),
+    [pytest.param(law, run, id=f"{law}-{name}") for law, runs in BREAKING.items() for name, run in runs.items()],
+)
+def test_broken(law, run):
+    assert broken(run()) == {law}
+
+
+def test_every_law_is_broken_by_a_trace():
+    assert set(BREAKING) == laws_in("unscaling", "scaled_gradients")
+
+
+#: What breaks no law of the chapter.
+ALLOWED = {
+    "unscaled in the step": lambda: a_run(
+        [scaled(0), event("scaler_step"), unscale(implicit=True), step(scale=S), event("update"), last()]
+    ),
+    "unscaled and not clipped": lambda: a_run([scaled(0), unscale(), event("norm"), taken(), last()]),
+    "gradients multiplied by the scale": lambda: a_run(
+        [forward(0), backward(), event("gradient_change", factor=S), unscale(), taken()]
+    ),
+    "divided gradients": lambda: a_run([scaled(0), event("gradient_change", factor=0.25), unscale(), taken(), last()]),
+    "divided by as much as the scale": lambda: a_run(
+        [
+            [hold(0, 0, 1), forward(0), event("loss_scaled", scale=2.0), backward(scaled=2.0)],
+            [event("gradient_change", factor=0.5), unscale(scale=2.0), taken()],
+        ]
+    ),
+    "clipped at a scaled threshold": lambda: a_run(
+        [scaled(0), event("clip", threshold=S, norm=4096.0), unscale(), taken()], clip=CLIP
+    ),
+    "clamped by hand at a scaled threshold": lambda: a_run(
+        [scaled(0), event("gradient_change"), unscale(), taken(gradients=[1.0, 0.25])],
+        clip={"kind": "value", "threshold": 1.0},
+    ),
+    "clipped by hand after unscaling": lambda: a_run(
+        [hold(0, 0, 1), scaled(0), unscale(), event("gradient_change", factor=0.01), taken()], clip=CLIP
+    ),
+    "changed around a collective": lambda: two_ranks(
+        [scaled(0), event("collective"), event("gradient_change", since=4), unscale(), taken()]
+    ),
+    "brought together in a way that leaves no trace": lambda: two_ranks(
+        [scaled(0), event("gradient_change"), unscale(), taken()]
+    ),
+    "changed where no gradients are listed": lambda: a_run(
+        [scaled(0), event("gradient_change"), unscale(), taken(gradients=None)]
+    ),
+    "an overflow, changed": lambda: a_run(
+        [scaled(0), event("gradient_change"), unscale(found_inf=True), skipped(), last()]
+    ),
+    "a backward for each optimizer": lambda: a_run(
+        [
+            [hold(0, 0), hold(1, 1), scaled(0), unscale(), more(), unscale(optimizer=1)],
+            [event("scaler_step"), step(scale=S, parameters=[0]), event("scaler_step", optimizer=1)],
+            [step(scale=S, optimizer=1, parameters=[1]), event("update")],
+        ]
+    ),
+    "unscaled and cleared, then anew": lambda: a_run([scaled(0), unscale(), event("zero_grad"), scaled(None), taken()]),
+    "the ranks tell each other": lambda: two_ranks(
+        [scaled(0), unscale(), event("collective", reduce="max", bytes=4, elements=1), by_hand(), taken()]
+    ),
+    "gradients are gathered to be logged": lambda: two_ranks(
+        [scaled(0), by_hand(), unscale(), by_hand(op="allgather_"), taken()]
+    ),
+    "Horovod is late": lambda: a_run([scaled(0), unscale(), by_hand(via="horovod"), taken()], [], backend="horovod"),
+}
+
+
+@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
+def test_allowed(run):
+    assert broken(run()) == set()
+
+
+def test_one_cause_is_one_finding():
+    window = [CLIPPED, unscale(), taken()]
+    at_one_line = [{**entry, "where": ["train.py", 41, "train"]} for entry in window[:1]]
+    run = a_run([scaled(0), at_one_line, window[1:], scaled(1), at_one_line, window[1:]], clip=CLIP)
+    finding = the_finding(run, "amp/unscale-before-clip")
+    assert (finding.count, finding.window) == (2, 0)
+
+
+def test_a_contradiction_has_the_numbers_and_lines_of_the_run():
+    run = a_run([scaled(0), CLIPPED, unscale(), taken()], clip=CLIP)
+    told = the_finding(run, "amp/unscale-before-clip").broken
+    assert told.contradiction == (
+        "`unscale_` must come before `clip_grad_norm_`, because clipping compares the norm with 1 while gradients "
+        "still carry the factor 1024. However, clip norm 1 (saw 4096) (train.py:5) came before unscale ÷ 1024 "
+        "(train.py:6): a contradiction."
+    )
+    assert told.effect == (
+        "The unscaled gradients are in effect clipped at 0.000976562; their norm becomes 0.000976562 instead of 1."
+    )
+    assert [event.kind for event in told.shows] == ["clip", "unscale"]
