@@ -13,7 +13,8 @@ from hypothesis.errors import NoSuchExample
 
 from conformance.exercise.answers import Answer, Answers
 from conformance.exercise.inputs import TELLING, calls
-from conformance.exercise.mistakes import Mistake, candidates, mistaken
+from conformance.exercise.mistakes.catalogue import candidates, mistaken
+from conformance.exercise.mistakes.mistake import Mistake
 from conformance.exercise.questions import CASES, QUESTIONS, Call, Question
 from conformance.exercise.textbook import Textbook
 

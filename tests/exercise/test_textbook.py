@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.exercise.answers import Answer
 from conformance.exercise.checking import diagnosed, judged
 from conformance.exercise.inputs import TELLING, calls
-from conformance.exercise.mistakes import CATALOGUE, candidates, mistaken
+from conformance.exercise.mistakes.catalogue import CATALOGUE, candidates, mistaken
 from conformance.exercise.questions import CASES, QUESTIONS
 from conformance.exercise.textbook import Textbook
 from conformance.oracle.recurrence import Recurrence

@@ -1,0 +1,1 @@
+"""Common mistakes in the exercise, each as the textbook with one decision changed."""
