@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,8 @@ def read(file: str, module: types.ModuleType) -> Facts:
     return {"kind": "read", "text": "", "line": None}
 
 
-def called(function: Any, positional: list[Any], named: dict[str, Any]) -> Facts:
+def called(module: types.ModuleType, name: str, positional: list[Any], named: dict[str, Any]) -> Facts:
+    function = vars(module)[name]
     if not callable(function):
         return {"kind": "signature", "text": f"it is no function but {function!r:.60}", "line": None}
     try:
@@ -79,12 +81,12 @@ def called(function: Any, positional: list[Any], named: dict[str, Any]) -> Facts
     return {"kind": kind, "text": f"{result!r:.80}", "line": None, "value": value}
 
 
-def number(result: object) -> str | None:
+def number(result: Any) -> str | None:
     """The exact value of a finite number, as a fraction in words; None if ``result`` is none."""
     if isinstance(result, bool | str | bytes) or result is None:
         return None
     try:
-        exact = result if isinstance(result, int | Fraction | Decimal) else float(result)  # type: ignore[arg-type]
+        exact = result if isinstance(result, int | Fraction | Decimal) else float(result)
         return str(Fraction(exact))
     except (TypeError, ValueError, OverflowError):
         return None
@@ -100,7 +102,7 @@ def main(file: str, descriptor: str, limit: str) -> None:
     module = types.ModuleType(Path(file).stem)
     module.__file__ = file
     sys.modules.setdefault(module.__name__, module)
-    facts = timed(lambda: read(file, module), float(limit), file)
+    facts = timed(partial(read, file, module), float(limit), file)
     asked.send_bytes(json.dumps(facts | {"names": sorted(vars(module))}).encode())
     while True:
         try:
@@ -108,7 +110,7 @@ def main(file: str, descriptor: str, limit: str) -> None:
         except EOFError:
             # Nothing more is asked, and threads that somebody's file started must not keep the process.
             os._exit(0)
-        facts = timed(lambda: called(vars(module)[name], positional, named), float(limit), file)  # noqa: B023
+        facts = timed(partial(called, module, name, positional, named), float(limit), file)
         asked.send_bytes(json.dumps(facts).encode())
 
 

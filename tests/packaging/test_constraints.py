@@ -20,7 +20,7 @@ def pins(root: Path) -> dict[str, Version]:
     found = {}
     for line in (root / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):
-            name, version = re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups()  # type: ignore[union-attr]
+            name, version = re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups()
             found[canonicalize_name(name)] = Version(version)
     return found
 

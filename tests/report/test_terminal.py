@@ -16,7 +16,7 @@ from .regression import Case
 
 
 def printed(results: Results, width: int = 100, **options: object) -> str:
-    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
+    console = Console(file=io.StringIO(), width=width, **options)
     render_terminal(results, console, "out/conformance-report.html")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -19,7 +19,7 @@ MakeSpec = Callable[..., dict[str, Any]]
 
 # Workers are forked from the driver, which has torch: the sessions of frameworks have workers that start from nothing.
 TEMPLATE = """
-import multiprocessing, os, signal, tempfile, time
+import multiprocessing, os, signal, tempfile, threading
 from contextlib import contextmanager
 import torch
 import torch.distributed as dist
@@ -186,7 +186,7 @@ def test_a_worker_that_hangs_is_ended_and_its_stack_told(run: Callable[..., Outc
     outcome = run(
         """
         if rank == 1:
-            time.sleep(1000)
+            threading.Event().wait()
     """,
         time_limit=3.0,
     )
@@ -289,7 +289,7 @@ def test_a_session_that_cannot_begin(serve: Callable[..., ForkServer], make_spec
 def test_a_trainer_that_starts_a_thread_on_import(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
     source = TEMPLATE.replace(
         "import conformance\n",
-        "import conformance, threading\nthreading.Thread(target=time.sleep, args=(9,)).start()\n",
+        "import conformance\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
         1,
     )
     server = serve(template=source)
