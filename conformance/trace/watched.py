@@ -85,10 +85,6 @@ class Watched:
         identities = {id(gradient) for gradient in gradients}
         return [n for n, p in enumerate(self.current) if p is not None and id(p.grad) in identities]
 
-    def gradient_storage(self) -> set[int]:
-        """Where the current gradients lie: their `data_ptr`."""
-        return {p.grad.data_ptr() for p in self.current if p is not None and p.grad is not None}
-
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
         """The watched parameters as `optimizer` holds them: by identity, else (a copied model) by shape."""
         for group in optimizer.param_groups:
