@@ -140,13 +140,15 @@ class Front:
                 raise LaunchError(
                     f"only {len(here)} of {self._size} processes came within {limit:g} s; missing: {missing}"
                 ) from error
-            self.agents += [] if agent is None else [agent]
+            if agent is not None:
+                self.agents.append(agent)
         self.listener.settimeout(None)
         self.agents.sort(key=lambda agent: agent.hello.number)
         self._name()
 
     def _next(self, deadline: float) -> Agent | None:
         """The next agent to call; None if it was somebody else. Raises LaunchError, TimeoutError."""
+        # A time limit of zero would stand for a socket that does not wait, and fails in another way.
         self.listener.settimeout(max(1e-3, deadline - monotonic()))
         with ExitStack() as stack:
             channel = Channel(tuned(self.listener.accept()[0]))
@@ -167,10 +169,12 @@ class Front:
         nodes: dict[str, list[str]] = {}
         for agent in self.agents:
             known = nodes.setdefault(agent.hello.host, [])
-            known += [] if agent.hello.node in known else [agent.hello.node]
+            if agent.hello.node not in known:
+                known.append(agent.hello.node)
         for agent in self.agents:
             known = nodes[agent.hello.host]
-            agent.name += "" if len(known) == 1 else f"-{known.index(agent.hello.node)}"
+            if len(known) > 1:
+                agent.name += f"-{known.index(agent.hello.node)}"
 
     def ticket(self) -> int:
         """A number by which a connection is known."""

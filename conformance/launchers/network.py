@@ -13,7 +13,10 @@ from conformance.runner.environment import INTERFACE
 
 # Seconds after which a machine that has left without a word is known to be gone: idle, between probes, probes.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
+# The request for the address of an interface, of linux/sockios.h; it is asked and answered in an ifreq, whose first 16
+# bytes hold the name and whose bytes 20 to 23 are those of an IPv4 address (netdevice(7)).
 _SIOCGIFADDR = 0x8915
+# Seconds.
 _PAUSE = 0.1
 
 

@@ -15,6 +15,7 @@ from conformance.launchers.network import connect, listen
 
 #: No case has more ranks, so that further nodes would have nothing to do.
 _MOST = 4
+# Seconds.
 _REACH_LIMIT = 10.0
 
 
