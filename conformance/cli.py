@@ -342,7 +342,7 @@ def _exercise(options: argparse.Namespace, console: Console) -> int:
             findings = checked(answers)
     except UnreadableAnswers as error:
         return _say(str(error), USAGE)
-    console.print(told(answers, findings), soft_wrap=False)
+    console.print(told(answers, findings))
     wrong = answers.trouble is not None or any(finding.state == "wrong" for finding in findings)
     return NOT_CONFORMING if wrong else CONFORMING
 

@@ -16,6 +16,9 @@ from typing import Any, Literal
 from conformance.exercise import child
 from conformance.exercise.questions import Call
 
+# Seconds: for the process to be scheduled and to answer, beyond the time that calls may take; for it to leave.
+_ANSWER_SLACK, _LEAVE_LIMIT = 5.0, 1.0
+
 Kind = Literal["number", "other", "raised", "endless", "died", "signature"]
 
 
@@ -96,8 +99,9 @@ class Answers:
         try:
             if request is not None:
                 self._pipe.send_bytes(request.encode())
-            # The child ends what takes too long by itself, unless that is not Python or keeps every exception.
-            if self._pipe.poll(2 * self.limit + 5):
+            # The child ends what takes too long by itself, unless that is not Python or keeps every exception; what is
+            # ended may take as long once more to clean up.
+            if self._pipe.poll(2 * self.limit + _ANSWER_SLACK):
                 found: dict[str, Any] = json.loads(self._pipe.recv_bytes())
                 return found
         except (EOFError, ConnectionError):
@@ -113,7 +117,7 @@ class Answers:
         if self._process is None:
             return ""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
+            self._process.wait(_LEAVE_LIMIT)
         self._process.kill()
         code = self._process.wait()
         self._process = None

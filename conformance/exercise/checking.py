@@ -136,12 +136,11 @@ def judged(call: Call, answer: Answer) -> Tried:
 
 def diagnosed(function: str, tried: Sequence[Tried]) -> tuple[Mistake, ...]:
     """The mistakes whose numbers were given on all inputs that gave one: one mistake, or two at once, or none."""
-    with_numbers = [one for one in tried if one.answer.value is not None]
-    if all(one.conforms for one in with_numbers):
+    if all(one.conforms for one in tried if one.answer.value is not None):
         return ()
     # The cheap ones first: nearly all mistakes are ruled out by the first number.
-    with_numbers.sort(key=lambda one: one.call.arguments.get("iterations", 0))
-    numbers = [(one.call, one.answer.value) for one in with_numbers if one.answer.value is not None]
+    cheap_first = sorted(tried, key=lambda one: int(one.call.arguments.get("iterations", 0)))
+    numbers = [(one.call, one.answer.value) for one in cheap_first if one.answer.value is not None]
     return next((mistakes for mistakes in candidates(function) if _explain(mistakes, numbers)), ())
 
 

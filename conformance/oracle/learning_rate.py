@@ -27,6 +27,7 @@ from conformance.workloads.workload import Sample
 Outcome = Literal["converging", "oscillating", "diverging"]
 Batches = Sequence[Sequence[Sample]]
 
+# More than the 53 bits of the doubles in which rates are shown.
 _BISECTIONS = 64
 
 

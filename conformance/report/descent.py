@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -16,7 +16,8 @@ from .text import power_of_ten
 
 WIDTH, HEIGHT = 360, 170
 LEFT, RIGHT, TOP, FOOT = 40, 350, 8, 142
-_EVERY = 5
+# Epochs from one point of a line, and from one dot, to the next.
+_EVERY, _DOT_EVERY = 5, 20
 
 
 def weights(descents: Descents) -> Markup:
@@ -40,7 +41,7 @@ def distances(descents: Descents) -> Markup:
     ticks = tuple((float(power), power_of_ten(power)) for power in range(low + low % 2, 2, 2))
     across, up = _epochs(len(tracks[0]) - 1), Axis(low - 0.2, 1.0, FOOT, TOP, ticks)
     ordinary, accumulated, mini = ([math.log10(value) for value in track] for track in tracks)
-    dots = "".join(f"M{across(e)} {up(accumulated[e])}h0" for e in range(0, len(accumulated), 20))
+    dots = "".join(f"M{across(e)} {up(accumulated[e])}h0" for e in range(0, len(accumulated), _DOT_EVERY))
     return Markup(
         _frame(across, up)
         + f'<g class="s0"><path class="fe" d="{_line(across, up, ordinary)}"/></g>'
@@ -54,8 +55,7 @@ def _epochs(last: int) -> Axis:
 
 
 def _line(across: Axis, up: Axis, values: Sequence[float]) -> str:
-    shown: Iterable[int] = range(0, len(values), _EVERY)
-    return "".join(f"{'L' if at else 'M'}{across(at)} {up(values[at])}" for at in shown)
+    return "".join(f"{'L' if at else 'M'}{across(at)} {up(values[at])}" for at in range(0, len(values), _EVERY))
 
 
 def _frame(across: Axis, up: Axis) -> str:

@@ -27,7 +27,9 @@ RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
 HEIGHT = 210
 LEFT, RIGHT, TOP, FOOT = 34, 352, 30, 178
 _TONES = {"converging": "good", "oscillating": "doubt", "diverging": "bad"}
+# The ends of the axis of rates: a little space on both sides of them.
 _LEAST, _MOST = 0.0007, 0.37
+_POINTS = 81
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,11 @@ def settling(batches: Batches) -> Markup:
 
 def factor(batches: Batches) -> Markup:
     """What one step on a single batch multiplies the error with, by the learning rate."""
+    # From below -3, at which errors triple, to above 1, which is for no learning rate at all.
     up = Axis(-3.2, 1.2, FOOT, TOP, ())
-    [curve] = [[_factor(batches, _LEAST * (_MOST / _LEAST) ** (i / 80)) for i in range(81)]]
+    curve = [_factor(batches, _LEAST * (_MOST / _LEAST) ** (i / (_POINTS - 1))) for i in range(_POINTS)]
     line = "".join(
-        f"{'L' if i else 'M'}{_across(rate)} {up(value)}" for i, (rate, value) in enumerate(curve) if value >= -3.2
+        f"{'L' if i else 'M'}{_across(rate)} {up(value)}" for i, (rate, value) in enumerate(curve) if value >= up.low
     )
     parts = [_bands(batches), _rates(), _levels(up, [1.0, 0.0, -1.0, -2.0, -3.0])]
     parts.append(f'<path class="wg" d="M{LEFT} {up(1)}H{RIGHT}M{LEFT} {up(-1)}H{RIGHT}"/><path class="wc" d="{line}"/>')
