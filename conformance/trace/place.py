@@ -81,10 +81,12 @@ class Place:
 
     def _leave_plan(self) -> None:
         self._is_as_planned = False
-        if self.window is not None and self.micro_batch is not None:
+        if self.window is not None:
             window = [Counter(micro_batch) for micro_batch in self._windows[self.window]]
-            self._through = window[: self.micro_batch + 1]
-            self._left = [Counter[int]() for _ in self._through] + window[self.micro_batch + 1 :]
+            ends = [end for (number, _), end in zip(self._places, self._ends, strict=True) if number == self.window]
+            count = bisect_right(ends, self._seen)
+            self._through = window[:count]
+            self._left = [Counter[int]() for _ in self._through] + window[count:]
 
     def _count(self, size: int) -> None:
         place = bisect_right(self._ends, self._seen)

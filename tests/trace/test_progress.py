@@ -119,6 +119,12 @@ def test_equal_samples_are_counted():
             [(0, 0), (0, 1), (0, 1), (0, 1), (1, 0)],
             id="the same, and micro-batches alike",
         ),
+        pytest.param(
+            [[[0], [1, 2]], [[3], [1]]],
+            [[0], [1, 2], [0], [1]],
+            [(0, 0), (0, 1), (0, 0), (1, 1)],
+            id="once more, and then not as planned",
+        ),
         pytest.param([[[0]], [[0]]], [[0], (), [0]], [(0, 0), (1, 0)], id="gradients made without autograd"),
         pytest.param(
             [[[0], [1]], [[0], [1]]],
