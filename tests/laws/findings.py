@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.laws.checking import check
 from conformance.laws.law import laws
 
@@ -44,3 +46,11 @@ def laws_in(*modules):
 
 def laws_of(chapter):
     return {law.id for law in laws() if law.chapter == chapter}
+
+
+def each(breaking):
+    """Parametrizes a test by ``law`` and ``run``: one that breaks it, made when it is called."""
+    runs = [
+        pytest.param(law, run, id=f"{law}: {name}") for law, named in breaking.items() for name, run in named.items()
+    ]
+    return pytest.mark.parametrize(("law", "run"), runs)

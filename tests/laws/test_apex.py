@@ -12,7 +12,7 @@ from conformance.laws.law import CHAPTERS
 
 from .building import a_run, backward, event, forward, step
 from .building_hvd import SYNCHRONIZE, WITHIN_STEP, both, inside, made, raised, ranks
-from .findings import all_checked, broken_of, laws_of, the_finding
+from .findings import all_checked, broken_of, each, laws_of, the_finding
 
 
 def scaled(*inside_of_it, delay=False, window=None, optimizers=1):
@@ -63,10 +63,7 @@ BREAKING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("law", "run"),
-    [pytest.param(law, run, id=f"{law}: {name}") for law, runs in BREAKING.items() for name, run in runs.items()],
-)
+@each(BREAKING)
 def test_broken(law, run):
     assert broken(run()) == {law}
 
@@ -104,7 +101,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, id=name) for name, run in ALLOWED.items()])
+@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
 def test_allowed(run):
     assert broken(run()) == set()
 

@@ -8,7 +8,7 @@ import pytest
 
 from .building import a_run, backward, event, forward, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, WRAP, averaging, both, ddp, local, raised, ranks, started, stepped
-from .findings import all_checked, broken_of, checked, laws_in, laws_of, the_finding
+from .findings import all_checked, broken_of, checked, each, laws_in, laws_of, the_finding
 
 broken = partial(broken_of, {"ddp"})
 
@@ -71,10 +71,7 @@ BREAKING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("law", "run"),
-    [pytest.param(law, run, id=f"{law}: {name}") for law, runs in BREAKING.items() for name, run in runs.items()],
-)
+@each(BREAKING)
 def test_broken(law, run):
     assert broken(run()) == {law}
 

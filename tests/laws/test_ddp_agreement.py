@@ -10,7 +10,7 @@ from conformance.laws.run import Run
 
 from .building import backward, event, forward, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped
-from .findings import broken_of, checked, laws_in, the_finding
+from .findings import broken_of, checked, each, laws_in, the_finding
 
 broken = partial(broken_of, {"ddp"})
 
@@ -62,10 +62,7 @@ BREAKING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("law", "run"),
-    [pytest.param(law, run, id=f"{law}: {name}") for law, runs in BREAKING.items() for name, run in runs.items()],
-)
+@each(BREAKING)
 def test_broken(law, run):
     assert broken(run()) == {law}
 

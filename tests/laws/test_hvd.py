@@ -24,7 +24,7 @@ from .building_hvd import (
     raised,
     ranks,
 )
-from .findings import all_checked, broken_of, laws_of, the_finding
+from .findings import all_checked, broken_of, each, laws_of, the_finding
 
 broken = partial(broken_of, {"hvd"})
 UNSCALE, SCALED_STEP = event("unscale"), [event("scaler_step"), step(scale=1024.0)]
@@ -78,10 +78,7 @@ BREAKING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("law", "run"),
-    [pytest.param(law, run, id=f"{law}: {name}") for law, runs in BREAKING.items() for name, run in runs.items()],
-)
+@each(BREAKING)
 def test_broken(law, run):
     assert broken(run()) == {law}
 
@@ -177,7 +174,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("run", [pytest.param(run, id=name) for name, run in ALLOWED.items()])
+@pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
 def test_allowed(run):
     assert broken(run()) == set()
 

@@ -8,7 +8,7 @@ import pytest
 
 from .building import a_run, backward, event, forward, hold, step
 from .building_amp import S, by_hand, last, scaled, skipped, taken, two_ranks, unscale
-from .findings import broken_of, laws_in, the_finding
+from .findings import broken_of, each, laws_in, the_finding
 
 broken = partial(broken_of, {"amp"})
 
@@ -63,10 +63,7 @@ BREAKING = {
 }
 
 
-@pytest.mark.parametrize(
-    ("law", "run"),
-    [pytest.param(law, run, id=f"{law}-{name}") for law, runs in BREAKING.items() for name, run in runs.items()],
-)
+@each(BREAKING)
 def test_broken(law, run):
     assert broken(run()) == {law}
 
