@@ -111,6 +111,7 @@ def _holds(whole: torch.Tensor, originals: Sequence[torch.Tensor]) -> bool:
     parts = [own_part(original) for original in originals]
     if whole.numel() != sum(part.numel() for part in parts) or any(part.is_sparse for part in parts):
         return False
-    values = torch.cat([part.flatten().to(whole.dtype) for part in parts]) if parts else whole[:0]
+    # A message of gradients from a GPU may be sent from a buffer on the CPU.
+    values = torch.cat([part.flatten().to(whole) for part in parts]) if parts else whole[:0]
     # torch.equal would take a nan, which an overflow leaves behind, for unequal to itself.
     return bool(values.any()) and torch.allclose(whole, values, rtol=0.0, atol=0.0, equal_nan=True)
