@@ -49,6 +49,8 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
     session.install("--no-deps", "--force-reinstall", str(wheel))
     if "horovod" in extras:
         session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
+    # Where this is set, as in many containers, every interpreter would compile all of torch for itself.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     # Keeps the working directory, and with it the checkout, off every interpreter's import path.
     session.env["PYTHONSAFEPATH"] = "1"
 

@@ -70,6 +70,8 @@ class Engine:
         for plugin in ("conformance.plugin", "xdist.plugin", "no:cacheprovider", "no:terminal"):
             arguments += ["-p", plugin]
         arguments += ["--time-limit", str(time_limit), "-n", str(processes if processes > 1 else 0)]
+        # Some cases take many times as long as others: none is to wait for one of these while there are idle workers.
+        arguments += ["--maxschedchunk", "1"]
         for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
             arguments += [f"{option}={value}" for value in values]
         arguments += [] if traces is None else [f"--traces={traces.absolute()}"]
