@@ -91,10 +91,10 @@ class Case(ABC):
 
     def _fork(self, kind: type[Seat], rank: int, hold: int, become: Callable[[Pipes], int], *kept: int) -> None:
         """Give a process its seat. It keeps its pipes and the descriptors ``kept``."""
-        events, write = self._descriptors.pipe()
-        output = self._descriptors.file()
-        seat = kind(rank, events, output, stack=self._descriptors.file())
-        pipes = Pipes(write, hold, seat.stack_file)
+        notices, write = self._descriptors.pipe()
+        output, stack, evidence = (self._descriptors.file() for _ in range(3))
+        seat = kind(rank, notices, evidence, output, stack)
+        pipes = Pipes(evidence, write, hold, stack)
 
         def body() -> int:
             os.dup2(output, 1)

@@ -25,7 +25,7 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes, open_until_done: int)
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     make_importable_for_workers()
-    send = Sender(pipes.events)
+    send = Sender(pipes.evidence, pipes.notices)
     send({"event": "started", "pid": os.getpid()})
     try:
         train = load()

@@ -72,11 +72,11 @@ class StandIn(Seat):
         _, at, rank = failed
         return False, at, rank
 
-    def _note(self, event: dict[str, Any]) -> None:
-        if event["event"] == relay.GONE:
-            self._failed_at = event["at"]
+    def _note(self, notice: dict[str, Any]) -> None:
+        if notice["event"] == relay.GONE:
+            self._failed_at = notice["at"]
         else:
-            super()._note(event)
+            super()._note(notice)
 
     def _exit(self, after: int | None) -> str:
         if not self.started:

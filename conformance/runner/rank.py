@@ -20,9 +20,10 @@ from conformance.trainers.loading import Train
 
 @dataclass(frozen=True)
 class Pipes:
-    """A rank's descriptors: it writes events and stack; release reaches its end when all are through."""
+    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when all are through."""
 
-    events: int
+    evidence: int
+    notices: int
     release: int
     stack: int
 
@@ -38,7 +39,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
     rendezvous.separate_groups()
-    send = Sender(pipes.events)
+    send = Sender(pipes.evidence, pipes.notices)
     if warm.POOL in spec:
         return warm.work(spec, rank, send, lambda told, send: _attempt(load, told, rank, send))
     code = _attempt(load, spec, rank, send)

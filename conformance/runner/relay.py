@@ -38,7 +38,7 @@ def stand_in(listener: socket.socket, token: str, spec: dict[str, Any], pipes: P
     worker.send(spec)
     # From inside a blocking read: only the main thread takes signals, between two instructions of its own.
     signal.signal(stacks.REQUEST, lambda number, frame: worker.send({"ask": "stack"}))
-    send = Sender(pipes.events)
+    send = Sender(pipes.evidence, pipes.notices)
     last = None
     while (message := worker.receive()) is not None:
         if "stack" in message:
@@ -51,7 +51,7 @@ def stand_in(listener: socket.socket, token: str, spec: dict[str, Any], pipes: P
         last = message["event"]
     if last not in ("finished", "raised"):
         # At once: peers may raise before this process has been seen to end.
-        send({"event": GONE, "at": monotonic()})
+        send.notify({"event": GONE, "at": monotonic()})
     return 0 if last == "finished" else 1
 
 

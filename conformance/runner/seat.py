@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 from conformance.runner import processes, protocol
-from conformance.runner.descriptors import tail
+from conformance.runner.descriptors import contents, tail
 from conformance.runner.outcome import RankOutcome, describe_status, signal_name
 
 #: The "rank" of a process that belongs to the case as a whole.
@@ -22,19 +23,19 @@ def called(rank: int) -> str:
 class Seat:
     """A rank's process, pipe and files, and what is known of it so far."""
 
-    def __init__(self, rank: int, events: int, output: int, stack: int) -> None:
-        os.set_blocking(events, False)
+    def __init__(self, rank: int, notices: int, evidence: int, output: int, stack: int) -> None:
+        os.set_blocking(notices, False)
         self.rank = rank
         self.pid = 0
-        self.descriptor = events
+        self.descriptor = notices
         self.stack_file = stack
+        self._evidence_file = evidence
         self.started = self.delivered = False
         self.killed_because: str | None = None
         self._output_file = output
         self._status: int | None = None
         self.raised = False
         self._failed_at: float | None = None
-        self._events: list[dict[str, Any]] = []
         self._unread = bytearray()
 
     @property
@@ -58,7 +59,7 @@ class Seat:
         return self.raised, self._failed_at, self.rank
 
     def read(self) -> bool:
-        """Take in what the rank has sent; False when it has closed the pipe."""
+        """Take in the rank's notices; False when it has closed the pipe."""
         while True:
             try:
                 data = os.read(self.descriptor, _CHUNK)
@@ -71,15 +72,14 @@ class Seat:
             for line in lines:
                 self._note(protocol.decode(bytes(line)))
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _note(self, notice: dict[str, Any]) -> None:
         self.started = True
-        if event["event"] == "finished":
+        if notice["event"] == "finished":
             self.delivered = True
-        elif event["event"] == "raised":
+        elif notice["event"] == "raised":
             self.raised = True
             # By the system's clock, which is the same one in every process.
-            self._failed_at = event.pop("at")
-        self._events.append(event)
+            self._failed_at = notice["at"]
 
     def reap(self) -> None:
         """Note that the process has ended, if it has, and take in what it sent before."""
@@ -99,13 +99,18 @@ class Seat:
         after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         return RankOutcome(
             rank=self.rank,
-            events=tuple(self._events),
+            events=tuple(self._events()),
             finished=self.delivered,
             exit=self._exit(after),
             output=tail(self._output_file),
             stack=tail(self.stack_file) or None,
             after=after,
         )
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """All that it sent; the last line may be incomplete, if it was killed."""
+        *lines, _ = contents(self._evidence_file).split(b"\n")
+        return map(protocol.decode, lines)
 
     def _exit(self, after: int | None) -> str:
         if self.killed_because:

@@ -1,10 +1,15 @@
-"""What a process of a case tells the server: events, and what it raised."""
+"""What a process of a case tells the server: events, and what it raised.
+
+Events are evidence for later, and go to a file, where they outlive the process: a pipe would wake the server for each
+of them. It is called for those that it waits for.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +18,36 @@ from conformance.runner import protocol
 _OURS = str(Path(__file__).parent) + os.sep
 _LONGEST_TEXT = 20_000
 
+#: What the server acts upon at once.
+NOTICES = frozenset({"started", "finished", "raised"})
+
 
 class Sender:
-    """Writes events to the pipe, one line each, from any thread."""
+    """Writes events to the file ``evidence`` and, of those that the server waits for, a notice to the pipe ``notices``;
+    one line each, from any thread.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    An event's "at", a moment by the system's clock, is for the server only.
+    """
+
+    def __init__(self, evidence: int, notices: int) -> None:
+        self._evidence = evidence
+        self._notices = notices
         self._lock = threading.Lock()
 
-    def __call__(self, event: dict[str, Any]) -> None:
-        line = protocol.encode(event)
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
+        self._write(self._evidence, kept)
+        if event["event"] in NOTICES:
+            self.notify({name: event[name] for name in ("event", "at") if name in event})
+
+    def notify(self, notice: Mapping[str, Any]) -> None:
+        self._write(self._notices, notice)
+
+    def _write(self, descriptor: int, message: Mapping[str, Any]) -> None:
+        line = protocol.encode(message)
         with self._lock:
             while line:
-                line = line[os.write(self._descriptor, line) :]
+                line = line[os.write(descriptor, line) :]
 
 
 def described(error: BaseException) -> dict[str, str]:

@@ -23,7 +23,6 @@ class _Code:
     """What all frames of one code object share."""
 
     path: str
-    file: str
     function: str
     is_users: bool
 
@@ -53,11 +52,11 @@ class Sites:
         while frame is not None:
             code = known.get(frame.f_code) or self._learn(frame)
             if code.path == self.trainer_file:
-                here: Site = [code.file, frame.f_lineno, code.function]
+                here: Site = [self._file(code.path), frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
                 break
             if where is None and code.is_users:
-                where = [code.file, frame.f_lineno, code.function]
+                where = [self._file(code.path), frame.f_lineno, code.function]
                 if self.trainer_file is None:
                     found = where, None
                     break
@@ -71,11 +70,14 @@ class Sites:
 
     def _learn(self, frame: FrameType) -> _Code:
         path = frame.f_code.co_filename
-        if path not in self._files:
-            self._files[path] = shortened(path)
-        code = _Code(path, self._files[path], frame.f_code.co_qualname, _is_users(frame.f_globals, path))
+        code = _Code(path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
         self._known[frame.f_code] = code
         return code
+
+    def _file(self, path: str) -> str:
+        if path not in self._files:
+            self._files[path] = shortened(path)
+        return self._files[path]
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:

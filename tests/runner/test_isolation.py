@@ -112,10 +112,10 @@ def test_the_search_path_is_the_front_process_s(
 
 
 def test_descriptors_of_the_harness_are_closed_in_ranks(write: Write, make_spec: MakeSpec) -> None:
-    """A rank has three streams, the pipe and file that it reports through, the release, and the listing."""
+    """A rank has three streams, the pipe and the two files that it reports through, the release, and the listing."""
     with ForkServer(write("print(len(os.listdir('/proc/self/fd')))"), "single") as server:
         (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
-    assert int(rank.output) == 3 + 3 + 1
+    assert int(rank.output) == 3 + 4 + 1
 
 
 def test_ddp_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None:
