@@ -101,12 +101,12 @@ class Recurrence:
     ) -> None:
         self.workload, self.layout, self.precision = workload, layout, precision
         self._observed_skips, self._observed_scales = observed_skips, observed_scales
-        self._windows = [layout.window(workload, step) for step in range(workload.steps)[:limit]]
+        self._windows = (layout.window(workload, step) for step in range(workload.steps)[:limit])
         self._forms: dict[tuple[int, int | None], NormalForm] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
         self._rule = update_rule(self.optimizer(), precision.master, self.ledger, self.symbols)
         self._skipped: set[int] = set()
-        self._overflows: list[Overflow] = []
+        self._overflows: list[Overflow] | None = None
         self._scales: list[Fraction] = []
         self.loss_scale = workload.scale.initial if precision.scaled else Fraction(1)
 
@@ -158,12 +158,13 @@ class Recurrence:
         return self._forms[key]
 
     def run(self) -> Trajectory:
+        self._overflows = overflows = list[Overflow]()
         steps = tuple(self.steps())
         return Trajectory(
             steps,
             frozenset(self._skipped),
             tuple(self._scales),
-            tuple(self._overflows),
+            tuple(overflows),
             Certificate(tuple(self.ledger.proofs)),
         )
 
@@ -196,8 +197,12 @@ class Recurrence:
     def _skips(self, window: Window, weights: Affine) -> bool:
         if not self.precision.scaled:
             return False
+        # Classifying costs more than the step, and where skips were observed only a whole run tells of overflows.
+        if self._observed_skips is not None and self._overflows is None:
+            return window.index in self._observed_skips
         verdict = overflow(self.workload, window, weights.enclosure(), self.loss_scale, self.precision.compute)
-        self._overflows.append(verdict)
+        if self._overflows is not None:
+            self._overflows.append(verdict)
         if self._observed_skips is not None:
             return window.index in self._observed_skips
         return verdict == "certain"
