@@ -27,8 +27,8 @@ from conformance.workloads.workload import Sample
 Outcome = Literal["converging", "oscillating", "diverging"]
 Batches = Sequence[Sequence[Sample]]
 
-# More than the 53 bits of the doubles in which rates are shown.
-_BISECTIONS = 64
+#: The relative width of the enclosures of rates: less than the doubles have, in which they are shown.
+PRECISION = Fraction(1, 2**60)
 
 
 def curvature(batch: Sequence[Sample]) -> Fraction:
@@ -95,7 +95,7 @@ def _magnitude(curvatures: Sequence[Fraction], lr: Fraction) -> Fraction:
 
 def _peak(curvatures: Sequence[Fraction], low: Fraction, high: Fraction) -> Fraction:
     """Where |P| is largest between two neighbouring roots: there the derivative of its logarithm changes sign."""
-    for _ in range(_BISECTIONS):
+    while high - low >= low * PRECISION:
         middle = (low + high) / 2
         slope = sum((each / (middle * each - 1) for each in curvatures), Fraction(0))
         low, high = (middle, high) if slope > 0 else (low, middle)
@@ -104,7 +104,7 @@ def _peak(curvatures: Sequence[Fraction], low: Fraction, high: Fraction) -> Frac
 
 def _crossing(curvatures: Sequence[Fraction], below: Fraction, above: Fraction) -> tuple[Fraction, Fraction]:
     """Where |P| passes one between ``below``, where it is less, and ``above``, where it is not."""
-    for _ in range(_BISECTIONS):
+    while abs(above - below) >= min(below, above) * PRECISION:
         middle = (below + above) / 2
         below, above = (middle, above) if _magnitude(curvatures, middle) < 1 else (below, middle)
     return min(below, above), max(below, above)

@@ -7,10 +7,18 @@ from itertools import pairwise
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conformance.oracle.learning_rate import crossings, diverges_from, factors, oscillates_from, outcome, settled
+from conformance.oracle.learning_rate import (
+    PRECISION,
+    crossings,
+    diverges_from,
+    factors,
+    oscillates_from,
+    outcome,
+    settled,
+)
 from conformance.workloads.exercise import LINE, NOISY_LINE, points
 from conformance.workloads.workload import exact
 
@@ -59,13 +67,15 @@ def test_one_batch_overshoots_above_half_of_that(batch):
 
 
 @given(st.lists(batches, min_size=2, max_size=4))
+# Curvatures far from each other, between which a crossing is looked for.
+@example([points([(Fraction(1, 4), Fraction(0))]), points([(Fraction(17, 4), Fraction(0))])])
 def test_several_batches_in_turn(several):
     """Just below and just above each crossing, and far beyond the last, two runs come together or part."""
     found = crossings(several)
     assert diverges_from(several) == found[0]
     assert len(found) % 2 == 1
     for number, (low, high) in enumerate(found):
-        assert 0 < high - low < low * Fraction(1, 2**58)
+        assert 0 < high - low < low * PRECISION
         diverges_above = number % 2 == 0
         for rate, grows in ((low, not diverges_above), (high, diverges_above)):
             assert parting(several, rate) == grows
