@@ -15,6 +15,21 @@ import pytest
 
 PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md")
 ROOT = Path(__file__).parents[2]
+CASES_OF_THE_EXAMPLE = (
+    "single-batched-bf16-momentum",
+    "single-acc2-fp16-overflow",
+    "single-acc4-fp32-short-window",
+    "ddp-w2-fp32-adamw",
+    "ddp-w2-fp32-ranks-start-apart",
+    "ddp-w2-acc2-fp32-uneven-batch",
+    "ddp-w2-acc2-fp16-growing-scale",
+    "ddp-w2-acc2-fp16-overflow",
+    "ddp-w2-acc3-fp32-short-window",
+    "ddp-w3-acc2-fp32-decay",
+    "ddp-w3-acc2-bf16-clip-norm",
+    "ddp-w4-fp16-overflow",
+    "ddp-w4-acc4-fp16-clip-value",
+)
 
 
 def fenced(page: str, language: str) -> list[str]:
@@ -112,9 +127,14 @@ def test_the_two_commands_are_there() -> None:
 
 
 def test_example_trainer_conforms(tmp_path: Path) -> None:
+    """In every precision and layout that it declares, and wherever one of its lines can matter.
+
+    The reference trainers, which are the same loop, are judged in all cases.
+    """
     [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
     (tmp_path / "my_trainer.py").write_text(example)
     command = [script("conformance"), "run", "my_trainer.py"]
+    command += [word for case in CASES_OF_THE_EXAMPLE for word in ("--case", case)]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
