@@ -47,19 +47,28 @@ def attend(front: tuple[str, int], member: Member) -> None:
     with connect(*front, JOIN_LIMIT) as connection:
         channel = Channel(connection)
         try:
-            channel.send(asdict(_hello(member, str(connection.getsockname()[0]))))
+            said = asdict(_hello(member, str(connection.getsockname()[0])))
         except (RunnerError, LaunchError) as error:
-            channel.send({"failure": f"{member.host}: {error}"})
+            _tell(channel, {"failure": f"{member.host}: {error}"})
             raise
+        if not _tell(channel, said):
+            return
         while (request := channel.receive()) is not None:
             try:
                 answer = _answer(request, front)
             except (RunnerError, LaunchError) as error:
                 answer = {"failure": str(error)}
-            try:
-                channel.send(answer)
-            except (BrokenPipeError, ConnectionResetError):
+            if not _tell(channel, answer):
                 return
+
+
+def _tell(channel: Channel, message: dict[str, Any]) -> bool:
+    """Whether the front is still there to be told."""
+    try:
+        channel.send(message)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
 
 
 def _hello(member: Member, address: str) -> Hello:

@@ -30,13 +30,14 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     if launch.member.number != 0:
         attend(launch.find(), launch.member)
         return None
-    # What keeps torch from being imported is told better from here than by the thread below.
-    shared.get()
     front = Front(listen(launch.address, launch.port), launch.size)
     try:
+        # The others import torch once they have connected, and may do so while this process does.
+        launch.publish(front.address)
+        # What keeps torch from being imported is told better from here than by the thread below.
+        shared.get()
         # On its own machine it is served like on the others.
         threading.Thread(target=_attend_here, args=(front.address, launch.member), daemon=True).start()
-        launch.publish(front.address)
         front.gather(JOIN_LIMIT)
     except BaseException:
         front.close()
