@@ -39,7 +39,7 @@ def fields(cls: Any) -> tuple[set[str], set[str]]:
 
 
 def is_valid(line: dict[str, Any]) -> bool:
-    return not list(validator.iter_errors(line))
+    return bool(validator.is_valid(line))
 
 
 def is_read(line: dict[str, Any]) -> bool:
@@ -49,6 +49,15 @@ def is_read(line: dict[str, Any]) -> bool:
     except ShapeError:
         return False
     return True
+
+
+def shortened(value: Any) -> Any:
+    """`value` with only the first item of each list of containers: the others have the same shape."""
+    if isinstance(value, dict):
+        return {key: shortened(entry) for key, entry in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], dict | list):
+        return [shortened(value[0])]
+    return value
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -96,7 +105,8 @@ def test_reader_and_schema_refuse_the_same_values(results_file: Path) -> None:
     samples = [lines[0], full, *(line for line in lines if line["kind"] in ("mutants", "footer"))]
     tried = 0
     for sample in samples:
-        changed = copy.deepcopy(sample)
+        changed = shortened(copy.deepcopy(sample))
+        assert is_valid(changed)
         for container, key in places(changed):
             if key in ("kind", "schema"):
                 continue
