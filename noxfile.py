@@ -8,6 +8,8 @@ What runs is the built wheel, which is built once per run of nox, and never the 
 
 from __future__ import annotations
 
+import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -39,10 +41,37 @@ def built_wheel(session: nox.Session) -> Path:
     return wheel_of_this_run[0]
 
 
+def link(distribution: str, environment: Path) -> None:
+    """Take a distribution from a neighbouring environment, if one has it, by hard links; pip then finds it installed.
+
+    Unpacking torch, and compiling it on its first import, takes longer than everything else in an environment together.
+    """
+    [site] = environment.glob("lib/python*/site-packages")
+    pattern = f"{distribution}-*.dist-info/RECORD"
+    found = environment.parent.glob(f"*/{site.relative_to(environment)}/{pattern}")
+    records = sorted(found, key=lambda record: (record.parents[1] / distribution / "__pycache__").exists())
+    if not records or any(site.glob(pattern)):
+        return
+    theirs = records[-1].parents[1]
+    paths = [Path(row[0]) for row in csv.reader(records[-1].read_text().splitlines())]
+    # What was compiled there stands beside it, and in no record.
+    for folder in {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0] != ".."}:
+        shutil.copytree(theirs / folder, site / folder, copy_function=os.link)
+    for path in paths:
+        if path.parts[0] == "..":
+            script = (theirs / path).read_text()
+            (site / path).write_text(script.replace(str(theirs.parents[2]), str(environment)))
+            shutil.copymode(theirs / path, site / path)
+        elif len(path.parts) == 1:
+            os.link(theirs / path, site / path)
+
+
 def install_wheel(session: nox.Session, *extras: str) -> None:
     """Install the built wheel with what it and its extras depend on; with the extra horovod, Horovod too."""
     wheel = built_wheel(session)
     extra = f"[{','.join(extras)}]" if extras else ""
+    for distribution in ("torch", "ray") if {"ray", "ray-train"}.intersection(extras) else ("torch",):
+        link(distribution, Path(session.virtualenv.location).absolute())
     # Compiling all of torch takes longer than unpacking it, and what a session imports is compiled then.
     session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
     # A kept environment may hold an older build of the same version.
