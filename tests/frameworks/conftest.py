@@ -37,13 +37,13 @@ def zygote_is_ended() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CaseRecord]:
-    """The cases of the module's TARGET that have a verdict, run by the command line: all, or those of its CASES."""
+    """The cases of the module's TARGET that have a verdict, run by the command line: all, or those of its CASES; as
+    many at a time as the machine has cores, or its PROCESSES.
+    """
     folder = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "conformance.cli", "run", request.module.TARGET, "--output", str(folder)]
-    cases = getattr(request.module, "CASES", ())
-    command += [word for case in cases for word in ("--case", case)]
-    # A few cases are not worth a second server, with a cluster of its own.
-    command += ["--processes", "1"] if cases else []
+    command += [word for case in getattr(request.module, "CASES", ()) for word in ("--case", case)]
+    command += ["--processes", str(request.module.PROCESSES)] if hasattr(request.module, "PROCESSES") else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     results = read_results(folder / "conformance-results.jsonl")

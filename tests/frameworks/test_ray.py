@@ -22,6 +22,8 @@ CASES = (
     "ray-w3-acc2-bf16-momentum",
     "ray-w4-fp32-momentum",
 )
+# A second one would have a server and a cluster of its own, for half of them.
+PROCESSES = 1
 
 # As in /proc/net/tcp and tcp6: the state, and 127.0.0.1 in the byte order of this machine and as an IPv6 address.
 LISTEN = "0A"
