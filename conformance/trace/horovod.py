@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from time import sleep
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,11 @@ Those of its module are imported by their names into `horovod.torch`, and call t
 REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", "Max": "max", "Product": "product"}
 """Horovod's names of reductions, each with the one that events have."""
 
+WAIT = "horovod_torch_wait_and_clear"
+"""The function of Horovod's library that waits for a collective to end, and yields the processor over and over."""
+
+_PAUSE = 1e-4
+
 GRADIENT_FUNCTIONS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async")
 """Methods of Horovod's optimizer that issue its averages, of gradients or of compressed copies."""
 
@@ -75,6 +81,7 @@ class HorovodCalls:
             self._stack.enter_context(replaced(module, name, self._noting(module, operation)))
         for name, operation in WITHOUT_PAYLOAD.items():
             self._stack.enter_context(replaced(module.mpi_lib, name, self._meeting(module, operation)))
+        self._stack.enter_context(replaced(module.mpi_lib, WAIT, sleeping_until(module.mpi_lib.horovod_torch_poll)))
 
     def observe_optimizers(self, module: ModuleType) -> None:
         """To be called with Horovod's module of optimizers.
@@ -140,6 +147,17 @@ class HorovodCalls:
             return original(*args)
 
         return around
+
+
+def sleeping_until(is_done: Callable[[int], bool]) -> Callable[..., None]:
+    """Around `WAIT`: where there are fewer cores than ranks, the others and Horovod's own threads need them."""
+
+    def around(original: Callable[[int], None], handle: int) -> None:
+        while not is_done(handle):
+            sleep(_PAUSE)
+        original(handle)
+
+    return around
 
 
 @contextmanager

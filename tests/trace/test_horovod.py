@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.runner.client import ForkServer
+from conformance.trace.horovod import sleeping_until
 
 from ..trainers.tasks import make_spec, sgd
 
@@ -89,3 +90,11 @@ def test_a_process_group_that_is_destroyed_too_early():
     with ForkServer(f"{TRAINERS}:destroys_the_group_first", backend="ddp") as server:
         outcomes = [server.run(spec, time_limit=30.0) for _ in range(20)]
     assert [rank.exit for outcome in outcomes for rank in outcome.ranks] == ["exited 0"] * 40
+
+
+def test_nobody_waits_in_horovod_before_it_is_done():
+    """Where it would spin."""
+    answers, waited = iter([False, False, True]), []
+    sleeping_until(lambda handle: next(answers))(waited.append, 7)
+    assert waited == [7]
+    assert next(answers, "asked no more") == "asked no more"
