@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 BACKENDS = ["single", "ddp", "horovod", "parameter-server", "ring", "ring-gather"]
 FRAMEWORKS = ["accelerate", "lightning", "determined", "ray", "ray-train"]
@@ -42,3 +46,53 @@ def test_github_takes_its_matrix_from_nox(root: Path, sessions: list[str]) -> No
     assert "nox --list-sessions --json" in workflow
     assert "nox -s ${{ matrix.session }}" in workflow
     assert not [name for name in sessions if re.search(rf"nox -s {name}\b", workflow)]
+
+
+@pytest.fixture(scope="module")
+def noxfile(root: Path) -> ModuleType:
+    """Loaded once: it registers its sessions."""
+    spec = importlib.util.spec_from_file_location("noxfile", root / "noxfile.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def environment(folder: Path, files: dict[str, str]) -> Path:
+    """Something like a virtual environment: these files in its site-packages."""
+    site = folder / "lib/python3.11/site-packages"
+    site.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    return site
+
+
+def test_torch_is_linked_from_a_neighbour_that_has_it(noxfile: ModuleType, tmp_path: Path) -> None:
+    """All of it, with what was compiled and with scripts of the new environment's own; and nothing else."""
+    record = "torch/a.py,,\ntorch-2.dist-info/RECORD,,\nhelper.py,,\n../../../bin/torchrun,,\n"
+    files = {
+        "torch/a.py": "1",
+        "torch/__pycache__/a.pyc": "2",
+        "torch-2.dist-info/RECORD": record,
+        "helper.py": "3",
+        "../../../bin/torchrun": f"#!{tmp_path}/ddp/bin/python\n",
+    }
+    theirs = environment(tmp_path / "ddp", files | {"other/b.py": "4", "torchmetrics-1.dist-info/RECORD": "other/b.py"})
+    environment(tmp_path / "lint", {"torch/a.py": "not compiled", "torch-2.dist-info/RECORD": "torch/a.py"})
+    ours = environment(tmp_path / "ring", {})
+    for _ in range(2):
+        noxfile.link("torch", tmp_path / "ring")
+    assert {str(path.relative_to(ours)) for path in ours.rglob("*") if path.is_file()} == files.keys() - {
+        "../../../bin/torchrun"
+    }
+    assert (ours / "torch/__pycache__/a.pyc").samefile(theirs / "torch/__pycache__/a.pyc")
+    assert (tmp_path / "ring/bin/torchrun").read_text() == f"#!{tmp_path}/ring/bin/python\n"
+
+
+def test_where_no_neighbour_has_it_nothing_is_linked(noxfile: ModuleType, tmp_path: Path) -> None:
+    site = environment(tmp_path / "lint", {})
+    noxfile.link("torch", tmp_path / "lint")
+    assert list(site.iterdir()) == []
