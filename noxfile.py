@@ -54,16 +54,19 @@ def link(distribution: str, environment: Path) -> None:
         return
     theirs = records[-1].parents[1]
     paths = [Path(row[0]) for row in csv.reader(records[-1].read_text().splitlines())]
-    # What was compiled there stands beside it, and in no record.
-    for folder in {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0] != ".."}:
-        shutil.copytree(theirs / folder, site / folder, copy_function=os.link)
     for path in paths:
         if path.parts[0] == "..":
             script = (theirs / path).read_text()
             (site / path).write_text(script.replace(str(theirs.parents[2]), str(environment)))
             shutil.copymode(theirs / path, site / path)
         elif len(path.parts) == 1:
+            (site / path).unlink(missing_ok=True)
             os.link(theirs / path, site / path)
+    # What was compiled there stands beside it, and in no record. The record comes last: it says that all is there.
+    folders = {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0] != ".."}
+    for folder in sorted(folders, key=lambda folder: folder == records[-1].parent.name):
+        shutil.rmtree(site / folder, ignore_errors=True)
+        shutil.copytree(theirs / folder, site / folder, copy_function=os.link)
 
 
 def install_wheel(session: nox.Session, *extras: str) -> None:
