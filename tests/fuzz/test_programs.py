@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from programs import session
 from programs.edits import edits
 from programs.generate import programs
 from programs.meaning import Change, change
-from programs.program import Op, Program
+from programs.program import Program, block, op
 from programs.session import FalseAlarm, try_edits, try_programs
 from programs.tally import Tally, report
 from programs.trial import Result, Trials
@@ -117,7 +119,7 @@ def test_what_fails_beside_others_only_is_no_false_alarm(monkeypatch: pytest.Mon
 def test_a_broken_should_is_an_alarm_unless_the_program_means_it(textbook: Program) -> None:
     should = Result("PASS (exact)", "", (("ddp/all-reduce-once", "SHOULD"),))
     assert session.broken(textbook, should) == {"ddp/all-reduce-once"}
-    every = Program(textbook.case, (*textbook.setup, Op("wrap")), textbook.window)
+    every = Program(textbook.case, (*textbook.setup, op("wrap")), textbook.window)
     assert not session.broken(every, should)
 
 
@@ -150,3 +152,33 @@ def test_what_an_edit_changes(textbook: Program) -> None:
     assert of("move in", "zero_grad to the beginning") is Change.SOME
     assert of("duplicate", "backward") is Change.SOME
     assert of("change", "divide_loss by 3") is Change.SOME
+
+
+def test_half_an_unscale_changes_what_is_clipped_and_else_nothing(textbook: Program) -> None:
+    """The scaler's step unscales what nobody has unscaled."""
+
+    def halved(program: Program) -> Change:
+        window = tuple(one.with_(first=True) if one.name == "unscale" else one for one in program.window)
+        return change(program, replace(program, window=window))
+
+    assert halved(textbook) is Change.SOME
+    unclipped = tuple(one for one in textbook.window if one.name != "clip")
+    assert halved(replace(textbook, window=unclipped)) is Change.NONE
+
+
+def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Program) -> None:
+    """Before the averages have begun, and after they have ended, it would be all the same."""
+    horovod = replace(
+        textbook,
+        case=replace(textbook.case, backend="horovod", world_size=2, workload="momentum"),
+        setup=(*textbook.setup, op("distribute", reduce="Average", passes=2, compression=False)),
+        window=(
+            *textbook.window[:2],
+            op("synchronize"),
+            op("unscale"),
+            block("skip_synchronize", [op("step", by="scaler")]),
+            *textbook.window[5:],
+        ),
+    )
+    assert change(horovod, horovod) is Change.NONE
+    assert change(horovod, find(horovod, "swap", "synchronize and unscale")) is Change.SOME
