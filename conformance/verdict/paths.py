@@ -14,8 +14,12 @@ def shortened(text: str) -> str:
     return text
 
 
-@cache
-def _folders() -> tuple[str, ...]:
+def _folders() -> list[str]:
     """With a separator at the end; those that lie in others first."""
-    paths = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")} | {os.getcwd()}
-    return tuple(sorted((path.rstrip(os.sep) + os.sep for path in paths if path != os.sep), key=len, reverse=True))
+    paths = _libraries() | {os.getcwd()}
+    return sorted((path.rstrip(os.sep) + os.sep for path in paths if path != os.sep), key=len, reverse=True)
+
+
+@cache
+def _libraries() -> frozenset[str]:
+    return frozenset(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))

@@ -16,3 +16,9 @@ def test_packages_library_and_working_folder_are_relative():
 
 def test_other_text_stays():
     assert shortened("a b /elsewhere/c.py") == "a b /elsewhere/c.py"
+
+
+def test_the_working_folder_is_the_one_of_now(tmp_path, monkeypatch):
+    assert shortened(f"{tmp_path}/loop.py") == f"{tmp_path}/loop.py"
+    monkeypatch.chdir(tmp_path)
+    assert shortened(f"{tmp_path}/loop.py") == "loop.py"
