@@ -103,7 +103,7 @@ RULES: tuple[Rule, ...] = (
     Rule("line", ("fp64", "fp32"), EXERCISE),
     Rule("noisy-line", ("fp64", "fp32"), EXERCISE),
     Rule("two-workers", ("fp64", "fp32"), EXERCISE),
-    # One of its 400 steps costs what a whole case of another workload does.
+    # With 400 steps it costs more than ten cases of another workload.
     Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), ("accumulated", 2, 2)})),
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), ("batched", 4, 1)})),
 )

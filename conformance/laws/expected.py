@@ -33,8 +33,7 @@ class Gradient:
     slack: tuple[float, ...]
 
     def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
-        """Whether ``seen`` is this one ``times`` a positive factor, up to rounding; None stands for an element not
-        seen."""
+        """Whether ``seen`` is this one multiplied by ``times``, up to rounding; None stands for an element not seen."""
         return all(
             abs(one - times * right) <= times * slack
             for one, right, slack in zip(seen, self.value, self.slack, strict=True)

@@ -197,12 +197,11 @@ class Recurrence:
     def _skips(self, window: Window, weights: Affine) -> bool:
         if not self.precision.scaled:
             return False
+        observed = None if self._observed_skips is None else window.index in self._observed_skips
         # Classifying costs more than the step, and where skips were observed only a whole run tells of overflows.
-        if self._observed_skips is not None and self._overflows is None:
-            return window.index in self._observed_skips
+        if observed is not None and self._overflows is None:
+            return observed
         verdict = overflow(self.workload, window, weights.enclosure(), self.loss_scale, self.precision.compute)
         if self._overflows is not None:
             self._overflows.append(verdict)
-        if self._observed_skips is not None:
-            return window.index in self._observed_skips
-        return verdict == "certain"
+        return verdict == "certain" if observed is None else observed

@@ -46,6 +46,7 @@ REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", 
 WAIT = "horovod_torch_wait_and_clear"
 """The function of Horovod's library that waits for a collective to end, and yields the processor over and over."""
 
+# Seconds.
 _PAUSE = 1e-4
 
 GRADIENT_FUNCTIONS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async")
