@@ -17,6 +17,7 @@ import pytest
 from conformance.trainers.declaration import BACKENDS, PRECISIONS
 
 if TYPE_CHECKING:
+    from conformance.runner.zygote_process import Nursery
     from conformance.suite.items import Servers
 
 
@@ -97,6 +98,26 @@ def _add_options(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
+    if (nursery := getattr(config, "workerinput", {}).get(_NURSERY)) is not None:
+        from conformance.runner.zygote_handle import shared
+
+        shared.join(nursery)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Import torch once for all workers; it begins while they start."""
+    if config.getoption("trainer", None) is not None:
+        from conformance.runner.zygote_process import Nursery
+
+        config.stash[NURSERY] = Nursery()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    nursery = node.config.stash.get(NURSERY, None)
+    if nursery is not None and node.gateway.spec.popen:
+        node.workerinput[_NURSERY] = nursery.address
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -155,9 +176,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     servers = config.stash.get(SERVERS, None)
     if servers is not None:
         servers.close()
+    nursery = config.stash.get(NURSERY, None)
+    if nursery is not None:
+        nursery.close()
 
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+NURSERY: pytest.StashKey[Nursery] = pytest.StashKey()
+# Under which workers are told its address.
+_NURSERY = "conformance_nursery"
 
 
 def _servers(config: pytest.Config) -> Servers:

@@ -7,6 +7,7 @@ import math
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -80,6 +81,25 @@ class Channel:
     def holds_message(self) -> bool:
         """Another message has come already, with the last one: no selector will tell."""
         return b"\n" in self._unread
+
+    @property
+    def hung_up(self) -> bool:
+        """The other end is gone, and nothing that it sent is left."""
+        self._connection.settimeout(0.0)
+        try:
+            return not self._unread and not self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    def hang_up(self, patience: float) -> None:
+        """Tell the other end that nothing more will come, wait ``patience`` seconds until it is gone, and close."""
+        with suppress(OSError, TimeoutError):
+            self._connection.shutdown(socket.SHUT_WR)
+            while self.receive(patience) is not None:
+                continue
+        self.close()
 
     def take_descriptors(self) -> list[int]:
         """The descriptors that came with the messages received so far; the caller owns them."""

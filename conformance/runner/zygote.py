@@ -26,6 +26,12 @@ _PATIENCE = 3.0
 def main(connection: str, name: str) -> None:
     """``connection``: the descriptor of this end of the socket; ``name`` is for readers of process lists."""
     client = Channel(socket.socket(fileno=int(connection)))
+    prepare()
+    answer(client)
+
+
+def prepare() -> None:
+    """Make this process one that others are forked from."""
     # The front process may have blocked or ignored what our children are to be told by.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -36,6 +42,10 @@ def main(connection: str, name: str) -> None:
     gc.collect()
     gc.freeze()
     linux.gather_memory()
+
+
+def answer(client: Channel) -> None:
+    """Be the zygote of ``client`` until it is gone."""
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     client.send({"versions": versions, "gpus": gpus()})
     Zygote(client).run()

@@ -5,21 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from conformance.runner import interpreter, stacks
+from conformance.runner import stacks
 from conformance.runner.descriptors import last_line, nameless_file, tail
-from conformance.runner.environment import base_environment
 from conformance.runner.outcome import RunnerError, describe_status
 from conformance.runner.protocol import Channel
+from conformance.runner.zygote_process import Joined, Started, ZygoteProcess
 
 # Seconds to import torch, on a machine that is busy with much else.
 _START_LIMIT = 300.0
-_CLOSE_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -52,24 +50,11 @@ class ServerStarter(Protocol):
 class Zygote:
     """A running zygote: the `ServerStarter` of this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: ZygoteProcess | None = None) -> None:
+        """``process``: where it runs already; by default one is started. Raises RunnerError when it ends at once."""
         self._lock = threading.Lock()
-        self._errors = nameless_file()
         self._outputs: dict[int, int] = {}
-        ours, theirs = socket.socketpair()
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            self._process = subprocess.Popen(
-                interpreter.command("conformance.runner.zygote", str(theirs.fileno()), "zygote"),
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                env=base_environment(os.environ),
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C is for us alone: the processes behind end when the connection does.
-                start_new_session=True,
-            )
-        self._channel = Channel(ours)
+        self._process = process or Started()
         self.owner = os.getpid()
         try:
             hello = self._receive(_START_LIMIT)
@@ -81,7 +66,7 @@ class Zygote:
 
     @property
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.running
 
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ours, theirs = socket.socketpair()
@@ -124,25 +109,19 @@ class Zygote:
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
-        self._channel.close()
-        try:
-            self._process.wait(_CLOSE_LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._errors)
+        self._process.close()
 
     def _ask(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         with self._lock:
             try:
-                self._channel.send(request, descriptors)
+                self._process.channel.send(request, descriptors)
             except OSError as error:
                 raise self._failure() from error
             return self._receive(None)
 
     def _receive(self, timeout: float | None) -> dict[str, Any]:
         try:
-            answer = self._channel.receive(timeout)
+            answer = self._process.channel.receive(timeout)
         except TimeoutError as error:
             raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
         if answer is None:
@@ -151,9 +130,8 @@ class Zygote:
 
     def _failure(self) -> RunnerError:
         """What to say of a zygote that is gone."""
-        code = self._process.wait()
-        said = last_line(tail(self._errors)) or "nothing"
-        how = f"exited {code}" if code >= 0 else f"was killed by signal {-code}"
+        how = self._process.how_it_ended()
+        said = last_line(tail(self._process.output)) or "nothing"
         return RunnerError(f"the process that imports torch {how}; it last printed: {said}")
 
 
@@ -163,6 +141,11 @@ class _Shared:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
+        self._nursery: str | None = None
+
+    def join(self, nursery: str) -> None:
+        """From now on, have zygotes forked by the nursery at this address."""
+        self._nursery = nursery
 
     def get(self) -> Zygote:
         """The running zygote, started if there is none. Raises RunnerError."""
@@ -170,8 +153,17 @@ class _Shared:
             if self._zygote is not None and not (self._is_ours() and self._zygote.running):
                 self._drop()
             if self._zygote is None:
-                self._zygote = Zygote()
+                self._zygote = self._joined() or Zygote()
             return self._zygote
+
+    def _joined(self) -> Zygote | None:
+        """None without a nursery; and with one that fails, as one of our own tells why, or does better."""
+        if self._nursery is None:
+            return None
+        try:
+            return Zygote(Joined(self._nursery))
+        except (OSError, RunnerError):
+            return None
 
     def close(self) -> None:
         """End the zygote, if this process has started one; `get` starts another."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+# A run within this process forgets what it has imported, and numpy cannot be imported twice.
+import numpy  # noqa: F401
 import pytest
 
 SUITE = ("--pyargs", "conformance.suite", "-p", "no:cacheprovider")
@@ -121,3 +123,22 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
     else:
         assert result["verdict"] == "PASS (exact)"
         assert result["ranks"]
+
+
+def test_workers_share_the_import_of_torch(pytester, write, folder):
+    """Each has a zygote of its own, forked from one that has torch: the grandparent of the trainer's server."""
+    before = """
+    if task.world_size == 1:
+        def parent(pid):
+            with open(f"/proc/{pid}/stat") as stat:
+                return int(stat.read().rpartition(")")[2].split()[1])
+        zygote = parent(parent(os.getpid()))
+        with open("seen.txt", "a") as file:
+            print(zygote, parent(zygote), file=file)
+    """
+    result = pytester.runpytest_subprocess(*SUITE, "--trainer", write(before), "--case", "single-acc2-fp32", "-n", "2")
+    assert result.ret == 0
+    seen = [line.split() for line in (folder / "seen.txt").read_text().splitlines()]
+    assert len(seen) > 2
+    assert len({zygote for zygote, _ in seen}) == 2
+    assert len({nursery for _, nursery in seen}) == 1
