@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.runner.protocol import Lines, to_json
 from conformance.trainers.declaration import Declaration
 
 
@@ -59,7 +60,7 @@ class RankOutcome:
     """
 
     rank: int
-    events: tuple[dict[str, Any], ...]
+    events: Sequence[dict[str, Any]]
     finished: bool
     exit: str
     output: str
@@ -67,8 +68,11 @@ class RankOutcome:
     after: int | None = None
     host: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "events": list(self.events)}
+    def to_json(self) -> bytes:
+        """Events that are JSON already stay as they are."""
+        others = {name: value for name, value in vars(self).items() if name != "events"}
+        events = self.events if isinstance(self.events, Lines) else Lines([to_json(event) for event in self.events])
+        return events.beside(others, "events")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RankOutcome:
@@ -83,8 +87,9 @@ class Outcome:
     seconds: float
     timed_out: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "ranks": [rank.to_dict() for rank in self.ranks]}
+    def to_json(self) -> bytes:
+        others = {name: value for name, value in vars(self).items() if name != "ranks"}
+        return Lines([rank.to_json() for rank in self.ranks]).beside(others, "ranks")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:

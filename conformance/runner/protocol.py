@@ -6,23 +6,28 @@ import json
 import math
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
-from typing import Any
+from typing import Any, overload
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON; floats that are not finite become "nan", "inf" and "-inf"."""
+def to_json(message: Mapping[str, Any]) -> bytes:
+    """Strict JSON without line breaks; floats that are not finite become "nan", "inf" and "-inf"."""
     try:
         text = _ENCODER.encode(message)
     except ValueError:
         text = _ENCODER.encode(_spelled_out(message))
-    return text.encode() + b"\n"
+    return text.encode()
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line of `to_json`."""
+    return to_json(message) + b"\n"
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -30,6 +35,29 @@ def decode(line: bytes) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise ValueError(f"a message is an object, not {message!r}")
     return message
+
+
+class Lines(Sequence[dict[str, Any]]):
+    """Messages as they came, in JSON each; one is decoded when somebody looks at it."""
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Lines: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Lines:
+        return Lines(self._lines[index]) if isinstance(index, slice) else decode(self._lines[index])
+
+    def beside(self, message: Mapping[str, Any], name: str) -> bytes:
+        """The JSON of a message, which is not empty, with all of them as its entry ``name``."""
+        return b'{"' + name.encode() + b'":[' + b",".join(self._lines) + b"]," + to_json(message)[1:]
 
 
 def _spelled_out(value: Any) -> Any:
@@ -58,7 +86,11 @@ class Channel:
 
     def send(self, message: Mapping[str, Any], descriptors: Iterable[int] = ()) -> None:
         """Raises OSError when the other end is gone."""
-        data = encode(message)
+        self.send_json(to_json(message), descriptors)
+
+    def send_json(self, message: bytes, descriptors: Iterable[int] = ()) -> None:
+        """Send what `to_json` has made of a message. Raises OSError when the other end is gone."""
+        data = message + b"\n"
         descriptors = list(descriptors)
         self._connection.settimeout(None)
         sent = socket.send_fds(self._connection, [data], descriptors) if descriptors else 0

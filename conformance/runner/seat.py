@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -99,7 +98,7 @@ class Seat:
         after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         return RankOutcome(
             rank=self.rank,
-            events=tuple(self._events()),
+            events=self._events(),
             finished=self.delivered,
             exit=self._exit(after),
             output=tail(self._output_file),
@@ -107,10 +106,10 @@ class Seat:
             after=after,
         )
 
-    def _events(self) -> Iterator[dict[str, Any]]:
+    def _events(self) -> protocol.Lines:
         """All that it sent; the last line may be incomplete, if it was killed."""
         *lines, _ = contents(self._evidence_file).split(b"\n")
-        return map(protocol.decode, lines)
+        return protocol.Lines(lines)
 
     def _exit(self, after: int | None) -> str:
         if self.killed_because:

@@ -106,9 +106,10 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
     while (message := client.receive()) is not None:
         began = monotonic()
         try:
-            answer = make_case(message, client).run(message["time_limit"]).to_dict()
+            outcome = make_case(message, client).run(message["time_limit"])
         except SessionFailed as error:
-            answer = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began).to_dict()
+            outcome = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began)
         except KeeperGone as error:
-            answer = {"failure": str(error)}
-        client.send(answer)
+            client.send({"failure": str(error)})
+            continue
+        client.send_json(outcome.to_json())

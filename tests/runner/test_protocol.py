@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.runner.protocol import Channel, decode, encode
+from conformance.runner.protocol import Channel, Lines, decode, encode, to_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -34,6 +34,18 @@ def test_plain_values_arrive_as_they_were(message: dict[str, object]) -> None:
     line = encode(message)
     assert line.count(b"\n") == 1
     assert decode(line) == message
+
+
+@given(
+    st.lists(st.dictionaries(st.text(), VALUES)), st.dictionaries(st.text().filter("many".__ne__), VALUES, min_size=1)
+)
+def test_messages_within_a_message_stay_as_they_came(
+    messages: list[dict[str, object]], others: dict[str, object]
+) -> None:
+    lines = Lines([to_json(message) for message in messages])
+    assert list(lines) == messages
+    assert list(lines[1:]) == messages[1:]
+    assert json.loads(lines.beside(others, "many")) == {"many": messages, **others}
 
 
 def test_floats_that_are_not_finite_are_text() -> None:
