@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]
+Shares = tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -19,8 +21,8 @@ class Window:
     """
 
     index: int
-    batch: tuple[Sample, ...]
-    shares: tuple[tuple[tuple[int, ...], ...], ...]
+    batch: tuple[Sample, ...] = field(hash=False)  # It takes long to hash, and the rest tells windows apart.
+    shares: Shares
     nominal: int
 
     @property
@@ -84,18 +86,21 @@ class Layout:
             raise ValueError(
                 f"workload {workload.name}: {len(batch)} samples do not divide over {self.world_size} ranks"
             )
-        chunk = min(self.micro_batch_size, per_rank)
-        deal: list[list[tuple[int, ...]]] = [[] for _ in range(self.world_size)]
-        position = 0
-        remaining = per_rank
-        while remaining:
-            chunk = min(chunk, remaining)
-            for share in deal:
-                share.append(tuple(range(position, position + chunk)))
-                position += chunk
-            remaining -= chunk
-        return Window(step, batch, tuple(tuple(share) for share in deal), self.accumulation)
+        return Window(step, batch, _dealt(per_rank, self.world_size, self.micro_batch_size), self.accumulation)
 
     def windows(self, workload: Workload) -> tuple[Window, ...]:
         """All windows of a run in which nothing is skipped."""
         return tuple(self.window(workload, step) for step in range(workload.steps))
+
+
+@lru_cache(maxsize=64)
+def _dealt(per_rank: int, world_size: int, micro_batch_size: int) -> Shares:
+    """``per_rank`` samples for each rank, in micro-batches of ``micro_batch_size`` of which the last may be smaller."""
+    deal: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
+    position = 0
+    for done in range(0, per_rank, micro_batch_size):
+        chunk = min(micro_batch_size, per_rank - done)
+        for share in deal:
+            share.append(tuple(range(position, position + chunk)))
+            position += chunk
+    return tuple(tuple(share) for share in deal)

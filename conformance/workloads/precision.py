@@ -33,12 +33,15 @@ class Format:
 
     def holds(self, value: Fraction) -> bool:
         """Whether ``value`` is exactly representable."""
-        if not value:
+        numerator, denominator = abs(value.numerator), value.denominator
+        if not numerator:
             return True
-        if abs(value) > self.largest or (value / self.quantum).denominator != 1:
+        # A multiple of the quantum has no other denominators than powers of two up to the quantum's own.
+        if denominator & (denominator - 1) or denominator.bit_length() - 1 > self.p - 1 - self.min_exponent:
             return False
-        numerator = abs(value.numerator)
-        return (numerator // (numerator & -numerator)).bit_length() <= self.p
+        length = numerator.bit_length()
+        spare = (numerator & -numerator).bit_length() - 1
+        return length - spare <= self.p and length - denominator.bit_length() <= self.max_exponent
 
     def ulp(self, value: Fraction) -> Fraction:
         """The spacing of the format's numbers at ``value`` (of the binade that contains it)."""
