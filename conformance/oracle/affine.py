@@ -54,6 +54,8 @@ class Enclosure:
 
         Above 1 no point lies in both. None stands for infinity: two different exact values.
         """
+        if self.exact and other.exact:
+            return Fraction(0) if self.center == other.center else None
         worst = Fraction(0)
         for c, r, d, s in zip(self.center, self.radius, other.center, other.radius, strict=True):
             if c != d and not r + s:

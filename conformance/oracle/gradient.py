@@ -6,13 +6,14 @@ For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import chain, permutations
+from operator import mul
 
 from conformance.oracle.affine import Affine, Unbounded, dot
+from conformance.oracle.normal_form import NormalForm, tabulated
 from conformance.oracle.rounding import Ledger, StageProof, Sums, gamma, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Precision
@@ -21,47 +22,6 @@ from conformance.workloads.workload import Vector, Workload
 #: Multiplications by a constant that one sample's term may pass between the residual and the optimizer, each with a
 #: rounded constant: the loss's 2/m, its weight, 1/accumulation, 1/world, the loss scale and its inverse, a rescaling.
 _SCALINGS = 8
-
-
-@dataclass(frozen=True)
-class NormalForm:
-    """The window's loss as a quadratic form in the weights, with the magnitudes that its rounding errors scale with."""
-
-    matrix: tuple[Vector, ...]
-    offset: Vector
-    squares: Fraction
-    matrix_magnitude: tuple[Vector, ...]
-    offset_magnitude: Vector
-    row_magnitude: Vector
-
-    @classmethod
-    def of(cls, window: Window, coefficients: Vector, bias: bool) -> NormalForm:
-        """Sums over the window's samples, taken in integers over common denominators: a thousand samples are many."""
-        rows, x_unit = integers([[*s.x, Fraction(1)] if bias else list(s.x) for s in window.batch])
-        [targets], y_unit = integers([[s.y for s in window.batch]])
-        [factors], c_unit = integers([[2 * c for c in coefficients]])
-        size = len(rows[0])
-        used = [(c, x, y) for c, x, y in zip(factors, rows, targets, strict=True) if c]
-        products = [[[c * x[i] * x[j] for c, x, _ in used] for j in range(size)] for i in range(size)]
-        moments = [[c * x[i] * y for c, x, y in used] for i in range(size)]
-        square, linear = Fraction(1, c_unit * x_unit**2), Fraction(1, c_unit * x_unit * y_unit)
-        return cls(
-            matrix=tuple(tuple(square * sum(entry) for entry in row) for row in products),
-            offset=tuple(linear * sum(entry) for entry in moments),
-            squares=Fraction(sum(c * y * y for c, _, y in used), 2 * c_unit * y_unit**2),
-            matrix_magnitude=tuple(tuple(square * sum(map(abs, entry)) for entry in row) for row in products),
-            offset_magnitude=tuple(linear * sum(map(abs, entry)) for entry in moments),
-            row_magnitude=tuple(Fraction(sum(abs(row[i]) for row in rows), x_unit) for i in range(size)),
-        )
-
-    def gradient(self, weights: Vector) -> Vector:
-        """A w - r, in exact arithmetic."""
-        return tuple(dot(row, weights, -offset) for row, offset in zip(self.matrix, self.offset, strict=True))
-
-    def loss(self, weights: Vector) -> Fraction:
-        """sum_i c_i (x_i . w + b - y_i)^2."""
-        half = [dot(row, weights, -2 * offset) / 2 for row, offset in zip(self.matrix, self.offset, strict=True)]
-        return dot(weights, half, self.squares)
 
 
 def total_weight(workload: Workload, window: Window) -> Fraction:
@@ -210,19 +170,20 @@ def _proved(
     if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
         return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
 
-    # In integers over one common denominator: values are multiples of 1 / unit, products of two of them of its square.
-    ones = [Fraction(1)] * bias
-    values = [[*sample.x, *ones, sample.y, sample.weight] for sample in window.batch]
-    (point, *samples), unit = integers([weights, *values])
-    inputs = [[value * unit] for row in (point, *samples) for value in row]
+    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and products of both of 1 / (fine unit).
+    table = tabulated(window, bias)
+    [point], fine = integers([weights])
+    unit = table.unit
+    inputs = [weight * unit for weight in point]
+    inputs += [value * fine for value in chain(*table.rows, table.targets, table.weights)]
     dots: list[list[int]] = []
     residuals: list[int] = []
     terms: list[list[int]] = []
-    for *row, target, weight in samples:
-        dots.append([*(x * w for x, w in zip(row, point, strict=True)), -target * unit])
+    for row, target, weight in zip(table.rows, table.targets, table.weights, strict=True):
+        dots.append([*map(mul, row, point), -target * fine])
         residuals.append(2 * sum(dots[-1]) * (weight if loss == "weighted" else unit))
         terms.append([residuals[-1] * x for x in row])
-    forward = Sums.over(inputs + dots, unit**2)
+    forward = Sums.over([*_each(inputs), *dots], fine * unit)
     if not (ledger.sums("forward", forward, compute) and ledger.range("forward", forward, compute)):
         return False
 
@@ -238,9 +199,9 @@ def _proved(
 
     # All terms of the window, because a trainer may deal samples otherwise, and put them through the model at once.
     columns = [list(column) for column in zip(*terms, strict=True)]
-    everything = Sums.over(columns, unit**4)
+    everything = Sums.over(columns, fine * unit**3)
     stages = (
-        ("backward", Sums.over([[residual * unit] for residual in residuals] + columns, unit**4), compute),
+        ("backward", Sums.over([*_each(residual * unit for residual in residuals), *columns], fine * unit**3), compute),
         ("accumulation", everything, master),
         ("all-reduce", everything, wire),
     )
@@ -253,6 +214,11 @@ def _proved(
         ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
         for stage, groups, fmt in stages
     )
+
+
+def _each(values: Iterable[int]) -> list[list[int]]:
+    """A group of its own for every value; the same one again would prove nothing new."""
+    return [[value] for value in dict.fromkeys(values)]
 
 
 def _radii(

@@ -15,7 +15,7 @@ from operator import add
 import numpy as np
 import numpy.typing as npt
 
-from conformance.oracle.gradient import NormalForm
+from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.ring import played
 from conformance.workloads.layout import Window
 from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SAMPLES, SHARD, multivariate

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from operator import mul
 from typing import Literal
 
-from conformance.oracle.affine import Enclosure, dot
+from conformance.oracle.affine import Enclosure
 from conformance.oracle.gradient import total_weight
-from conformance.oracle.rounding import gamma
+from conformance.oracle.normal_form import tabulated
+from conformance.oracle.rounding import gamma, integers
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Format
 from conformance.workloads.workload import LossScale, Workload
@@ -26,27 +28,32 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     """
     total = total_weight(workload, window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
-    sizes = [abs(center) + radius for center, radius in zip(weights.center, weights.radius, strict=True)]
-    largest = max(sizes)
+    # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / unit.
+    table = tabulated(window, workload.bias)
+    (point, radii), fine = integers([weights.center, weights.radius])
+    unit = table.unit * fine
+    sizes = [abs(center) + radius for center, radius in zip(point, radii, strict=True)]
     # Casting x, w and y, the products, their sum, and the residual.
     rounding = gamma(len(sizes) + 4, fmt)
+    # What a sample's least error times its weight may come to, in multiples of rounding.denominator times both units.
+    enough = fmt.largest * max(total, Fraction(1)) * rounding.denominator * unit * table.unit // scale
+    widest = max(sizes) * table.unit
     scaled = []
-    for sample in window.batch:
-        row = (*sample.x, Fraction(1)) if workload.bias else sample.x
-        center = dot(row, weights.center, -sample.y)
-        lengths = [abs(x) for x in row]
-        forward = dot(lengths, sizes, Fraction(0))
-        spread = Fraction(0) if weights.exact else dot(lengths, weights.radius, Fraction(0))
-        least = abs(center) - spread - rounding * (forward + abs(sample.y))
-        weight = sample.weight if workload.loss == "weighted" else 1
-        if 2 * scale * weight * least / max(total, Fraction(1)) > 2 * fmt.largest:
+    for row, target, own in zip(table.rows, table.targets, table.weights, strict=True):
+        weight = own if workload.loss == "weighted" else table.unit
+        lengths = list(map(abs, row))
+        error = abs(sum(map(mul, row, point)) - target * fine)
+        forward = sum(map(mul, lengths, sizes))
+        spread = sum(map(mul, lengths, radii))
+        least = (error - spread) * rounding.denominator - rounding.numerator * (forward + abs(target) * fine)
+        if weight * least > enough:
             return "certain"
-        widest = max([Fraction(1), *lengths])
-        scaled.append(grow * weight * (abs(center) + spread) * widest)
-        largest = max(largest, widest, forward)
+        longest = max(table.unit, *lengths)
+        scaled.append(weight * (error + spread) * longest)
+        widest = max(widest, longest * fine, forward)
     of_a_rank = max(sum(map(len, share)) for share in window.shares)
-    largest = max(largest, sum(sorted(scaled)[-of_a_rank:], Fraction(0)))
-    return "possible" if largest > fmt.largest / 2 else "impossible"
+    summed = grow * Fraction(sum(sorted(scaled)[-of_a_rank:]), unit * table.unit**2)
+    return "possible" if max(Fraction(widest, unit), summed) > fmt.largest / 2 else "impossible"
 
 
 class Scaler:

@@ -8,12 +8,13 @@ override exactly one of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
-from conformance.oracle.gradient import NormalForm, gradient, total_weight
+from conformance.oracle.gradient import gradient, total_weight
+from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.optimizers import update_rule
 from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
@@ -24,15 +25,11 @@ from conformance.workloads.workload import SGD, AdamW, Vector, Workload
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step: the window that led to it, the gradient as the optimizer saw it, the weights after it.
-
-    ``loss`` is the window's loss before the step, at the center of the enclosure.
-    """
+    """One optimizer step: the window that led to it, the gradient as the optimizer saw it, the weights after it."""
 
     window: int
     gradient: Enclosure
     weights: Enclosure
-    loss: Fraction
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,11 @@ class Trajectory:
     ``overflows[window]`` says whether the window overflows at that scale; it is empty where nothing is scaled.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Step, ...] = field(hash=False)
     skips: frozenset[int]
     scales: tuple[Fraction, ...]
     overflows: tuple[Overflow, ...]
-    certificate: Certificate
+    certificate: Certificate = field(hash=False)
 
 
 class Recurrence:
@@ -184,10 +181,9 @@ class Recurrence:
                 self._skipped.add(window.index)
                 continue
             vector = self.window_gradient(window, weights)
-            loss = self.form(window, self.coefficients(window)).loss(weights.center)
             weights = self.update(weights, vector, taken)
             taken += 1
-            yield Step(window.index, vector.enclosure(), weights.enclosure(), loss)
+            yield Step(window.index, vector.enclosure(), weights.enclosure())
         if self.precision.scaled:
             self._scales.append(scaler.scale)
 

@@ -35,6 +35,7 @@ class StageProof:
         return self.reason is None
 
 
+@lru_cache(maxsize=256)
 def gamma(operations: int, fmt: Format) -> Fraction:
     """gamma_n = n u / (1 - n u).
 
@@ -124,9 +125,10 @@ class Ledger:
     ) -> bool:
         """Prove that each group's terms, all dyadic, and sums stay in range, scaled by ``shrink`` to ``grow``."""
         sums = groups if isinstance(groups, Sums) else Sums.of(groups)
+        # Integers are compared with the integer below a bound: fractions are slow.
         largest = fmt.largest * sums.unit // grow if grow else None
         # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is.
-        finest = odd_part(shrink.denominator) / (shrink.denominator * fmt.quantum)
+        finest = odd_part(shrink.denominator) // (shrink.denominator * fmt.quantum)
         for magnitude, power in sums.groups:
             if largest is not None and magnitude > largest:
                 return self._note(stage, 0, fmt, f"a value may overflow {fmt.name}")

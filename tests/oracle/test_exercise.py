@@ -12,7 +12,7 @@ from math import prod
 
 import pytest
 
-from conformance.oracle.gradient import NormalForm
+from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS, exercise, points
 from conformance.workloads.layout import Layout, Window
@@ -75,10 +75,11 @@ def test_q3_losses():
     assert form(LINE, 4).loss((Fraction(2),)) == Fraction(15, 2)
 
 
-def test_q3_loss_of_a_step_is_that_before_it():
+def test_q3_loss_of_a_workload_at_its_start():
     workload = replace(exercise("q3", [LINE], 0.001, 1), start=(Fraction(2),))
-    [step] = Recurrence(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"]).run().steps
-    assert step.loss == Fraction(15, 2)
+    layout = Layout.of(workload, "batched")
+    rule, window = Recurrence(workload, layout, PRECISIONS["fp64"]), layout.window(workload, 0)
+    assert rule.form(window, rule.coefficients(window)).loss(workload.start) == Fraction(15, 2)
 
 
 def test_q5_gradients():

@@ -192,7 +192,7 @@ def test_adamw_has_no_momentum_to_lose():
 
 def step(gradient, weights, radius=0):
     radii = (Fraction(radius),)
-    return Step(0, Enclosure((Fraction(gradient),), radii), Enclosure((Fraction(weights),), radii), Fraction(0))
+    return Step(0, Enclosure((Fraction(gradient),), radii), Enclosure((Fraction(weights),), radii))
 
 
 def test_separation_is_the_larger_of_both_gaps():

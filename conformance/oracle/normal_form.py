@@ -1,0 +1,106 @@
+"""The loss of one accumulation window as a quadratic form in the weights, summed up in integers.
+
+Fractions are slow, and a thousand samples are many: a window's samples are brought to a common denominator once, and
+every fault's coefficients are applied to the same products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from operator import mul
+
+from conformance.oracle.affine import dot
+from conformance.oracle.rounding import integers
+from conformance.workloads.layout import Window
+from conformance.workloads.workload import Vector
+
+Column = list[int]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The samples of a window in units of 1 / ``unit``; ``rows`` are the x, with a final one if there is a bias."""
+
+    rows: list[list[int]]
+    targets: Column
+    weights: Column
+    unit: int
+
+    @cached_property
+    def products(self) -> list[list[Column]]:
+        """For each feature i its products with feature i, i + 1, ..., and last with the target."""
+        columns = [*map(list, zip(*self.rows, strict=True)), self.targets]
+        return [[list(map(mul, one, other)) for other in columns[i:]] for i, one in enumerate(columns[:-1])]
+
+
+@lru_cache(maxsize=64)
+def tabulated(window: Window, bias: bool) -> Table:
+    """The window's samples over their common denominator."""
+    ones = [Fraction(1)] * bias
+    table, unit = integers([*sample.x, *ones, sample.y, sample.weight] for sample in window.batch)
+    return Table([row[:-2] for row in table], [row[-2] for row in table], [row[-1] for row in table], unit)
+
+
+@dataclass(frozen=True)
+class NormalForm:
+    """``sum_i c_i (x_i . w + b - y_i)^2``, and the magnitudes that the rounding errors of its gradient scale with.
+
+    ``factors`` are the c_i, in units of 1 / ``unit``.
+    """
+
+    table: Table
+    factors: Column
+    unit: int
+
+    @classmethod
+    def of(cls, window: Window, coefficients: Vector, bias: bool) -> NormalForm:
+        [factors], unit = integers([coefficients])
+        return cls(tabulated(window, bias), factors, unit)
+
+    @cached_property
+    def matrix(self) -> tuple[Vector, ...]:
+        """A = 2 sum_i c_i x_i x_i^T."""
+        return _symmetric([[self._sum(column) for column in row[:-1]] for row in self.table.products])
+
+    @cached_property
+    def offset(self) -> Vector:
+        """r = 2 sum_i c_i y_i x_i."""
+        return tuple(self._sum(row[-1]) for row in self.table.products)
+
+    @cached_property
+    def matrix_magnitude(self) -> tuple[Vector, ...]:
+        return _symmetric([[self._magnitude(column) for column in row[:-1]] for row in self.table.products])
+
+    @cached_property
+    def offset_magnitude(self) -> Vector:
+        return tuple(self._magnitude(row[-1]) for row in self.table.products)
+
+    @cached_property
+    def row_magnitude(self) -> Vector:
+        """sum_i abs(x_i), of all samples."""
+        return tuple(Fraction(sum(map(abs, column)), self.table.unit) for column in zip(*self.table.rows, strict=True))
+
+    def gradient(self, weights: Vector) -> Vector:
+        """A w - r, in exact arithmetic."""
+        return tuple(dot(row, weights, -offset) for row, offset in zip(self.matrix, self.offset, strict=True))
+
+    def loss(self, weights: Vector) -> Fraction:
+        """sum_i c_i (x_i . w + b - y_i)^2."""
+        half = [dot(row, weights, -2 * offset) / 2 for row, offset in zip(self.matrix, self.offset, strict=True)]
+        return dot(weights, half, self._sum([y * y for y in self.table.targets]) / 2)
+
+    def _sum(self, column: Column) -> Fraction:
+        """``2 sum_i c_i column[i]`` for a column of products."""
+        return Fraction(2 * sum(map(mul, self.factors, column)), self.unit * self.table.unit**2)
+
+    def _magnitude(self, column: Column) -> Fraction:
+        """``2 sum_i abs(c_i column[i])``."""
+        return Fraction(2 * sum(map(abs, map(mul, self.factors, column))), self.unit * self.table.unit**2)
+
+
+def _symmetric(upper: list[list[Fraction]]) -> tuple[Vector, ...]:
+    """The matrix of which ``upper[i]`` holds row i from its diagonal on."""
+    size = range(len(upper))
+    return tuple(tuple(upper[min(i, j)][abs(i - j)] for j in size) for i in size)
