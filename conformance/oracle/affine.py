@@ -12,22 +12,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import isqrt, lcm
+from functools import cached_property
+from math import inf, isfinite, isqrt, lcm, nextafter
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
 
 Noise = npt.NDArray[np.float64]
 Rows = Sequence[Sequence[Fraction]]
+Vector = tuple[Fraction, ...]
 
 #: Centers with longer denominators are rounded to this grid, and the rounding becomes noise: hundreds of exact steps
 #: over real-valued data would otherwise cost megabytes a number.
 GRID_BITS = 600
-_LONGEST_DENOMINATOR = 2 * GRID_BITS
+_LONGEST_DENOMINATOR = 2 ** (2 * GRID_BITS) - 1
 _FLOAT_ROUNDOFF = 2.0**-53
 
-#: Noise that outgrows a double turns infinite or NaN in silence; whoever asks for the radius is told.
-_overflowing = np.errstate(over="ignore", invalid="ignore")
+
+def _overflowing() -> np.errstate:
+    """Noise that outgrows a double turns infinite or NaN in silence; whoever asks for the radius is told."""
+    return np.errstate(over="ignore", invalid="ignore")
 
 
 class Unbounded(ArithmeticError):
@@ -68,8 +73,6 @@ class Enclosure:
 class Affine:
     """A vector of ``n`` affine forms: ``center`` of length n, ``noise`` of shape (n, symbols)."""
 
-    __slots__ = ("center", "noise", "symbols")
-
     def __init__(self, center: Sequence[Fraction], noise: Noise, symbols: Symbols) -> None:
         self.center = tuple(center)
         self.noise = noise
@@ -78,29 +81,30 @@ class Affine:
     def __len__(self) -> int:
         return len(self.center)
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         return not self.noise.size or not self.noise.any()
 
-    @property
-    @_overflowing
-    def radius(self) -> list[Fraction]:
+    @cached_property
+    def radius(self) -> Vector:
         """An upper bound of each entry's distance from its center."""
         if not self.noise.size:
-            return [Fraction(0)] * len(self)
-        sums = np.abs(self.noise).sum(axis=1)
-        if not np.isfinite(sums).all():
+            return (Fraction(0),) * len(self)
+        with _overflowing():
+            sums = np.abs(self.noise).sum(axis=1).tolist()
+        if not all(map(isfinite, sums)):
             raise Unbounded("the rounding errors outgrow every format")
-        inflation = 1 + Fraction(self.noise.shape[1] + 2) * Fraction(2.0**-52)
-        return [Fraction(value) * inflation for value in sums.tolist()]
+        inflation, unit = 2**52 + self.noise.shape[1] + 2, 2**52
+        ratios = [value.as_integer_ratio() for value in sums]
+        return tuple(Fraction(numerator * inflation, denominator * unit) for numerator, denominator in ratios)
 
-    @property
-    def magnitude(self) -> list[Fraction]:
+    @cached_property
+    def magnitude(self) -> Vector:
         """An upper bound of each entry's absolute value."""
-        return [abs(c) + r for c, r in zip(self.center, self.radius, strict=True)]
+        return tuple(map(add, map(abs, self.center), self.radius))
 
     def enclosure(self) -> Enclosure:
-        return Enclosure(self.center, tuple(self.radius))
+        return Enclosure(self.center, self.radius)
 
     def interval(self, index: int) -> tuple[Fraction, Fraction]:
         radius = self.radius[index]
@@ -110,36 +114,38 @@ class Affine:
         """The same vector with a new, independent error of up to ``radii[i]`` in entry ``i``."""
         return self._new(self.center, self.noise, [_float_up(radius) for radius in radii])
 
-    @_overflowing
     def transform(self, rows: Rows, offset: Sequence[Fraction]) -> Affine:
         """``rows @ self + offset``."""
         center = [dot(row, self.center, constant) for row, constant in zip(rows, offset, strict=True)]
         if self.exact:
-            return self._new(center, self.symbols.none(len(center)), [])
+            return self._new(center, self.symbols.none(len(center)))
         matrix = np.array([[float(a) for a in row] for row in rows])
-        noise = matrix @ self.noise
-        spread = (np.abs(matrix) @ np.abs(self.noise)).sum(axis=1)
+        with _overflowing():
+            noise = matrix @ self.noise
+            spread = (np.abs(matrix) @ np.abs(self.noise)).sum(axis=1)
         return self._new(center, noise, self._slack(spread, len(self) + 2))
 
-    @_overflowing
     def scaled(self, factor: Fraction) -> Affine:
         """``factor * self``."""
         center = [factor * c for c in self.center]
         if self.exact:
-            return self._new(center, self.symbols.none(len(self)), [])
-        noise = float(factor) * self.noise
-        return self._new(center, noise, self._slack(np.abs(noise).sum(axis=1), 3))
+            return self._new(center, self.symbols.none(len(self)))
+        with _overflowing():
+            noise = float(factor) * self.noise
+            spread = np.abs(noise).sum(axis=1)
+        return self._new(center, noise, self._slack(spread, 3))
 
-    @_overflowing
     def plus(self, other: Affine) -> Affine:
         """``self + other``, entry by entry; shared errors cancel or add up as they really do."""
-        center = [a + b for a, b in zip(self.center, other.center, strict=True)]
+        center = list(map(add, self.center, other.center))
         if self.exact and other.exact:
-            return self._new(center, self.symbols.none(len(self)), [])
+            return self._new(center, self.symbols.none(len(self)))
         width = max(self.noise.shape[1], other.noise.shape[1])
         left, right = _padded(self.noise, width), _padded(other.noise, width)
-        spread = (np.abs(left) + np.abs(right)).sum(axis=1)
-        return self._new(center, left + right, self._slack(spread, 1))
+        with _overflowing():
+            spread = (np.abs(left) + np.abs(right)).sum(axis=1)
+            noise = left + right
+        return self._new(center, noise, self._slack(spread, 1))
 
     def scaled_by_interval(self, low: Fraction, high: Fraction) -> Affine:
         """``c * self`` for an unknown c in [low, high], the same in all entries."""
@@ -149,7 +155,7 @@ class Affine:
     def clamped(self, threshold: Fraction) -> Affine:
         """Every entry clamped to [-threshold, threshold]. One that surely lies there keeps its noise."""
         if self.exact:
-            return self._new([max(-threshold, min(threshold, c)) for c in self.center], self.noise, [])
+            return self._new([max(-threshold, min(threshold, c)) for c in self.center], self.noise)
         center, noise, radii = list(self.center), self.noise.copy(), []
         for index in range(len(self)):
             low, high = self.interval(index)
@@ -163,19 +169,16 @@ class Affine:
         return self._new(center, noise, radii)
 
     def _slack(self, spread: Noise, operations: int) -> list[float]:
-        return [float(value) * (operations + 1) * 2 * _FLOAT_ROUNDOFF + 5e-324 for value in spread]
+        return [value * (operations + 1) * 2 * _FLOAT_ROUNDOFF + 5e-324 for value in spread.tolist()]
 
-    def _new(self, center: Sequence[Fraction], noise: Noise, fresh: Sequence[float]) -> Affine:
-        tidy, rounded = [], [0.0] * len(center)
-        for index, value in enumerate(center):
-            if value.denominator.bit_length() > _LONGEST_DENOMINATOR:
-                value = Fraction(round(value * 2**GRID_BITS), 2**GRID_BITS)
-                rounded[index] = 2.0**-GRID_BITS
-            tidy.append(value)
-        added = [a + b for a, b in zip(fresh, rounded, strict=True)] if fresh else rounded
-        if any(added):
-            noise = self.symbols.extended(noise, added)
-        return Affine(tidy, noise, self.symbols)
+    def _new(self, center: Sequence[Fraction], noise: Noise, fresh: Sequence[float] = ()) -> Affine:
+        """A vector, put on the grid if need be, with ``noise`` and new symbols for the errors ``fresh``, if any."""
+        if any(value.denominator > _LONGEST_DENOMINATOR for value in center):
+            center, rounded = zip(*map(_on_grid, center), strict=True)
+            fresh = list(map(add, fresh, rounded)) if fresh else rounded
+        if any(fresh):
+            noise = self.symbols.extended(noise, fresh)
+        return Affine(center, noise, self.symbols)
 
 
 class Symbols:
@@ -206,12 +209,19 @@ class Symbols:
 
 def dot(row: Sequence[Fraction], column: Sequence[Fraction], constant: Fraction) -> Fraction:
     """``sum_i row[i] column[i] + constant``, reduced to lowest terms once and not after every operation."""
-    units = [a.denominator * c.denominator for a, c in zip(row, column, strict=True)]
-    unit = lcm(constant.denominator, *units)
-    total = constant.numerator * (unit // constant.denominator)
-    for a, c, own in zip(row, column, units, strict=True):
-        total += a.numerator * c.numerator * (unit // own)
-    return Fraction(total, unit)
+    terms = [constant.as_integer_ratio()]
+    for a, c in zip(row, column, strict=True):
+        (p, q), (r, s) = a.as_integer_ratio(), c.as_integer_ratio()
+        terms.append((p * r, q * s))
+    unit = lcm(*[denominator for _, denominator in terms])
+    return Fraction(sum([numerator * (unit // denominator) for numerator, denominator in terms]), unit)
+
+
+def _on_grid(value: Fraction) -> tuple[Fraction, float]:
+    """``value`` with a denominator that is not too long, and the error of that."""
+    if value.denominator <= _LONGEST_DENOMINATOR:
+        return value, 0.0
+    return Fraction(round(value * 2**GRID_BITS), 2**GRID_BITS), 2.0**-GRID_BITS
 
 
 def square_root(value: Fraction) -> tuple[Fraction, Fraction]:
@@ -238,4 +248,5 @@ def _float_up(value: Fraction) -> float:
         nearest = float(value)
     except OverflowError:
         raise Unbounded("the rounding errors outgrow every format") from None
-    return nearest if nearest >= value else float(np.nextafter(nearest, np.inf))
+    numerator, denominator = nearest.as_integer_ratio()
+    return nearest if numerator * value.denominator >= value.numerator * denominator else nextafter(nearest, inf)
