@@ -31,12 +31,15 @@ def warm_up() -> None:
     that a trainer draws are those of a fresh process.
     """
     import torch
+    from torch._dynamo.trace_rules import clear_lru_cache
     from torch.nn.functional import mse_loss
 
+    from conformance.trace.patching import leaving_seams
     from conformance.trace.recorder import Recorder
 
-    with torch.random.fork_rng(devices=()), Recorder(lambda event: None):
+    with torch.random.fork_rng(devices=()), leaving_seams(), Recorder(lambda event: None) as recorder:
         model = torch.nn.Linear(2, 1)
+        recorder.watch(model)
         inputs, targets = torch.ones(2, 2), torch.ones(2, 1)
         for dtype in (torch.bfloat16, torch.float16):
             with torch.autocast("cpu", dtype):
@@ -53,3 +56,5 @@ def warm_up() -> None:
         scaler.update()
         scheduler.step()
         optimizer.zero_grad()
+    # Large, and thrown away by each `init_process_group`.
+    clear_lru_cache()

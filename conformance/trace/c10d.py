@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from conformance.trace.patching import Seam, leaving
+
 _KEY = torch._C.DispatchKey.BackendSelect
 
-BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
-"""What a kernel hands a call on to: `operator.redispatch(keys & BELOW, *args)`."""
+_BELOW = torch._C._dispatch_keyset_full().remove(_KEY)
+
+_left: dict[str, Seam] = {}
+_libraries: list[torch.library.Library] = []
+"""The operators' seams that have been left where they are (`leaving_seams`), and what they would go with."""
 
 
 @contextmanager
-def intercepted(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Within this, operators of c10d run these kernels, by name, and are given the dispatch keys as first argument.
+def intercepted(arounds: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within this, a call of one of these operators of c10d, by name, calls `around(original, keys, *args)`; `keys` are
+    the dispatch keys, for the original.
 
     At the one key that every call passes, also from C++, whatever the tensors are and whether or not inference mode is
     on.
     """
+    with ExitStack() as stack:
+        seams = _left | stack.enter_context(_seams(arounds.keys() - _left.keys()))
+        for name, around in arounds.items():
+            stack.enter_context(seams[name].calling(around))
+        yield
+
+
+@contextmanager
+def _seams(names: Iterable[str]) -> Iterator[dict[str, Seam]]:
+    seams = {name: Seam(_below(name)) for name in names}
     library = torch.library.Library("c10d", "IMPL")
     try:
-        for name, kernel in kernels.items():
-            library.impl(name, kernel, _KEY.name, with_keyset=True)
-        yield
+        for name, seam in seams.items():
+            library.impl(name, seam.function, _KEY.name, with_keyset=True)
+        yield seams
     finally:
-        library._destroy()
+        if leaving.is_on:
+            _left.update(seams)
+            _libraries.append(library)
+        else:
+            library._destroy()
+
+
+def _below(name: str) -> Callable[..., Any]:
+    """What an operator does where it is not intercepted."""
+    operator = getattr(torch.ops.c10d, name).default
+
+    def redispatch(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+        return operator.redispatch(keys & _BELOW, *args)
+
+    return redispatch

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, _world, get_process_group_ranks
 
-from conformance.trace.c10d import BELOW, intercepted
+from conformance.trace.c10d import intercepted
 from conformance.trace.events import own_part
 from conformance.trace.patching import replaced
 
@@ -126,27 +127,34 @@ def observing_c10d(recorder: Recorder) -> Iterator[None]:
 
 
 def _noting(recorder: Recorder, name: str) -> Callable[..., Any]:
-    operator = getattr(torch.ops.c10d, name).default
     position = PAYLOADS[name]
-    places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
+    places = _places(name)
 
-    def kernel(keys: torch._C.DispatchKeySet, *args: Any) -> Any:
+    def around(original: Callable[..., Any], keys: torch._C.DispatchKeySet, *args: Any) -> Any:
         tensors = [] if position is None else list(flat(args[position]))
         reduce = None
         if "reduce_op" in places:
             reduce = ReduceOp.RedOpType(args[places["reduce_op"]].op()).name.lower()
         group = get_process_group_ranks(ProcessGroup.unbox(args[places["process_group"]]))
         collectives = recorder.collectives
-        by_reducer = _is_called_by_the_engine(sys._getframe(1)) and all(map(torch.is_floating_point, tensors))
+        # The frame before this one is the seam's.
+        by_reducer = _is_called_by_the_engine(sys._getframe(2)) and all(map(torch.is_floating_point, tensors))
         with collectives.carrying(GRADIENTS) if by_reducer else nullcontext():
             is_the_trainers = collectives.note(name, tensors, "c10d", group, reduce)
         recorder.keep_alive(_world.pg_map)
-        result = operator.redispatch(keys & BELOW, *args)
+        result = original(keys, *args)
         if is_the_trainers:
             collectives.issued(Work.unbox(result[-1] if isinstance(result, tuple) else result))
         return result
 
-    return kernel
+    return around
+
+
+@cache
+def _places(name: str) -> dict[str, int]:
+    """The positions of an operator's arguments."""
+    operator = getattr(torch.ops.c10d, name).default
+    return {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
 
 
 def _is_called_by_the_engine(caller: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, _world, get_process_group_ranks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.trace.c10d import BELOW, intercepted
+from conformance.trace.c10d import intercepted
 from conformance.trace.collectives import GRADIENTS, PARAMETERS, storage
 from conformance.trace.events import own_part
 
@@ -94,16 +94,16 @@ def observing_messages(recorder: Recorder) -> Iterator[None]:
 
 
 def _noting(recorder: Recorder, name: str) -> Callable[..., Any]:
-    operator = getattr(torch.ops.c10d, name).default
-
-    def kernel(keys: torch._C.DispatchKeySet, tensors: Any, boxed: Any, *args: Any) -> Any:
+    def around(
+        original: Callable[..., Any], keys: torch._C.DispatchKeySet, tensors: Any, boxed: Any, *args: Any
+    ) -> Any:
         group = get_process_group_ranks(ProcessGroup.unbox(boxed))
         *peers, tag = args
         recorder.messages.note(OPERATORS[name], tensors, group, group[peers[0]] if peers else None, tag)
         recorder.keep_alive(_world.pg_map)
-        return operator.redispatch(keys & BELOW, tensors, boxed, *args)
+        return original(keys, tensors, boxed, *args)
 
-    return kernel
+    return around
 
 
 def _holds(whole: torch.Tensor, originals: Sequence[torch.Tensor]) -> bool:

@@ -3,49 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, wraps
 from types import CellType, FunctionType
 from typing import Any
 
-Wrapper = Callable[..., Any]
+Function = Callable[..., Any]
+
+
+class Seam:
+    """Stands in the place of a function and calls it, or what has been put around it."""
+
+    def __init__(self, original: Function) -> None:
+        self._call = original
+
+        @wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self._call(*args, **kwargs)
+
+        self.function: Function = function
+
+    @contextmanager
+    def calling(self, around: Function) -> Iterator[None]:
+        """Within this, a call with `*args` calls `around(original, *args)`.
+
+        Whoever took the function elsewhere meanwhile, as Horovod takes its optimizer's functions into classes that it
+        makes, calls the original by it from then on.
+        """
+        before = self._call
+        self._call = partial(around, before)
+        try:
+            yield
+        finally:
+            self._call = before
+
+
+class Leaving:
+    """Whether seams are left where they are, and which have been."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.left: dict[Any, Seam] = {}
+
+
+leaving = Leaving()
 
 
 @contextmanager
-def replaced(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """Within this, `owner.name(*args)` calls `around(original, *args)`. The original is put back as it was.
+def leaving_seams() -> Iterator[None]:
+    """Within this, the seam of a function that was replaced is left in its place, idle, for whoever replaces it next.
 
-    Whoever took the replacement elsewhere meanwhile, as Horovod takes its optimizer's functions into classes that it
-    makes, calls the original by it from then on.
+    Of a class that is changed Python forgets what it had looked up, in it and in all that derive from it, and what it
+    had adapted its code to. That is much for a process that lives for a tenth of a second. It may be done once, in
+    the process that such are forked from.
     """
-    original = vars(owner)[name]
-    is_on = True
-
-    def while_on(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs) if is_on else original(*args, **kwargs)
-
-    setattr(owner, name, _calling(while_on, original))
+    leaving.is_on = True
     try:
         yield
     finally:
-        setattr(owner, name, original)
-        is_on = False
+        leaving.is_on = False
 
 
-@contextmanager
-def replaced_inside(decorated: Callable[..., Any], around: Callable[..., Any]) -> Iterator[None]:
+def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
+    """Within this, `owner.name(*args)` calls `around(original, *args)`. The original is put back as it was."""
+    return _replaced(vars(owner)[name], partial(setattr, owner, name), around)
+
+
+def replaced_inside(decorated: Function, around: Function) -> AbstractContextManager[None]:
     """Within this, the function that `decorated` was made from, and calls, is called as `around(original, *args)`.
 
     `decorated` itself stays what it is, so that those are seen too who imported it by its name long before. Raises
     ValueError when it is no function that keeps the original in its closure.
     """
     cell = _cell(decorated)
-    original = cell.cell_contents
-    cell.cell_contents = _calling(around, original)
-    try:
-        yield
-    finally:
-        cell.cell_contents = original
+    return _replaced(cell.cell_contents, partial(setattr, cell, "cell_contents"), around)
 
 
 def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
@@ -55,18 +86,31 @@ def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
         yield from with_subclasses(subclass)
 
 
-def _calling(around: Callable[..., Any], original: Callable[..., Any]) -> Wrapper:
-    @wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
+@contextmanager
+def _replaced(found: Function, put: Callable[[Function], None], around: Function) -> Iterator[None]:
+    """`put` puts another function where `found` is."""
+    seam = leaving.left.get(found)
+    if seam is not None:
+        with seam.calling(around):
+            yield
+        return
+    seam = Seam(found)
+    put(seam.function)
+    try:
+        with seam.calling(around):
+            yield
+    finally:
+        if leaving.is_on:
+            leaving.left[seam.function] = seam
+        else:
+            put(found)
 
-    return wrapper
 
-
-def _cell(decorated: Callable[..., Any]) -> CellType:
+def _cell(decorated: Function) -> CellType:
     original = getattr(decorated, "__wrapped__", None)
     cells = decorated.__closure__ or () if isinstance(decorated, FunctionType) else ()
     for cell in cells:
-        if original is not None and cell.cell_contents is original:
+        # There may be a seam in it.
+        if original is not None and original in (cell.cell_contents, getattr(cell.cell_contents, "__wrapped__", None)):
             return cell
     raise ValueError(f"{decorated!r} keeps no original in its closure")

@@ -37,6 +37,26 @@ def test_after_warming_up_a_forked_child_can_train() -> None:
     assert _said(program) == "7\n"
 
 
+def test_after_warming_up_a_recorder_changes_no_class() -> None:
+    """That would be done anew in each rank."""
+    program = """
+import torch
+from conformance.trace.recorder import Recorder
+
+def state():
+    classes = torch.nn.Module, torch.nn.Linear, torch.nn.parallel.DistributedDataParallel, torch.amp.GradScaler
+    return [dict(vars(owner)) for owner in (*classes, torch.optim.Optimizer, torch.autocast, torch.autograd)]
+
+{between}
+before = state()
+with Recorder(print) as recorder:
+    recorder.watch(torch.nn.Linear(2, 1))
+    print(state() == before)
+"""
+    assert _said(program.format(between=WARM)).splitlines()[-1] == "True"
+    assert _said(program.format(between="from conformance.runner import preload")).splitlines()[-1] == "False"
+
+
 def test_memory_keeps_what_is_in_it_when_it_is_gathered() -> None:
     pattern = bytes(range(256)) * (1 << 15)
     held = bytearray(pattern)

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from conformance.trace.patching import replaced_inside
+from conformance.trace.patching import leaving_seams, replaced, replaced_inside
 
 
 def loudly(function):
@@ -45,3 +45,32 @@ def test_it_is_put_back_after_an_error():
 def test_without_an_original_it_says_so(function):
     with pytest.raises(ValueError, match="keeps no original"), replaced_inside(function, twice):
         pass
+
+
+class Greeting:
+    def to(self, name):
+        return f"Hello {name}"
+
+
+@pytest.mark.parametrize("place", [lambda: replaced(Greeting, "to", twice), lambda: replaced_inside(greet, twice)])
+def test_a_seam_that_was_left_is_idle_and_found_again(place, monkeypatch):
+    monkeypatch.setattr(Greeting, "to", Greeting.to)
+    monkeypatch.setattr(greet.__closure__[0], "cell_contents", greet.__wrapped__)
+
+    def places():
+        return vars(Greeting)["to"], greet.__closure__[0].cell_contents
+
+    def said():
+        return Greeting().to("you"), greet("you")
+
+    before = places()
+    with leaving_seams(), place():
+        pass
+    left = places()
+    assert left != before
+    assert said() == ("Hello you", "Hello you!")
+    with place():
+        assert places() == left
+        assert said() != ("Hello you", "Hello you!")
+    assert places() == left
+    assert said() == ("Hello you", "Hello you!")
