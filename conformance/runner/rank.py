@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import inspect
 import json
 import os
@@ -86,6 +87,7 @@ def main(job: str, target: str) -> None:
 
     def load() -> Train:
         preload()
+        gc.enable()
         return backends.load_for(target, told["backend"])[0]
 
     code = run(load, told["spec"], told["rank"], pipes)

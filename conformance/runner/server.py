@@ -67,7 +67,6 @@ def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[AbstractConte
         return _starting(spawned(target, backend)), {}
     train, declaration = backends.load_for(target, backend)
     keeper.preload(backend)
-    gc.collect()
     gc.freeze()
     packages = [*declaration.requires, *(["horovod"] if backend == "horovod" else [])]
     hello = {

@@ -39,8 +39,9 @@ def prepare() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     preload()
     warm_up()
-    gc.collect()
+    # Nothing is collected before: where garbage has been, children would put what is theirs, and copy those pages.
     gc.freeze()
+    gc.enable()
     linux.gather_memory()
 
 

@@ -13,6 +13,7 @@ from conformance.cases.case import Case, Device
 from conformance.cases.matrix import ON_GPU_ONLY, SHAPES, plan
 from conformance.runner.client import ForkServer, Outcome, TrainerError, Unavailable
 from conformance.trainers.declaration import Declaration
+from conformance.trainers.loading import stated
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
 REFERENCE = (
@@ -148,7 +149,7 @@ def selects(pattern: str, case_id: str) -> bool:
 
 def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) -> Iterator[Item]:
     """Raises TrainerError."""
-    declaration: Declaration | None = None
+    declaration = stated(target)
     for backend in backends:
         if declaration is not None and backend not in declaration.backends and not named:
             continue

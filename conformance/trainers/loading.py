@@ -14,8 +14,9 @@ from typing import Any
 from conformance.trainers import importing
 from conformance.trainers.declaration import Declaration, declared, did_you_mean
 from conformance.trainers.errors import MissingRequirement, TrainerError
+from conformance.trainers.reading import declaration_in
 
-__all__ = ["MissingRequirement", "TrainerError", "load", "missing_requirements", "reference_names"]
+__all__ = ["MissingRequirement", "TrainerError", "load", "missing_requirements", "reference_names", "stated"]
 
 Train = Callable[[Any], None]
 
@@ -31,7 +32,7 @@ def load(target: str) -> tuple[Train, Declaration]:
     if place.endswith(".py") or "/" in place or "\\" in place:
         module = importing.from_path(place)
     elif place in reference_names():
-        module = importing.named(f"{__package__}.{place}", place, Path(__file__).with_name(f"{place}.py"))
+        module = importing.named(f"{__package__}.{place}", place, _reference(place))
     else:
         module = importing.from_name(place, suggestions=reference_names())
     function, is_only_one = _choose(module, place, name)
@@ -49,10 +50,19 @@ def reference_names() -> tuple[str, ...]:
     """The bare names that `load` takes: the modules of this package that hold a `@trainer`."""
     names = []
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        source = Path(__file__).with_name(f"{module.name}.py")
+        source = _reference(module.name)
         if source.is_file() and any(line.startswith("@trainer") for line in source.read_text().splitlines()):
             names.append(module.name)
     return tuple(names)
+
+
+def stated(target: str) -> Declaration | None:
+    """What a reference trainer declares, read from its source; None of other trainers, which have to be imported."""
+    return declaration_in(_reference(target)) if target in reference_names() else None
+
+
+def _reference(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.py")
 
 
 def missing_requirements(declaration: Declaration) -> tuple[str, ...]:

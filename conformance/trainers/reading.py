@@ -1,4 +1,4 @@
-"""Reading a declaration from source that cannot be imported."""
+"""Reading a declaration from source that cannot be imported, or need not be."""
 
 from __future__ import annotations
 

@@ -45,6 +45,16 @@ def test_a_thread_started_on_import(write: Write, make_spec: MakeSpec) -> None:
         assert [event["event"] for event in rank.events].count("step") == 3
 
 
+@pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
+def test_ranks_collect_garbage(write: Write, make_spec: MakeSpec, before: str) -> None:
+    """Their ancestors do without while they import."""
+    target = write("import gc; print(gc.isenabled())", before)
+    with ForkServer(target, "single") as server:
+        assert server.mode == ("spawn" if before else "fork")
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.output == "True\n"
+
+
 def test_threads_that_ended_on_import_are_forgiven(write: Write) -> None:
     pool = """
     from concurrent.futures import ThreadPoolExecutor

@@ -1,0 +1,35 @@
+"""What is collected, and which servers that takes."""
+
+from __future__ import annotations
+
+from conformance.suite.items import REFERENCE, Servers, collect
+from conformance.trainers.declaration import BACKENDS
+
+
+class Counted(Servers):
+    """Servers that tell which of them were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[tuple[str, str]] = set()
+
+    def get(self, target, backend):
+        self.asked.add((target, backend))
+        return super().get(target, backend)
+
+
+def test_no_server_is_started_for_another_backend():
+    servers = Counted()
+    items = collect(servers, [], ["ddp"], [])
+    servers.close()
+    assert servers.asked == {("ddp", "ddp"), ("apex_ddp", "ddp")}
+    assert {item.target for item in items} == {"ddp", "apex_ddp"}
+
+
+def test_every_reference_trainer_is_asked_for_what_it_declares():
+    servers = Counted()
+    items = collect(servers, [], [], [])
+    servers.close()
+    assert {target for target, _ in servers.asked} == set(REFERENCE)
+    assert {item.case.backend for item in items} == {backend for _, backend in servers.asked}
+    assert {backend for _, backend in servers.asked} <= set(BACKENDS)
