@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from itertools import chain
 from math import inf, lcm
 from operator import mul
@@ -56,16 +57,17 @@ class Slope:
         ratios = [weight.as_integer_ratio() for weight in weights]
         scale = lcm(*(denominator for _, denominator in ratios))
         whole = [numerator * (scale // denominator) for numerator, denominator in ratios]
-        roundoff, least = _rounding(precision, samples)
+        unit = self.denominator * scale
+        (roundoff, least), fine = _rounding(precision, samples)
 
-        def values(matrix: Matrix, offset: Vector, at: Sequence[int], sign: int) -> Iterator[Fraction]:
+        def values(matrix: Matrix, offset: Vector, at: Sequence[int], sign: int) -> Iterator[int]:
             for row, constant in zip(matrix, offset, strict=True):
-                yield Fraction(sum(map(mul, row, at)) + sign * constant * scale, self.denominator * scale)
+                yield sum(map(mul, row, at)) + sign * constant * scale
 
         sizes = values(self.size, self.size_offset, list(map(abs, whole)), 1)
         return Gradient(
-            tuple(_rounded(value) for value in values(self.matrix, self.offset, whole, -1)),
-            tuple(_rounded(size * roundoff + least) for size in sizes),
+            tuple(_quotient(value, unit) for value in values(self.matrix, self.offset, whole, -1)),
+            tuple(_quotient(size * roundoff + least * unit, unit * fine) for size in sizes),
         )
 
 
@@ -153,11 +155,12 @@ def finite(values: Sequence[Any] | None) -> tuple[float, ...] | None:
 
 def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix, int]:
     """``2 Σ c v vᵀ``, and the same of absolute values, both times the last of the results."""
-    unit = max(value.as_integer_ratio()[1] for vector in vectors for value in vector)
-    share = lcm(*(coefficient.denominator for coefficient in coefficients))
-    weights = [2 * int(coefficient * share) for coefficient in coefficients]
-    columns = [[int(Fraction(value) * unit) for value in column] for column in zip(*vectors, strict=True)]
+    ratios = [[value.as_integer_ratio() for value in column] for column in zip(*vectors, strict=True)]
+    unit = max(denominator for column in ratios for _, denominator in column)
+    columns = [[numerator * (unit // denominator) for numerator, denominator in column] for column in ratios]
     absolute = [list(map(abs, column)) for column in columns]
+    share = lcm(*{coefficient.denominator for coefficient in coefficients})
+    weights = [2 * one.numerator * (share // one.denominator) for one in coefficients]
 
     def moments(columns: Sequence[Sequence[int]]) -> Matrix:
         weighted = [list(map(mul, weights, column)) for column in columns]
@@ -166,16 +169,22 @@ def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction
     return moments(columns), moments(absolute), share * unit**2
 
 
-def _rounded(value: Fraction) -> float:
-    return float(value) if abs(value) <= FP64.largest else inf
+def _quotient(numerator: int, denominator: int) -> float:
+    try:
+        return numerator / denominator
+    except OverflowError:
+        return inf
 
 
-def _rounding(name: str, samples: int) -> tuple[Fraction, Fraction]:
+@cache
+def _rounding(name: str, samples: int) -> tuple[tuple[int, int], int]:
     """The rounding error of an element relative to what is added up in it, and the error that is there anyhow where
-    small numbers vanish."""
+    small numbers vanish; both times the last of the results."""
     precision = PRECISIONS[name]
     formats = (precision.compute, precision.wire)
     coarsest = max(formats, key=lambda one: one.unit_roundoff)
     sums = FP64 if name == "fp64" else FP32
     least = samples * FP16.quantum if FP16 in formats else Fraction(0)
-    return _ROUNDINGS * coarsest.unit_roundoff + samples * sums.unit_roundoff, least
+    relative = _ROUNDINGS * coarsest.unit_roundoff + samples * sums.unit_roundoff
+    unit = lcm(relative.denominator, least.denominator)
+    return (int(relative * unit), int(least * unit)), unit
