@@ -16,7 +16,7 @@ from functools import lru_cache, reduce
 from math import lcm
 from operator import or_
 
-from conformance.oracle.affine import Affine, Symbols, Unbounded
+from conformance.oracle.affine import Affine, Symbols, Unbounded, dot
 from conformance.workloads.precision import Format
 
 
@@ -190,28 +190,20 @@ def combined(
     The factors reach the kernel as doubles and are rounded to ``fmt``. Each term passes at most its factor's rounding
     (twice, where it was computed in double before), one product and ``len(parts)`` sums.
     """
-    size = len(parts[0][1])
-    total = symbols.exactly([Fraction(0)] * size)
-    for factor, vector in parts:
-        total = total.plus(vector.scaled(factor))
     if all(vector.exact for _, vector in parts):
+        terms, unit = integers(zip(*([factor * c for c in vector.center] for factor, vector in parts), strict=True))
+        total = symbols.exactly([Fraction(sum(term), unit) for term in terms])
+        sums = Sums.over(terms, unit)
         if not all(fmt.holds(factor) for factor, _ in parts):
             ledger.refuse(stage, fmt, f"a factor is not representable in {fmt.name}")
-        else:
-            terms = Sums.of([factor * vector.center[i] for factor, vector in parts] for i in range(size))
-            if ledger.sums(stage, terms, fmt) and ledger.range(stage, terms, fmt):
-                return total
+        elif ledger.sums(stage, sums, fmt) and ledger.range(stage, sums, fmt):
+            return total
     else:
+        total = symbols.exactly([Fraction(0)] * len(parts[0][1]))
+        for factor, vector in parts:
+            total = total.plus(vector.scaled(factor))
         ledger.refuse(stage, fmt, "its input already carries a rounding error")
-    bound = gamma(len(parts) + 3, fmt)
-    magnitudes = [vector.magnitude for _, vector in parts]
-    radii = [
-        bound
-        * sum(
-            (abs(factor) * sizes[i] for (factor, _), sizes in zip(parts, magnitudes, strict=True)),
-            Fraction(0),
-        )
-        + 2 * len(parts) * fmt.quantum
-        for i in range(size)
-    ]
+    factors = [gamma(len(parts) + 3, fmt) * abs(factor) for factor, _ in parts]
+    magnitudes = zip(*(vector.magnitude for _, vector in parts), strict=True)
+    radii = [dot(factors, sizes, 2 * len(parts) * fmt.quantum) for sizes in magnitudes]
     return total.widen(radii)

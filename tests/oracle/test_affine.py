@@ -158,7 +158,7 @@ def test_exact_values_stay_exact():
     image = vector.transform([[Fraction(3), Fraction(1)]], [Fraction(-1)]).scaled(Fraction(1, 5))
     image = image.clamped(Fraction(1, 2))
     assert image.exact
-    assert (image.center, image.radius) == ((Fraction(1, 2),), [0])
+    assert (image.center, image.radius) == ((Fraction(1, 2),), (0,))
 
 
 @pytest.mark.parametrize("doubled", [lambda form: form.scaled(Fraction(2)), lambda form: form.plus(form)])
