@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, reduce
+from functools import cached_property, lru_cache, reduce
 from math import lcm
 from operator import or_
 
@@ -75,7 +75,7 @@ class Sums:
         """The groups of ``group[i] / unit``."""
         return cls(unit, tuple((sum(map(abs, group)), _power_of_two(reduce(or_, group, 0))) for group in groups))
 
-    @property
+    @cached_property
     def bits(self) -> int | None:
         """Significand bits that every partial sum of a group, in any order, fits in; None if a term is not dyadic."""
         if self.unit != _power_of_two(self.unit):

@@ -1,0 +1,155 @@
+"""The proof that no operation on the way to a window's gradient rounds, whatever a correct trainer's order of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import chain, permutations
+from operator import mul
+
+from conformance.oracle.normal_form import tabulated
+from conformance.oracle.rounding import Ledger, StageProof, Sums, integers, is_dyadic, odd_part
+from conformance.workloads.layout import Window
+from conformance.workloads.precision import Precision
+from conformance.workloads.workload import Vector
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """All that is added up, or only held, from the weights to the gradient.
+
+    The residuals, times two and their samples' weights, are integers in units of some power of two, where anything is
+    exact.
+    """
+
+    forward: Sums
+    residuals: list[int]
+    backward: Sums
+    gradient: Sums
+
+
+@lru_cache(maxsize=256)
+def _terms(loss: str, bias: bool, window: Window, weights: Vector) -> _Terms:
+    """The terms of a window at ``weights``, which are the same in every precision."""
+    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and products of both of 1 / (fine unit).
+    table = tabulated(window, bias)
+    [point], fine = integers([weights])
+    unit = table.unit
+    inputs = [weight * unit for weight in point]
+    inputs += [value * fine for value in chain(*table.rows, table.targets, table.weights)]
+    dots: list[list[int]] = []
+    residuals: list[int] = []
+    terms: list[list[int]] = []
+    for row, target, weight in zip(table.rows, table.targets, table.weights, strict=True):
+        dots.append([*map(mul, row, point), -target * fine])
+        residuals.append(2 * sum(dots[-1]) * (weight if loss == "weighted" else unit))
+        terms.append([residuals[-1] * x for x in row])
+    # All terms of the window, because a trainer may deal samples otherwise, and put them through the model at once.
+    columns = [list(column) for column in zip(*terms, strict=True)]
+    return _Terms(
+        forward=Sums.over([*_each(inputs), *dots], fine * unit),
+        residuals=residuals,
+        backward=Sums.over([*_each(residual * unit for residual in residuals), *columns], fine * unit**3),
+        gradient=Sums.over(columns, fine * unit**3),
+    )
+
+
+def _each(values: Iterable[int]) -> list[list[int]]:
+    """A group of its own for every value; the same one again would prove nothing new."""
+    return [[value] for value in dict.fromkeys(values)]
+
+
+@lru_cache(maxsize=256)
+def proofs(
+    loss: str,
+    bias: bool,
+    window: Window,
+    total: Fraction,
+    weights: Vector,
+    precision: Precision,
+    scale: Fraction,
+    finite: bool,
+) -> tuple[StageProof, ...]:
+    """The proofs up to the first refusal. Faults begin where the right answer does: what holds there is kept."""
+    ledger = Ledger()
+    ledger.window = window.index
+    _proved(loss, bias, window, total, weights, precision, scale, ledger, finite)
+    return tuple(ledger.proofs)
+
+
+def _proved(
+    loss: str,
+    bias: bool,
+    window: Window,
+    total: Fraction,
+    weights: Vector,
+    precision: Precision,
+    scale: Fraction,
+    ledger: Ledger,
+    finite: bool,
+) -> bool:
+    compute, master, wire = precision.compute, precision.master, precision.wire
+    if not is_dyadic(total):
+        return ledger.refuse("division", master, "the total weight is not a dyadic rational")
+    if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
+        return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
+
+    terms = _terms(loss, bias, window, weights)
+    forward = terms.forward
+    if not (ledger.sums("forward", forward, compute) and ledger.range("forward", forward, compute)):
+        return False
+
+    divisors = _divisors(loss, window, total)
+    by = divisors[0]
+    if any(by % divisor for divisor in divisors):
+        return ledger.refuse("division", master, f"a correct trainer may divide by {max(divisors)}, the total does not")
+    if any(residual % by for residual in terms.residuals):
+        return ledger.refuse("division", master, f"a residual is not a multiple of {by}")
+    constants = _constants(loss, window, total)
+    if not (ledger.constants("division", constants, master) and ledger.divisors("division", divisors, wire)):
+        return False
+
+    stages = (
+        ("backward", terms.backward, compute),
+        ("accumulation", terms.gradient, master),
+        ("all-reduce", terms.gradient, wire),
+    )
+    shrink = min(Fraction(1), scale) * min(Fraction(1), 1 / total)
+    grow = max(Fraction(1), scale) * max(Fraction(1), window.world_size / total)
+    if finite:
+        # An overflow would have left an infinity or a NaN in the gradients; none is there, so nothing overflowed.
+        grow = Fraction(0)
+    return all(
+        ledger.sums(stage, groups, fmt) and ledger.range(stage, groups, fmt, shrink, grow)
+        for stage, groups, fmt in stages
+    )
+
+
+def _divisors(loss: str, window: Window, total: Fraction) -> tuple[int, ...]:
+    """The odd parts of everything that a correct trainer may divide by on the way; first that of the total."""
+    factors = [total.numerator, window.world_size]
+    if loss == "mean":
+        factors += [window.length, *(len(micro_batch) for share in window.shares for micro_batch in share)]
+    return tuple(odd_part(factor) for factor in factors)
+
+
+def _constants(loss: str, window: Window, total: Fraction) -> Iterator[tuple[Fraction, ...]]:
+    """What a correct trainer may multiply a term with on the way, in the order in which it may round.
+
+    Every factor may also be applied on its own, to a loss, a gradient or a sum of gradients; merged into one constant
+    before a residual is multiplied with it, factors round one after the other. A quotient is rounded once: the product
+    of two rounded reciprocals, as of ``loss * (1 / 3) * (1 / 3)``, is further off than any certificate allows.
+    """
+    world = Fraction(window.world_size)
+    yield (1 / total, world)
+    if loss == "weighted":
+        for weight in {sample.weight for sample in window.batch if sample.weight}:
+            yield (1 / total, weight)
+            yield (1 / total, world, weight)
+            yield (weight / total, world)
+        return
+    for size in {len(micro_batch) for share in window.shares for micro_batch in share}:
+        yield (size / total, Fraction(1, size))
+        yield from permutations((Fraction(1, size), Fraction(1, window.length), 1 / world))
