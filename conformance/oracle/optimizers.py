@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from conformance.oracle.affine import Affine, Symbols, square_root
+from conformance.oracle.affine import Affine, Symbols, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
 from conformance.workloads.precision import Format
 from conformance.workloads.workload import SGD, AdamW
@@ -89,8 +89,8 @@ class AdamWRule:
     ) -> tuple[Fraction, Fraction]:
         slack = gamma(6, self._fmt) * (max(map(abs, old)) + 2 * (1 - beta) * max(map(abs, new)))
         slack += 4 * self._fmt.quantum
-        low = beta * old[0] + (1 - beta) * new[0] - slack
-        high = beta * old[1] + (1 - beta) * new[1] + slack
+        parts = (beta, 1 - beta)
+        low, high = dot(parts, (old[0], new[0]), -slack), dot(parts, (old[1], new[1]), slack)
         return _short(low, down=True), _short(high, down=False)
 
 
@@ -108,8 +108,7 @@ def _square(bounds: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
 def _short(value: Fraction, *, down: bool) -> Fraction:
     """``value`` rounded outward to a multiple of 2^-400, so that denominators do not grow from step to step."""
     grid = 2**400
-    scaled = value * grid
-    return Fraction(scaled.numerator // scaled.denominator + (0 if down else 1), grid)
+    return Fraction(value.numerator * grid // value.denominator + (0 if down else 1), grid)
 
 
 def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger, symbols: Symbols) -> SGDRule | AdamWRule:

@@ -85,9 +85,9 @@ class Sums:
 
 def integers(table: Iterable[Sequence[Fraction]]) -> tuple[list[list[int]], int]:
     """``table`` over its common denominator, and that denominator."""
-    rows = list(table)
-    unit = lcm(*{value.denominator for row in rows for value in row})
-    return [[value.numerator * (unit // value.denominator) for value in row] for row in rows], unit
+    rows = [[value.as_integer_ratio() for value in row] for row in table]
+    unit = lcm(*{denominator for row in rows for _, denominator in row})
+    return [[numerator * (unit // denominator) for numerator, denominator in row] for row in rows], unit
 
 
 def _power_of_two(number: int) -> int:
