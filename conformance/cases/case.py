@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 from conformance.workloads.layout import Layout, LayoutKind
@@ -57,7 +58,6 @@ class Case:
     def spec(self) -> dict[str, Any]:
         """What a rank is told, as plain JSON values: floats, lists and names."""
         workload, layout = self.build()
-        samples = [sample for batch in workload.batches for sample in batch]
         clip, scale = workload.clip, workload.scale
         return {
             "case": self.id,
@@ -75,11 +75,7 @@ class Case:
                 "bias": workload.bias,
                 "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
             },
-            "samples": {
-                "x": [_floats(sample.x) for sample in samples],
-                "y": _floats(sample.y for sample in samples),
-                "weight": _floats(sample.weight for sample in samples),
-            },
+            "samples": _samples(workload),
             "micro_batches": self._micro_batches(workload, layout),
             "optimizer": _optimizer(workload),
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
@@ -103,6 +99,17 @@ class Case:
                 deal[rank] += [[offset + index for index in micro_batch] for micro_batch in share]
             offset += len(batch)
         return deal
+
+
+@lru_cache(maxsize=32)
+def _samples(workload: Workload) -> dict[str, list[Any]]:
+    """The samples of all batches; many cases have the same, and each case is asked for its spec more than once."""
+    samples = [sample for batch in workload.batches for sample in batch]
+    return {
+        "x": [_floats(sample.x) for sample in samples],
+        "y": _floats(sample.y for sample in samples),
+        "weight": _floats(sample.weight for sample in samples),
+    }
 
 
 def _floats(values: Any) -> list[float]:

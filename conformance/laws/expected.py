@@ -101,12 +101,11 @@ class Expectations:
         indices = tuple(chain.from_iterable(micro_batches))
         if self._plan.spec["loss"] == "weighted":
             weights = {index: Fraction(self._plan.spec["samples"]["weight"][index]) for index in indices}
-        else:
-            weights = dict.fromkeys(indices, Fraction(1))
-        total = sum(weights.values(), Fraction(0))
-        if not total:
-            return
-        yield self._slope({index: weight / total for index, weight in weights.items()})
+            total = sum(weights.values(), Fraction(0))
+            if total:
+                yield self._slope({index: weight / total for index, weight in weights.items()})
+        elif indices:
+            yield self._slope(dict.fromkeys(indices, Fraction(1, len(set(indices)))))
         if self._plan.spec["loss"] == "mean" and len({len(micro_batch) for micro_batch in micro_batches}) > 1:
             count = len(micro_batches)
             yield self._slope({index: Fraction(1, count * len(one)) for one in micro_batches for index in one})

@@ -127,8 +127,9 @@ class Ledger:
         sums = groups if isinstance(groups, Sums) else Sums.of(groups)
         # Integers are compared with the integer below a bound: fractions are slow.
         largest = fmt.largest * sums.unit // grow if grow else None
-        # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is.
-        finest = odd_part(shrink.denominator) // (shrink.denominator * fmt.quantum)
+        # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is. The quantum is a
+        # power of two below one.
+        finest = odd_part(shrink.denominator) * fmt.quantum.denominator // shrink.denominator
         for magnitude, power in sums.groups:
             if largest is not None and magnitude > largest:
                 return self._note(stage, 0, fmt, f"a value may overflow {fmt.name}")

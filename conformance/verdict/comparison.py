@@ -40,6 +40,9 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
     for number, steps in enumerate(zip(expected, *(rank.steps for rank in ranks), strict=False)):
         right, taken = steps[0], steps[1:]
         for rank, attempt in enumerate(taken):
+            # Ranks that agree need not be looked at again.
+            if rank and (attempt.gradients, attempt.weights) == (taken[rank - 1].gradients, taken[rank - 1].weights):
+                continue
             found = outside(right.gradient, attempt.gradients)
             quantity: Literal["gradient", "weights"] = "gradient"
             if found is None:
