@@ -159,7 +159,9 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
             flat.extend([None] * size)
         else:
             dense = part.to_dense() if part.is_sparse else part
-            flat.extend(number(value) for value in dense.double().flatten().tolist())
+            # Python's floats are float64 already.
+            exact = dense if dense.is_floating_point() else dense.double()
+            flat.extend([value if math.isfinite(value) else str(value) for value in exact.flatten().tolist()])
     return flat
 
 

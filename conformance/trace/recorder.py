@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from types import TracebackType
 from typing import Any
@@ -55,9 +54,19 @@ from conformance.trace.watched import Watched, held_by
 from conformance.trace.wrappers import Wrappers, observing_ddp_forwards
 
 
-@dataclass(eq=False)
 class _Doing:
-    what: str
+    """Something that is being done while this context lasts; contexts of several threads, or of steps that were
+    interrupted, need not end in order."""
+
+    def __init__(self, what: str, all_: list[_Doing]) -> None:
+        self.what = what
+        self._all = all_
+
+    def __enter__(self) -> None:
+        self._all.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        self._all.remove(self)
 
 
 class Recorder:
@@ -153,15 +162,9 @@ class Recorder:
         noted.update(fields)
         self._emit(noted)
 
-    @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def doing(self, what: str) -> AbstractContextManager[None]:
         """Within this, `during` is `what`: "forward", "backward", "synchronize" or "step"."""
-        begun = _Doing(what)
-        self._doing.append(begun)
-        try:
-            yield
-        finally:
-            self._doing.remove(begun)
+        return _Doing(what, self._doing)
 
     @property
     def during(self) -> str | None:

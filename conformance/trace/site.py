@@ -27,6 +27,10 @@ class _Code:
     is_users: bool
 
 
+_known: dict[CodeType, _Code] = {}
+"""Of all that was seen in this process: one that is forked from it need not learn that again."""
+
+
 class Sites:
     """Finds the calls that led here.
 
@@ -35,7 +39,6 @@ class Sites:
 
     def __init__(self, trainer_file: str | None = None) -> None:
         self.trainer_file = trainer_file
-        self._known: dict[CodeType, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._last: tuple[Site | None, Site | None] = None, None
@@ -48,9 +51,8 @@ class Sites:
         """
         where: Site | None = None
         found: tuple[Site | None, Site | None]
-        known = self._known
         while frame is not None:
-            code = known.get(frame.f_code) or self._learn(frame)
+            code = _known.get(frame.f_code) or _learn(frame)
             if code.path == self.trainer_file:
                 here: Site = [self._file(code.path), frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
@@ -68,16 +70,17 @@ class Sites:
         self._last = found
         return found
 
-    def _learn(self, frame: FrameType) -> _Code:
-        path = frame.f_code.co_filename
-        code = _Code(path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
-        self._known[frame.f_code] = code
-        return code
-
     def _file(self, path: str) -> str:
         if path not in self._files:
             self._files[path] = shortened(path)
         return self._files[path]
+
+
+def _learn(frame: FrameType) -> _Code:
+    path = frame.f_code.co_filename
+    code = _Code(path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
+    _known[frame.f_code] = code
+    return code
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:
