@@ -22,13 +22,17 @@ _NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
 class _Code:
     """What all frames of one code object share."""
 
+    itself: CodeType
     path: str
     function: str
     is_users: bool
 
 
-_known: dict[CodeType, _Code] = {}
-"""Of all that was seen in this process: one that is forked from it need not learn that again."""
+_libraries: dict[int, _Code] = {}
+"""All code that was seen in this process and is not the user's: one that is forked from it need not learn that again.
+
+By identity: equal code may come from different files.
+"""
 
 
 class Sites:
@@ -39,6 +43,7 @@ class Sites:
 
     def __init__(self, trainer_file: str | None = None) -> None:
         self.trainer_file = trainer_file
+        self._known = dict(_libraries)
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._last: tuple[Site | None, Site | None] = None, None
@@ -51,8 +56,9 @@ class Sites:
         """
         where: Site | None = None
         found: tuple[Site | None, Site | None]
+        known = self._known
         while frame is not None:
-            code = _known.get(frame.f_code) or _learn(frame)
+            code = known.get(id(frame.f_code)) or self._learn(frame)
             if code.path == self.trainer_file:
                 here: Site = [self._file(code.path), frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
@@ -70,17 +76,18 @@ class Sites:
         self._last = found
         return found
 
+    def _learn(self, frame: FrameType) -> _Code:
+        path = frame.f_code.co_filename
+        code = _Code(frame.f_code, path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
+        self._known[id(code.itself)] = code
+        if not code.is_users:
+            _libraries[id(code.itself)] = code
+        return code
+
     def _file(self, path: str) -> str:
         if path not in self._files:
             self._files[path] = shortened(path)
         return self._files[path]
-
-
-def _learn(frame: FrameType) -> _Code:
-    path = frame.f_code.co_filename
-    code = _Code(path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
-    _known[frame.f_code] = code
-    return code
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:

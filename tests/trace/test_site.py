@@ -56,6 +56,17 @@ def test_the_trainers_own_file_needs_no_second_place(record):
     assert "called_from" not in recording.events[0]
 
 
+def test_equal_code_in_different_files():
+    """Python takes such code for equal, whatever files it comes from."""
+    source = "def called(sites): return sites.of(sys._getframe())"
+    sites, places = Sites(), {}
+    for name in ("one.py", "other.py"):
+        module = {"__name__": name.removesuffix(".py"), "sys": sys}
+        exec(compile(source, name, "exec"), module)
+        places[name] = module["called"](sites)
+    assert places == {name: ([name, 1, "called"], None) for name in ("one.py", "other.py")}
+
+
 def test_a_reference_trainer_stands_for_the_users_code():
     """But what it is handed, the task, does not."""
     events = train(loading.load("batched")[0], make_spec(steps=1, clip={"kind": "norm", "threshold": 1.0}))
