@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from conformance.oracle.affine import Unbounded
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
@@ -26,6 +27,15 @@ filtered = [HealthCheck.filter_too_much, HealthCheck.too_slow]
 def right_answer(job, precision):
     workload, layout = job
     return Recurrence(workload, layout, PRECISIONS[precision]).run()
+
+
+def is_certified(job, precision):
+    try:
+        return right_answer(job, precision).certificate.exact
+    except Unbounded:
+        # Gradients may overflow between the ranks, where no scaler sees it.
+        assert PRECISIONS[precision].wire.name == "fp16"
+        return False
 
 
 def fitting(style, workload, even=True):
@@ -63,16 +73,29 @@ def inexact_somewhere(job, precision, right):
 @settings(max_examples=80, suppress_health_check=filtered)
 @given(dyadic_jobs(), precisions, st.lists(styles(), min_size=3, max_size=3))
 def test_certified_random_workloads(job, precision, ways):
-    right = right_answer(job, precision)
-    assume(right.certificate.exact)
+    assume(is_certified(job, precision))
     for style in ways:
-        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right)
+        assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
+
+
+def test_what_may_overflow_on_the_wire_is_not_certified():
+    rows = (((4, 37, 4), (3, 39, 3), (-4, -37, 2), (-3, 51, 1), (-2, 19, 2), (3, 39, 3)),
+            ((3, -3, 4), (-1, 2, 1), (-2, 1, 1), (4, -8, 3), (-4, 17, 2), (3, -3, 1)))  # fmt: skip
+    batches = tuple(
+        tuple(Sample((Fraction(x),), Fraction(y), Fraction(weight)) for x, y, weight in batch) for batch in rows
+    )
+    start, scale = (Fraction(-2),), LossScale(Fraction(1), 1)
+    workload = Workload("overflows", batches, SGD(Fraction(1)), start, loss="weighted", scale=scale)
+    job = workload, Layout("accumulated", 1, 2, 3)
+    with pytest.raises(Unbounded, match="gradients of window 1 may overflow fp16 between the ranks"):
+        right_answer(job, "fp16-compression")
+    assert not is_certified(job, "fp16-compression")
 
 
 @settings(max_examples=15, suppress_health_check=filtered)
 @given(recipe_jobs(), st.permutations(list(PRECISIONS)), styles())
 def test_certified_random_recipes(job, order, style):
-    exact = [precision for precision in order if right_answer(job, precision).certificate.exact]
+    exact = [precision for precision in order if is_certified(job, precision)]
     assume(exact)
     for precision in exact[:2]:
         assert_equal_to_the_bit(job, precision, fitting(style, job[0]), right_answer(job, precision))
