@@ -11,7 +11,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, overload
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
 
