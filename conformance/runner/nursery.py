@@ -33,8 +33,10 @@ def _become_zygote(front: Channel, listener: socket.socket, worker: socket.socke
     client = Channel(worker)
     # Its own client ends it, so that its servers are ended in good order whatever becomes of this process.
     linux.outlive_parent()
-    if client.receive() is None:
+    if (told := client.receive()) is None:
         return 0
+    os.environ.clear()
+    os.environ.update(told["environment"])
     (output,) = client.take_descriptors()
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -74,7 +74,10 @@ class Started:
 
 
 class Joined:
-    """A process that the nursery at ``address`` has forked for us. Raises OSError when nobody is there."""
+    """A process that the nursery at ``address`` has forked for us, with our environment.
+
+    Raises OSError when nobody is there.
+    """
 
     def __init__(self, address: str) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -85,7 +88,7 @@ class Joined:
             raise
         self.channel = Channel(connection)
         self.output = nameless_file()
-        self.channel.send({}, [self.output])
+        self.channel.send({"environment": base_environment(os.environ)}, [self.output])
 
     @property
     def running(self) -> bool:

@@ -22,9 +22,16 @@ Descendants = Callable[[int], dict[int, Path]]
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OF_THE_FRONT", "before")
+        nursery = Nursery()
     yield nursery
     nursery.close()
+
+
+@pytest.fixture(autouse=True)
+def of_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_THE_FRONT", "before")
 
 
 @pytest.fixture
@@ -59,14 +66,25 @@ def test_it_runs_cases(joined: _Shared, write: Write, make_spec: MakeSpec) -> No
     assert [rank.finished for rank in outcome.ranks] == [True, True]
 
 
+def test_its_zygotes_have_the_environments_of_their_workers(
+    joined: _Shared, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_WORKER", "later")
+    monkeypatch.delenv("OF_THE_FRONT")
+    target = write("print(os.environ.get('OF_THE_WORKER'), os.environ.get('OF_THE_FRONT'))")
+    with ForkServer(target, "single", starter=joined.get) as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert rank.output == "later None\n"
+
+
 def test_a_zygote_that_died_is_replaced_from_it(joined: _Shared, descendants: Descendants) -> None:
     (ancestor, *_) = sorted(nurseries(descendants))
     elsewhere = set(descendants(ancestor))
     before = joined.get()
     (pid,) = set(descendants(ancestor)) - elsewhere
     os.kill(pid, signal.SIGKILL)
-    while before.running:
-        continue
+    assert before._process.channel.receive(LIMIT) is None
+    assert not before.running
     after = joined.get()
     assert after is not before
     assert len(set(descendants(ancestor)) - elsewhere - {pid}) == 1
