@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,9 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     if config.getoption("trainer", None) is not None:
         from conformance.runner.zygote_process import Nursery
 
-        config.stash[NURSERY] = Nursery()
+        # Without one, each worker imports torch itself.
+        with suppress(OSError):
+            config.stash[NURSERY] = Nursery()
 
 
 @pytest.hookimpl(optionalhook=True)

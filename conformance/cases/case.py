@@ -103,7 +103,10 @@ class Case:
 
 @lru_cache(maxsize=32)
 def _samples(workload: Workload) -> dict[str, list[Any]]:
-    """The samples of all batches; many cases have the same, and each case is asked for its spec more than once."""
+    """The samples of all batches; many cases have the same, and each case is asked for its spec more than once.
+
+    What is returned is shared by all of them: nobody may change it.
+    """
     samples = [sample for batch in workload.batches for sample in batch]
     return {
         "x": [_floats(sample.x) for sample in samples],

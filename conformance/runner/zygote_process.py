@@ -103,15 +103,22 @@ class Joined:
 
 
 class Nursery:
-    """A process that forks a zygote for each that connects to ``address``. It starts now; nobody waits for it."""
+    """A process that forks a zygote for each that connects to ``address``. It starts now; nobody waits for it.
+
+    Raises OSError where there can be no such address: the path of the folder for temporary files may be too long.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self.address = str(Path(self._folder.name) / "nursery")
-        self._process = Started("conformance.runner.nursery", "nursery")
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self.address)
+            try:
+                listener.bind(self.address)
+            except OSError:
+                self._folder.cleanup()
+                raise
             listener.listen(_MOST_WORKERS)
+            self._process = Started("conformance.runner.nursery", "nursery")
             self._process.channel.send({}, [listener.fileno()])
 
     def close(self) -> None:

@@ -107,3 +107,12 @@ def test_options_of_other_projects_do_not_clash(pytester):
         """
     )
     pytester.runpytest("-q").assert_outcomes(passed=1)
+
+
+def test_a_long_path_to_temporary_files(command, write, tmp_path):
+    """No socket can have an address in there."""
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    ended = command("run", write(), "--case", CASE, "-n", "2", env={"TMPDIR": str(folder)}).ended()
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert not list(folder.glob("conformance-*"))
