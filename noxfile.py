@@ -104,7 +104,7 @@ def framework(session: nox.Session, *extras: str) -> None:
     install_wheel(session, "test", session.name, *extras)
     module = session.name.replace("-", "_")
     if session.posargs:
-        conformance_run(session, f"conformance.trainers.{module}")
+        conformance_run(session, f"conformance.frameworks.{module}")
     else:
         session.run("pytest", f"tests/frameworks/test_{module}.py")
 

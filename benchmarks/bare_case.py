@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from conformance.adapter.task import Task
 from conformance.trainers.ddp import fit
-from conformance.trainers.task import Task
 
 
 class KeepsModel(Task):

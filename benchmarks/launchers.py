@@ -30,7 +30,7 @@ from tempfile import TemporaryDirectory
 
 from measuring import CASE, TIME_LIMIT, in_turns, seconds, show, stay_on_loopback
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
 OURS = "ForkServer"

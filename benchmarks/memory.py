@@ -19,7 +19,7 @@ from statistics import linear_regression
 
 from measuring import CASE, TIME_LIMIT, show, stay_on_loopback
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from measuring import CASE, TIME_LIMIT, in_turns, seconds, show, stay_on_loopback
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
 EPOCHS = 20

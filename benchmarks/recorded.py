@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from measuring import in_turns
 
-from conformance.runner.protocol import encode
+from conformance.adapter.task import Task
+from conformance.runner.system.protocol import encode
 from conformance.trace.recorder import Recorder
 from conformance.trainers.ddp import fit
-from conformance.trainers.task import Task
 
 ON, OFF = "recorder on", "recorder off"
 

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 from measuring import show
 
+from conformance.adapter.task import Task
 from conformance.cases.case import Case
-from conformance.runner.protocol import encode
+from conformance.runner.system.protocol import encode
 from conformance.trace.recorder import Recorder
 from conformance.trainers.accumulated import train
-from conformance.trainers.task import Task
 
 STANDARD = Case("single", "accumulated", world_size=1, accumulation=2, precision="fp16", workload="momentum")
 LAYERS, HEADS, WIDTH = 6, 6, 384

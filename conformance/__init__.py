@@ -10,21 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conformance.runner.entering import Entry, enter
-    from conformance.trainers.data import Batch
-    from conformance.trainers.declaration import trainer
-    from conformance.trainers.job import Job
-    from conformance.trainers.task import Task
+    from conformance.adapter.data import Batch
+    from conformance.adapter.declaration import trainer
+    from conformance.adapter.job import Job
+    from conformance.adapter.task import Task
+    from conformance.runner.rank.entering import Entry, enter
 
 __all__ = ["Batch", "Entry", "Job", "Task", "enter", "trainer"]
 
 _HOMES = {
-    "Batch": "conformance.trainers.data",
-    "Entry": "conformance.runner.entering",
-    "Job": "conformance.trainers.job",
-    "Task": "conformance.trainers.task",
-    "enter": "conformance.runner.entering",
-    "trainer": "conformance.trainers.declaration",
+    "Batch": "conformance.adapter.data",
+    "Entry": "conformance.runner.rank.entering",
+    "Job": "conformance.adapter.job",
+    "Task": "conformance.adapter.task",
+    "enter": "conformance.runner.rank.entering",
+    "trainer": "conformance.adapter.declaration",
 }
 
 

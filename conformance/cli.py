@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
+from conformance.adapter.declaration import BACKENDS
+from conformance.adapter.loading import reference_names
 from conformance.launchers import NAMES, LaunchError
 from conformance.plugin import TIME_LIMIT, time_limit
-from conformance.trainers.declaration import BACKENDS
-from conformance.trainers.loading import reference_names
 
 if TYPE_CHECKING:
     from conformance.launchers.hosts import Hosts
@@ -252,7 +252,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
 def _hosts(options: argparse.Namespace) -> Hosts | None:
     """The machines to run on; None in a process that has served another one. Raises LaunchError."""
     from conformance.launchers.joining import join
-    from conformance.runner.client import RunnerError
+    from conformance.runner.front.client import RunnerError
 
     try:
         return join(options.launcher, options.address)

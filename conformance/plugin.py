@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conformance.trainers.declaration import BACKENDS, PRECISIONS
+from conformance.adapter.declaration import BACKENDS, PRECISIONS
 
 if TYPE_CHECKING:
-    from conformance.runner.zygote_process import Nursery
+    from conformance.runner.front.zygote_process import Nursery
     from conformance.suite.items import Servers
 
 
@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
     if (nursery := getattr(config, "workerinput", {}).get(_NURSERY)) is not None:
-        from conformance.runner.zygote_handle import shared
+        from conformance.runner.front.zygote_handle import shared
 
         shared.join(nursery)
 
@@ -109,7 +109,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Import torch once for all workers; it begins while they start."""
     if config.getoption("trainer", None) is not None:
-        from conformance.runner.zygote_process import Nursery
+        from conformance.runner.front.zygote_process import Nursery
 
         # Without one, each worker imports torch itself.
         with suppress(OSError):
@@ -126,7 +126,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__ != "conformance.suite.test_conformance":
         return
-    from conformance.runner.client import RunnerError
+    from conformance.runner.front.client import RunnerError
     from conformance.suite.items import BadInput, collect
 
     selected = [metafunc.config.getoption(name, []) for name in ("trainer", "backend", "case")]

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case, Device
-from conformance.trainers.declaration import Declaration
 from conformance.workloads.layout import LayoutKind
 
 Shape = tuple[LayoutKind, int, int]

@@ -7,8 +7,8 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.network import connect, interface_of
-from conformance.runner.client import RunnerError, shared
-from conformance.runner.protocol import Channel
+from conformance.runner.front.client import RunnerError, shared
+from conformance.runner.system.protocol import Channel
 
 # Seconds; all start at once, and importing torch may take minutes on machines that are busy with much else.
 JOIN_LIMIT = 300.0

@@ -12,9 +12,9 @@ from typing import Any, Self
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
 from conformance.launchers.network import tuned
+from conformance.runner.front.zygote_handle import ServerProcess
 from conformance.runner.outcome import HostLost, RunnerError
-from conformance.runner.protocol import Channel
-from conformance.runner.zygote_handle import ServerProcess
+from conformance.runner.system.protocol import Channel
 
 # Seconds; an agent answers at once, but for the wait for a server's end, on a machine that is busy with much else.
 _ANSWER_LIMIT = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.launchers.front import Agent, Front
 from conformance.launchers.together import Share, Together
-from conformance.runner.client import ForkServer, Outcome, TrainerError, Unavailable
+from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 from conformance.suite.items import Servers
 
 

@@ -12,7 +12,7 @@ from conformance.launchers.front import Front
 from conformance.launchers.hosts import Hosts
 from conformance.launchers.launch import Read
 from conformance.launchers.network import listen
-from conformance.runner.client import RunnerError, shared
+from conformance.runner.front.client import RunnerError, shared
 
 _READ: dict[str, Read] = {"torchrun": torchrun.read, "horovodrun": horovodrun.read}
 

@@ -9,7 +9,7 @@ import struct
 from time import monotonic, sleep
 
 from conformance.launchers import LaunchError
-from conformance.runner.environment import INTERFACE
+from conformance.runner.rank.environment import INTERFACE
 
 # Seconds after which a machine that has left without a word is known to be gone: idle, between probes, probes.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))

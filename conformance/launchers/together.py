@@ -10,17 +10,17 @@ from time import monotonic
 from typing import Any
 
 from conformance.launchers.front import Agent
-from conformance.runner.client import SLACK, ForkServer, Outcome, RankOutcome, RunnerError
-from conformance.runner.part import Part
-from conformance.runner.protocol import Channel
-from conformance.runner.supervision import LEAVE_LIMIT, START_LIMIT, late
+from conformance.runner.case.part import Part
+from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT, late
+from conformance.runner.front.client import SLACK, ForkServer, Outcome, RankOutcome, RunnerError
+from conformance.runner.system.protocol import Channel
 
 
 class Share:
     """The ranks that one machine runs, and what is known of them.
 
     Attributes:
-        started, through: what `conformance.runner.supervision` tells of all of them.
+        started, through: what `conformance.runner.case.supervision` tells of all of them.
         outcome: theirs, once it is here. unheard: why none will come.
     """
 

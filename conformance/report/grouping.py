@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from conformance.trainers.declaration import BACKENDS, PRECISIONS
+from conformance.adapter.declaration import BACKENDS, PRECISIONS
 
 from .records import CaseRecord
 from .results import Results

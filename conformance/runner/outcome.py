@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.runner.protocol import Lines, to_json
-from conformance.trainers.declaration import Declaration
+from conformance.adapter.declaration import Declaration
+from conformance.runner.system.protocol import Lines, to_json
 
 
 class RunnerError(Exception):

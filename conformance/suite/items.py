@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
+from conformance.adapter.declaration import Declaration
+from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import ON_GPU_ONLY, SHAPES, plan
-from conformance.runner.client import ForkServer, Outcome, TrainerError, Unavailable
-from conformance.trainers.declaration import Declaration
-from conformance.trainers.loading import stated
+from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
 REFERENCE = (

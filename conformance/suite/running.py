@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conformance.runner.client import RunnerError
+from conformance.runner.front.client import RunnerError
 from conformance.suite.items import Item, Servers
 from conformance.trace import file
 from conformance.verdict.judge import judge

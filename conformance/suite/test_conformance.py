@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.runner.client import RunnerError
+from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
 from conformance.suite.items import BadInput, Item, Servers
 from conformance.suite.running import run

@@ -4,7 +4,7 @@ Every event is a plain dict that begins with
 
     event, rank, seq: its kind, and its number among the rank's events, from 0
     time: seconds of the monotonic clock, which is the same for all ranks of a machine
-    window, micro_batch: those of the last training forward, null before the first (`conformance.trace.progress`)
+    window, micro_batch: those of the last training forward, null before the first (`conformance.trace.state.progress`)
     where: [file, line, function] of the innermost call in the user's code, null when there is none
     called_from: the same in the trainer's own file; only there when it differs from `where`
 

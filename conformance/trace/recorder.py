@@ -30,28 +30,28 @@ from typing import Any
 
 import torch
 
-from conformance.trace import topology
-from conformance.trace.apex import observing_apex
-from conformance.trace.autocast import observing_autocast
-from conformance.trace.backward import Backwards, Flow, observing_backwards
-from conformance.trace.clearing import observing_clearing
-from conformance.trace.clipping import observing_clipping
-from conformance.trace.collectives import Collectives, observing_broadcasts, observing_c10d
-from conformance.trace.ddp import observing_ddp
 from conformance.trace.events import Number
-from conformance.trace.forward import Forwards
-from conformance.trace.fsdp import observing_fsdp
-from conformance.trace.gradients import Gradients
-from conformance.trace.horovod import horovod_settings, observing_horovod
-from conformance.trace.messages import Messages, observing_messages
-from conformance.trace.numbers import Numbers
-from conformance.trace.optimizer import observing_steps, unwrapped
-from conformance.trace.progress import Progress
-from conformance.trace.scaler import observing_scalers
-from conformance.trace.schedule import observing_schedules
-from conformance.trace.site import Sites
-from conformance.trace.watched import Watched, held_by
-from conformance.trace.wrappers import Wrappers, observing_ddp_forwards
+from conformance.trace.observers import topology
+from conformance.trace.observers.apex import observing_apex
+from conformance.trace.observers.autocast import observing_autocast
+from conformance.trace.observers.backward import Backwards, Flow, observing_backwards
+from conformance.trace.observers.clearing import observing_clearing
+from conformance.trace.observers.clipping import observing_clipping
+from conformance.trace.observers.collectives import Collectives, observing_broadcasts, observing_c10d
+from conformance.trace.observers.ddp import observing_ddp
+from conformance.trace.observers.forward import Forwards
+from conformance.trace.observers.fsdp import observing_fsdp
+from conformance.trace.observers.horovod import horovod_settings, observing_horovod
+from conformance.trace.observers.messages import Messages, observing_messages
+from conformance.trace.observers.optimizer import observing_steps, unwrapped
+from conformance.trace.observers.scaler import observing_scalers
+from conformance.trace.observers.schedule import observing_schedules
+from conformance.trace.observers.wrappers import Wrappers, observing_ddp_forwards
+from conformance.trace.state.gradients import Gradients
+from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.progress import Progress
+from conformance.trace.state.site import Sites
+from conformance.trace.state.watched import Watched, held_by
 
 
 class _Doing:

@@ -1,1 +1,1 @@
-"""The adapter API (`declaration`, `task`, `loading`) and the reference trainers, one file per path."""
+"""The reference trainers, one file per path: textbook loops against the public API alone."""

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from conformance.adapter.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
 from conformance.cases import matrix
 from conformance.cases.case import Case
 from conformance.cases.matrix import (
@@ -24,7 +25,6 @@ from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.semantics import AveragedInEveryMicroBatch, interpretations
-from conformance.trainers.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
 
 EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
 #: Their roots, quotients or data round: judged by bounds.

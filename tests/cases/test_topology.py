@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.cases.topology import Topology
+from conformance.adapter.topology import Topology
 
 
 def test_without_hosts_there_is_one():

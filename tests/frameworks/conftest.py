@@ -17,7 +17,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.report import read_results
 from conformance.report.records import CaseRecord
-from conformance.runner.client import ForkServer, RankOutcome, shared
+from conformance.runner.front.client import ForkServer, RankOutcome, shared
 from conformance.suite.items import Servers
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

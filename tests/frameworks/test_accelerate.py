@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.cases.case import Case
 
-TARGET = "conformance.trainers.accelerate"
+TARGET = "conformance.frameworks.accelerate"
 
 NOMINAL = "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
 

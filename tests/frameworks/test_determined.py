@@ -7,9 +7,9 @@ import pytest
 from conformance.cases.case import Case
 from conformance.laws.law import laws
 from conformance.report.records import CaseRecord
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 
-TARGET = "conformance.trainers.determined"
+TARGET = "conformance.frameworks.determined"
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
     "single",
@@ -35,8 +35,8 @@ TRIAL = """
     from determined.pytorch import _experimental, _pytorch_context
 
     from conformance import Batch, Task, trainer
-    from conformance.trainers import determined as adapter
-    from conformance.trainers.determined import Regression
+    from conformance.frameworks import determined as adapter
+    from conformance.frameworks.determined import Regression
 
     class Trial(Regression):
         {methods}

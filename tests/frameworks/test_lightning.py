@@ -6,7 +6,7 @@ import pytest
 
 from conformance.cases.case import Case
 
-TARGET = "conformance.trainers.lightning"
+TARGET = "conformance.frameworks.lightning"
 
 NOMINAL = "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
 
@@ -14,7 +14,7 @@ NOMINAL = "the numbers are those of a trainer that divides a short accumulation 
 PLAIN = """
     import lightning as L
     from conformance import Task, trainer
-    from conformance.trainers.lightning import Regression
+    from conformance.frameworks.lightning import Regression
 
     class Printing(Regression):
         def training_step(self, batch):

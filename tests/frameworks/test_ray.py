@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from conformance.cases.case import Case
-from conformance.runner.client import ForkServer
-from conformance.runner.environment import base_environment
+from conformance.runner.front.client import ForkServer
+from conformance.runner.rank.environment import base_environment
 from conformance.verdict.judge import judge
 
-TARGET = "conformance.trainers.ray"
+TARGET = "conformance.frameworks.ray"
 # One for each path, because Ray takes seconds for each. `conformance run` has them all.
 CASES = (
     "ray-w2-fp32-momentum",
@@ -32,9 +32,9 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "0000000000000000000
 ONE_DIES = """
     import os, signal
     from conformance import Job, trainer
-    from conformance.trainers.distributed_sgd import DistributedSGD
-    from conformance.trainers.ray import TaskReplica, fit
-    from conformance.trainers.ray_cluster import local_cluster
+    from conformance.frameworks.distributed_sgd import DistributedSGD
+    from conformance.frameworks.ray import TaskReplica, fit
+    from conformance.frameworks.ray_cluster import local_cluster
 
     class Mortal(TaskReplica):
         def backward(self, window):
@@ -51,7 +51,7 @@ ONE_DIES = """
 OWN_MODEL_AND_DATA = """
 import ray, torch
 from torch.nn.functional import mse_loss
-from conformance.trainers.distributed_sgd import DistributedSGD, TorchReplica
+from conformance.frameworks.distributed_sgd import DistributedSGD, TorchReplica
 
 def model_creator(worker, device):
     inputs = torch.arange(1.0, 9.0).view(4, 2, 1)[2 * worker + device]

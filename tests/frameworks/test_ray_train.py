@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from conformance.cases.case import Case
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
-TARGET = "conformance.trainers.ray_train"
+TARGET = "conformance.frameworks.ray_train"
 # Two, because Ray Train starts some seven processes for each. `conformance run` has them all.
 CASES = ("ray-train-w2-acc2-fp16-overflow", "ray-train-w3-acc2-fp32-momentum")
 # A second one would have a server and a cluster of its own, for half of them.
@@ -16,8 +16,8 @@ ONE_RAISES = """
     import conformance
     import ray.train
     from conformance import Job, trainer
-    from conformance.trainers.ray_cluster import local_cluster
-    from conformance.trainers.ray_train import fit, launch
+    from conformance.frameworks.ray_cluster import local_cluster
+    from conformance.frameworks.ray_train import fit, launch
 
     def unlucky(ticket):
         with conformance.enter(ticket, ray.train.get_context().get_world_rank()) as task:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.runner.client import shared
+from conformance.runner.front.client import shared
 
 sys.path.append(str(Path(__file__).parents[2] / "fixtures"))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import shared
+from conformance.runner.front.client import shared
 
 LIMIT = 600
 

@@ -11,7 +11,7 @@ from conformance.laws.event import Event
 from conformance.laws.labels import label
 from conformance.laws.law import Broken, Law
 from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 
 from ..trainers.tasks import make_spec, scaler
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import shared
+from conformance.runner.front.client import shared
 
 # The textbook loop that most of these tests vary; `{inside}` runs in each rank, with the process group up.
 TEMPLATE = """

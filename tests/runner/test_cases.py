@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, Outcome
+from conformance.runner.front.client import ForkServer, Outcome
 
 LIMIT = 60.0
 Write = Callable[..., str]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, TrainerError
+from conformance.runner.front.client import ForkServer, TrainerError
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -23,7 +23,7 @@ Descendants = Callable[[int], dict[int, Path]]
 
 FRONT = """
 import json, sys
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 with ForkServer({target!r}, "ddp") as server:
     server.run(json.loads({spec!r}), 600.0)
 """

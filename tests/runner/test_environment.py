@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.runner.environment import base_environment, rank_environment
+from conformance.runner.rank.environment import base_environment, rank_environment
 
 NATIVE = {"case": "ddp-w4", "backend": "ddp", "world_size": 4}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, Outcome, RunnerError
+from conformance.runner.front.client import ForkServer, Outcome, RunnerError
 
 LIMIT = 60.0
 Write = Callable[..., str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 
-from conformance.runner.client import ForkServer, shared
+from conformance.runner.front.client import ForkServer, shared
 
 MACHINE = {"devices": 2, "reason": None}
 WITHOUT = "Horovod was built without CUDA; build it again, next to a torch that has CUDA"

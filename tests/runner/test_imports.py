@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, TrainerError, Unavailable
+from conformance.runner.front.client import ForkServer, TrainerError, Unavailable
 
 Write = Callable[..., str]
 
@@ -94,7 +94,7 @@ def test_horovod_that_cannot_be_imported(
 
 
 def test_the_front_process_does_not_import_torch() -> None:
-    script = "import conformance.runner.client, sys; print('torch' in sys.modules)"
+    script = "import conformance.runner.front.client, sys; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert printed.stdout == "False\n"
 
@@ -104,7 +104,7 @@ def test_a_folder_of_the_user_s_hides_no_module(tmp_path: Path, write: Write) ->
     (tmp_path / "json.py").write_text("raise ImportError('not the one you want')")
     script = f"""
 import sys
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 with ForkServer({write()!r}, "single") as server:
     print(server.mode)
 """

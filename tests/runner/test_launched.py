@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import conformance
-from conformance.runner.client import ForkServer, Outcome
+from conformance.runner.front.client import ForkServer, Outcome
 
 LIMIT = 60.0
 MakeSpec = Callable[..., dict[str, Any]]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, RunnerError
-from conformance.runner.zygote_handle import Zygote, _Shared
-from conformance.runner.zygote_process import Joined, Nursery
+from conformance.runner.front.client import ForkServer, RunnerError
+from conformance.runner.front.zygote_handle import Zygote, _Shared
+from conformance.runner.front.zygote_process import Joined, Nursery
 
 LIMIT = 60.0
 Write = Callable[..., str]

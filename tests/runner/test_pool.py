@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.pool import Pool
+from conformance.runner.front.pool import Pool
 
 LIMIT = 60.0
 Write = Callable[..., str]

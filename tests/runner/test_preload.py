@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from conformance.runner import linux
+from conformance.runner.system import linux
 
-WARM = "from conformance.runner.preload import preload, warm_up; preload(); warm_up()"
+WARM = "from conformance.runner.rank.preload import preload, warm_up; preload(); warm_up()"
 STATE = """
 import torch
 
@@ -54,7 +54,7 @@ with Recorder(print) as recorder:
     print(state() == before)
 """
     assert _said(program.format(between=WARM)).splitlines()[-1] == "True"
-    assert _said(program.format(between="from conformance.runner import preload")).splitlines()[-1] == "False"
+    assert _said(program.format(between="from conformance.runner.rank import preload")).splitlines()[-1] == "False"
 
 
 def test_memory_keeps_what_is_in_it_when_it_is_gathered() -> None:

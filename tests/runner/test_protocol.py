@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.runner.protocol import Channel, Lines, decode, encode, to_json
+from conformance.runner.system.protocol import Channel, Lines, decode, encode, to_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 
 LIMIT = 60.0
 Write = Callable[..., str]

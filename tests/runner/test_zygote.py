@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.client import ForkServer, RunnerError
-from conformance.runner.zygote_handle import Zygote, shared
+from conformance.runner.front.client import ForkServer, RunnerError
+from conformance.runner.front.zygote_handle import Zygote, shared
 
 LIMIT = 60.0
 Write = Callable[..., str]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from conformance.cli import main
-from conformance.runner.client import shared
+from conformance.runner.front.client import shared
 
 #: The textbook loop; `{before}` runs in each rank first, `{inside}` in each window before its backward passes.
 TEMPLATE = """

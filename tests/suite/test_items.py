@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conformance.adapter.declaration import BACKENDS
 from conformance.suite.items import REFERENCE, Servers, collect
-from conformance.trainers.declaration import BACKENDS
 
 
 class Counted(Servers):

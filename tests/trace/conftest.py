@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
+from conformance.adapter.task import Task
 from conformance.trace.recorder import Recorder
-from conformance.trainers.task import Task
 
 from ..trainers.tasks import make_spec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from conformance.trace.site import shortened
+from conformance.trace.state.site import shortened
 
 
 def here(after=0):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.runner.client import ForkServer
-from conformance.trace.horovod import sleeping_until
+from conformance.runner.front.client import ForkServer
+from conformance.trace.observers.horovod import sleeping_until
 
 from ..trainers.tasks import make_spec, sgd
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from conformance.trace.importing import when_imported
+from conformance.trace.seams.importing import when_imported
 
 NAME = "imported_by_a_test"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 
 from ..trainers.tasks import make_spec
 

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from conformance.trace.patching import leaving_seams, replaced, replaced_inside
+from conformance.trace.seams.patching import leaving_seams, replaced, replaced_inside
 
 
 def loudly(function):

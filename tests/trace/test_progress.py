@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.trace.progress import Progress
-from conformance.trainers import loading
+from conformance.adapter import loading
+from conformance.trace.state.progress import Progress
 
 from ..trainers.tasks import make_spec, train
 

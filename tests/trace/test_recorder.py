@@ -15,11 +15,11 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as torch_optimizers
 from torch.optim.lr_scheduler import LRScheduler
 
-from conformance.runner.client import ForkServer
+from conformance.adapter import loading
+from conformance.runner.front.client import ForkServer
 from conformance.trace.events import KINDS
-from conformance.trace.patching import with_subclasses
 from conformance.trace.recorder import Recorder
-from conformance.trainers import loading
+from conformance.trace.seams.patching import with_subclasses
 
 from ..trainers.tasks import make_spec, overflowing, scaler, train
 

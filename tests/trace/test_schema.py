@@ -9,7 +9,7 @@ from importlib.resources import files
 import pytest
 from jsonschema import Draft202012Validator
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.trace import file
 from conformance.trace.events import KINDS
 

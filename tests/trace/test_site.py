@@ -8,9 +8,9 @@ import threading
 import torch
 from accelerate import Accelerator
 
+from conformance.adapter import loading
 from conformance.trace.recorder import Recorder
-from conformance.trace.site import Sites, shortened
-from conformance.trainers import loading
+from conformance.trace.state.site import Sites, shortened
 
 from ..trainers.tasks import make_spec, train
 from .places import here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from conformance import trainer
-from conformance.trainers.declaration import BACKENDS
+from conformance.adapter.declaration import BACKENDS
 
 ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "bf16", "fp16"]}
 

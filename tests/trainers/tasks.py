@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from conformance.adapter.task import Task
 from conformance.trace.recorder import Recorder
-from conformance.trainers.task import Task
 
 Spec = dict[str, Any]
 Events = list[dict[str, Any]]

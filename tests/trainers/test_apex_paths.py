@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from conformance.runner.client import ForkServer, Unavailable
-from conformance.trainers.errors import MissingRequirement
-from conformance.trainers.loading import load, reference_names
+from conformance.adapter.errors import MissingRequirement
+from conformance.adapter.loading import load, reference_names
+from conformance.runner.front.client import ForkServer, Unavailable
 
 TRAINERS = {"apex_single": "single", "apex_ddp": "ddp", "apex_horovod": "horovod"}
 INSTALL = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 
 from .tasks import WORKLOADS, check, make_spec, of_kind, overflowing, scaler
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.trainers import loading
+from conformance.adapter import loading
 
 from .tasks import WORKLOADS, check, make_spec, of_kind, overflowing, scaler, train
 

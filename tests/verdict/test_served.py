@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.cases.case import Case
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
 from conformance.verdict.served import with_served

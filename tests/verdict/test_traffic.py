@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conformance.cases.case import Case
-from conformance.runner.client import ForkServer
+from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 from conformance.verdict.traffic import traffic
 

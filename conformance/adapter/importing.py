@@ -1,0 +1,150 @@
+"""Importing a trainer's module, with every failure turned into one line."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from conformance.adapter.declaration import did_you_mean
+from conformance.adapter.errors import MissingRequirement, TrainerError
+from conformance.adapter.reading import declaration_in
+
+
+def from_path(place: str) -> ModuleType:
+    """Import a file. Its folder comes first on `sys.path`, as for a script, so that siblings import.
+
+    A file that lies in a package is imported as a module of that package, so that relative imports work; any
+    other gets a module name of its own, which hides no installed module.
+    """
+    path = Path(place)
+    if path.is_dir():
+        raise a_folder(place)
+    if not path.is_file():
+        raise TrainerError(f"{place}: no such file{_similar_file(path)}")
+    if path.suffix != ".py":
+        raise TrainerError(f"{place}: not a Python file: its name does not end in .py")
+    path = path.resolve()
+    root = _package_root(path)
+    if root is not None:
+        _put_first(root)
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        spec = _find_spec(name)
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
+            return named(name, place, path)
+    _put_first(path.parent)
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    return _import_file(f"{path.stem}_{digest}", place, path)
+
+
+def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
+    """Import a module by its dotted name; the current folder is searched first, as by `python -m`."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        if os.path.isdir(name):
+            raise a_folder(name)
+        raise TrainerError(f"{name!r}: neither a Python file nor a module's name")
+    _put_first(Path.cwd())
+    parent, _, last = name.rpartition(".")
+    if parent:
+        package = from_name(parent)
+        if not hasattr(package, "__path__"):
+            raise TrainerError(f"{name}: {parent} is no package; for a function in it write {parent}:{last}")
+        known = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    else:
+        known = [module.name for module in pkgutil.iter_modules([os.getcwd()])] + list(suggestions)
+    spec = _find_spec(name)
+    if spec is None:
+        close = did_you_mean(last, known)
+        file = f"; write {last}.py for the file" if not close and Path(f"{last}.py").is_file() else ""
+        raise TrainerError(f"{name}: no such module{close}{file}")
+    return named(name, name, Path(spec.origin) if spec.origin else None)
+
+
+def a_folder(place: str) -> TrainerError:
+    return TrainerError(f"{place}: this is a folder: name a .py file in it, or package.module:function")
+
+
+def named(name: str, place: str, path: Path | None) -> ModuleType:
+    """Import the module `name`, which errors call `place` and which lies at `path`."""
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise _explain(error, place, path) from error
+
+
+def _import_file(name: str, place: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TrainerError(f"{place}: Python cannot import this file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _explain(error, place, path) from error
+    return module
+
+
+def _explain(error: BaseException, place: str, path: Path | None) -> TrainerError:
+    if isinstance(error, SyntaxError):
+        return TrainerError(f"{error.filename or place}:{error.lineno}: {type(error).__name__}: {error.msg}")
+    where = _deepest_frame(error, path) or place
+    what = f"{where}: {type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, ModuleNotFoundError) and error.name and path is not None:
+        module = error.name.partition(".")[0]
+        declaration = declaration_in(path)
+        if declaration is not None and module in {name.partition(".")[0] for name in declaration.requires}:
+            requirements = " ".join(declaration.requires)
+            return MissingRequirement(f"needs {module}: pip install {requirements}", declaration, module)
+        return TrainerError(f"{what}; install it, or mend the import")
+    return TrainerError(what)
+
+
+def _deepest_frame(error: BaseException, path: Path | None) -> str | None:
+    """`file:line` of the last call in the user's own file, or failing that beside it."""
+    if path is None:
+        return None
+    frames = [(Path(frame.filename).resolve(), frame) for frame in traceback.extract_tb(error.__traceback__)]
+    own = [frame for file, frame in frames if file == path]
+    beside = [frame for file, frame in frames if path.parent in file.parents]
+    chosen = own or beside
+    return f"{chosen[-1].filename}:{chosen[-1].lineno}" if chosen else None
+
+
+def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None
+
+
+def _package_root(path: Path) -> Path | None:
+    """The folder that holds the outermost package around `path`, or None when it is in no package."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return None if folder == path.parent else folder
+
+
+def _put_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+
+
+def _similar_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" (nor a folder {path.parent})"
+    close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
+    return f"; did you mean {path.with_name(close[0])}?" if close else ""

@@ -1,0 +1,124 @@
+"""From a target such as `my_trainer.py:train` to the function and its declaration. No torch of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from conformance.adapter import importing
+from conformance.adapter.declaration import Declaration, declared, did_you_mean
+from conformance.adapter.errors import MissingRequirement, TrainerError
+from conformance.adapter.reading import declaration_in
+
+__all__ = ["MissingRequirement", "TrainerError", "load", "missing_requirements", "reference_names", "stated"]
+
+Train = Callable[[Any], None]
+
+_PACKAGE = __name__.partition(".")[0]
+_FOLDERS = ("trainers", "frameworks")
+
+
+def load(target: str) -> tuple[Train, Declaration]:
+    """Import the trainer that `target` names. The declaration's `name` is filled in.
+
+    Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a
+    trainer that comes with this package (`ddp`, `accelerate`). Raises TrainerError; its subclass MissingRequirement
+    when the import failed for want of a module that the trainer declares under `requires`.
+    """
+    place, name = _split(target)
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        module = importing.from_path(place)
+    elif (bundled := _bundled().get(place)) is not None:
+        module = importing.named(f"{_PACKAGE}.{bundled.parent.name}.{place}", place, bundled)
+    else:
+        module = importing.from_name(place, suggestions=reference_names())
+    function, is_only_one = _choose(module, place, name)
+    declaration = declared(function)
+    if declaration is None:
+        raise TrainerError(f"{place}: {name} is not decorated with @trainer(...): add it from `conformance`")
+    if declaration.name is None:
+        stem = place.rpartition(".")[2] if not place.endswith(".py") else Path(place).stem
+        label = stem if is_only_one else getattr(function, "__name__", str(name))
+        declaration = dataclasses.replace(declaration, name=label)
+    return function, declaration
+
+
+def reference_names() -> tuple[str, ...]:
+    """The bare names that `load` takes: reference trainers and adapters of frameworks."""
+    return tuple(_bundled())
+
+
+def stated(target: str) -> Declaration | None:
+    """What a trainer that comes with this package declares, read from its source; None of others, which have to be
+    imported."""
+    bundled = _bundled().get(target)
+    return None if bundled is None else declaration_in(bundled)
+
+
+def _bundled() -> dict[str, Path]:
+    """The files of this package that hold a `@trainer`, by name and in its order."""
+    files = [file for folder in _FOLDERS for file in (Path(__file__).parents[1] / folder).glob("*.py")]
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem) if _holds_trainer(file)}
+
+
+def _holds_trainer(file: Path) -> bool:
+    return any(line.startswith("@trainer") for line in file.read_text().splitlines())
+
+
+def missing_requirements(declaration: Declaration) -> tuple[str, ...]:
+    """The declared `requires` that cannot be found on this machine."""
+    return tuple(name for name in declaration.requires if not _is_installed(name))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name
+        return False
+
+
+def _split(target: str) -> tuple[str, str | None]:
+    place, colon, name = target.rpartition(":")
+    # A drive letter is the one colon that does not part a function's name from its module.
+    if not colon or name.startswith(("\\", "/")):
+        return target, None
+    if not place or not name:
+        raise TrainerError(f"{target!r}: write path.py:function or package.module:function")
+    return place, name
+
+
+def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bool]:
+    """The function asked for, or the only trainer there is; and whether it is the only one."""
+    candidates: dict[str, Train] = {
+        key: value
+        for key, value in vars(module).items()
+        if declared(value) is not None and getattr(value, "__module__", None) == module.__name__
+    }
+    # Python imports any folder as a package.
+    if not candidates and not (name and hasattr(module, name)) and Path(place).is_dir():
+        raise importing.a_folder(place)
+    if name is not None:
+        found = getattr(module, name, None)
+        if found is None:
+            functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+            hint = did_you_mean(name, list(candidates) or functions) or (
+                f"; it has {', '.join(candidates)}" if candidates else ""
+            )
+            raise TrainerError(f"{place}: no function {name!r} in it{hint}")
+        if not callable(found):
+            raise TrainerError(f"{place}: {name} is not a function")
+        return found, list(candidates) == [name]
+    if not candidates:
+        raise TrainerError(
+            f"{place}: no @trainer function in it: decorate your training function with "
+            f"@trainer(...) from `conformance`"
+        )
+    if len(candidates) > 1:
+        choices = ", ".join(f"{place}:{key}" for key in candidates)
+        raise TrainerError(f"{place}: {len(candidates)} @trainer functions in it, name one of {choices}")
+    return next(iter(candidates.values())), True

@@ -1,0 +1,160 @@
+"""The task: all that a trainer under test is handed, as plain torch objects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from conformance.adapter.data import Batch, Samples, micro_batch_loader, stream_loader
+from conformance.adapter.topology import Topology
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Watcher(Protocol):
+    """What a task needs of a recorder."""
+
+    def watch(self, model: torch.nn.Module) -> None: ...
+
+
+@dataclass(frozen=True)
+class ClipSpec:
+    """How gradients are clipped: `kind` "norm" or "value", at `threshold`."""
+
+    kind: Literal["norm", "value"]
+    threshold: float
+
+
+class Task:
+    """One case, as one rank sees it.
+
+    backend: "single", "ddp" or "horovod"; for a trainer that does several.
+    rank, local_rank, world_size: this process among the others; local_rank is the rank on this machine.
+    device: where model and batches live; dtype: of both (float64 for fp64, else float32).
+    precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is
+    Horovod's of gradients.
+    loss_scale: what the loss scale begins with; None where the loss is not scaled. `grad_scaler()` begins with
+    it, apex has to be told.
+    loss_name: "mean" or "weighted".
+    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
+    collective_backend: what to pass to `torch.distributed.init_process_group`.
+    clip: None, or what `clip_` does.
+    """
+
+    def __init__(self, spec: dict[str, Any], rank: int, recorder: Watcher | None = None) -> None:
+        self._spec = spec
+        self._recorder = recorder
+        self.backend: str = spec["backend"]
+        self.rank = rank
+        topology = Topology.of(spec)
+        self.local_rank = topology.local_rank(rank)
+        self.world_size: int = spec["world_size"]
+        self.precision: str = spec["precision"]
+        self.compression = self.precision == "fp16-compression"
+        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        self.loss_scale: float | None = spec["scaler"]["init_scale"] if spec["scaler"] else None
+        self.loss_name: str = spec["loss"]
+        self.accumulation: int = spec["accumulation"]
+        self.micro_batch_size: int = spec["micro_batch_size"]
+        self.steps: int = spec["steps"]
+        self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
+        self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
+        self._samples = Samples(spec["samples"], spec["epochs"], self.device, self.dtype)
+
+    def model(self) -> torch.nn.Module:
+        """A fresh `torch.nn.Linear(features, 1)` on `device` that holds this rank's start weights."""
+        shape = self._spec["model"]
+        features: int = shape["features"]
+        start = torch.tensor(shape["weights"][self.rank], dtype=self.dtype)
+        model = torch.nn.Linear(features, 1, bias=shape["bias"], dtype=self.dtype)
+        with torch.no_grad():
+            model.weight.copy_(start[:features].view(1, features))
+            if shape["bias"]:
+                model.bias.copy_(start[features:])
+        model.to(self.device)
+        if self._recorder is not None:
+            self._recorder.watch(model)
+        return model
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes)."""
+        settings = dict(self._spec["optimizer"])
+        kind = settings.pop("kind")
+        if kind == "adamw":
+            return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})
+        return torch.optim.SGD(params, **settings)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        """The workload's learning-rate schedule: call its `step()` once after each optimizer step.
+
+        Without a schedule it keeps the learning rate as it is.
+        """
+        multipliers: list[float] = self._spec["schedule"] or [1.0]
+
+        def multiplier(step: int) -> float:
+            return multipliers[min(step, len(multipliers) - 1)]
+
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """The case's GradScaler, enabled for fp16 and a pass-through otherwise."""
+        enabled = self.precision == "fp16"
+        settings = self._spec["scaler"] if enabled and self._spec["scaler"] else {}
+        return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)
+
+    def autocast(self) -> torch.autocast:
+        """A context that casts to bfloat16 or float16 as the precision asks, and does nothing otherwise."""
+        return torch.autocast(
+            self.device.type, dtype=_AUTOCAST.get(self.precision), enabled=self.precision in _AUTOCAST
+        )
+
+    def loss(self, outputs: torch.Tensor, batch: Batch, reduction: Literal["mean", "sum"] = "mean") -> torch.Tensor:
+        """The squared-error loss of `outputs` (m, 1) against `batch.targets`, a scalar.
+
+        "mean" divides by the samples of this batch or, for a weighted workload, by their weight; "sum" does
+        not.
+        """
+        if self.loss_name == "mean":
+            return torch.nn.functional.mse_loss(outputs, batch.targets, reduction=reduction)
+        total = (batch.weights * (outputs - batch.targets) ** 2).sum()
+        return total / batch.weights.sum() if reduction == "mean" else total
+
+    def clip_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Clip the gradients of `parameters` in place, as the workload says; without a clip do nothing."""
+        if self.clip is None:
+            return
+        if self.clip.kind == "norm":
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip.threshold)
+        else:
+            torch.nn.utils.clip_grad_value_(parameters, self.clip.threshold)
+
+    def dataloader(self, rank: int | None = None) -> DataLoader[Batch]:
+        """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
+        run."""
+        micro_batches = self._spec["micro_batches"][self.rank if rank is None else rank]
+        return micro_batch_loader(self._samples, micro_batches, self.micro_batch_size)
+
+    def global_dataloader(self) -> DataLoader[Batch]:
+        """All samples in order, in micro-batches, for frameworks that deal them out to the ranks
+        themselves."""
+        return stream_loader(self._samples, self.micro_batch_size)
+
+    def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
+        """`dataloader(rank)` in accumulation windows; the last one is shorter when the micro-batches run
+        out."""
+        micro_batches = iter(self.dataloader(rank))
+        while window := list(itertools.islice(micro_batches, self.accumulation)):
+            yield window
+
+
+def _place(device: str, local_rank: int, local_size: int) -> tuple[torch.device, Literal["gloo", "nccl"]]:
+    if device != "cuda":
+        return torch.device(device), "gloo"
+    count = torch.cuda.device_count()
+    # NCCL refuses two ranks on one GPU; gloo carries CUDA tensors too.
+    return torch.device("cuda", local_rank % max(count, 1)), "nccl" if count >= local_size else "gloo"

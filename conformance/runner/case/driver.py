@@ -1,0 +1,58 @@
+"""The process that runs the function of a trainer which launches its workers itself: the driver of one case."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from conformance.adapter.job import Job
+from conformance.adapter.loading import Train
+from conformance.runner.rank.rank import Pipes, file_of
+from conformance.runner.rank.telling import Sender, described, exit_code
+from conformance.runner.system import stacks
+
+
+def run(load: Callable[[], Train], job: Job, pipes: Pipes, open_until_done: int) -> int:
+    """Run the function that ``load`` returns; the result is the exit code.
+
+    ``open_until_done``: the end of a pipe that is closed when no worker will be launched any more.
+    """
+    faulthandler.enable(file=2)
+    stacks.answer_requests(pipes.stack)
+    make_importable_for_workers()
+    send = Sender(pipes.evidence, pipes.notices)
+    send({"event": "started", "pid": os.getpid()})
+    try:
+        train = load()
+        pickle_by_value(train)
+        train(replace(job, ticket={**job.ticket, "trainer_file": file_of(train)}))
+    except BaseException as error:
+        what = described(error)
+        print(what["traceback"], file=sys.stderr, flush=True)
+        send({"event": "raised", **what, "at": time.monotonic()})
+        return exit_code(error)
+    send({"event": "finished"})
+    os.close(open_until_done)
+    # Frameworks end their workers with the driver: these may still be at their last events.
+    os.read(pipes.release, 1)
+    return 0
+
+
+def make_importable_for_workers() -> None:
+    """Let every Python that is started from here import what can be imported here."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+
+
+def pickle_by_value(train: Train) -> None:
+    """Have cloudpickle send the trainer's functions as they are, where a worker could not import their module.
+
+    A file's module has a name of ours (`importing.from_path`); what is in no module of `sys.modules` goes by value.
+    """
+    name = train.__module__
+    if "." not in name and importlib.machinery.PathFinder.find_spec(name) is None:
+        sys.modules.pop(name, None)

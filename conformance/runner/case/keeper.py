@@ -1,0 +1,61 @@
+"""The process that holds a case's rendezvous, so that it outlives any rank."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from importlib import import_module
+from typing import Any, NoReturn
+
+from conformance.adapter.topology import Topology
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket on a free port of ``address``; ranks may connect before anybody accepts."""
+    listener = socket.socket()
+    listener.bind((address, 0))
+    listener.listen(128)
+    return listener
+
+
+def keep(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
+    """Serve the rendezvous of ``backend`` on ``listener`` until this process is killed."""
+    if backend == "horovod":
+        _keep_horovod(listener, topology)
+    _keep_store(listener)
+
+
+def _keep_store(listener: socket.socket) -> NoReturn:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, port = listener.getsockname()
+    _hold(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
+
+
+def _hold(store: object) -> NoReturn:
+    """A store serves from a thread of its own for as long as it is referred to."""
+    while True:
+        signal.pause()
+
+
+def _keep_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
+    """Horovod's own `RendezvousServer` listens on every interface, so its parts are put together here."""
+    http: Any = import_module("horovod.runner.http.http_server")
+    hosts: Any = import_module("horovod.runner.common.util.hosts")
+    nothing = {"server_bind": lambda server: None, "server_activate": lambda server: None}
+    server: Any = type("OneAddressServer", (http.RendezvousHTTPServer,), nothing)(
+        listener.getsockname(), http.RendezvousHandler, verbose=0
+    )
+    server.socket.close()
+    server.socket = listener
+    slots = ",".join(f"{node}:{topology.hosts.count(node)}" for node in topology.nodes)
+    server.init(hosts.get_host_assignments(hosts.parse_hosts(slots), len(topology.hosts)))
+    server.serve_forever()
+    raise AssertionError("serve_forever returned")
+
+
+def preload(backend: str) -> None:
+    """Import what `keep` needs, so that a forked keeper has it."""
+    if backend == "horovod":
+        import_module("horovod.runner.http.http_server")
+        import_module("horovod.runner.common.util.hosts")

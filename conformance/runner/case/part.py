@@ -1,0 +1,32 @@
+"""A part of a case: the ranks that one of several machines starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.runner.rank.environment import INTERFACE, LOOPBACK
+
+
+@dataclass(frozen=True)
+class Part:
+    """The ranks to start here, and where they meet the others.
+
+    Attributes:
+        ranks: their numbers.
+        address: the IPv4 address of the case's rendezvous.
+        port: where it listens; None if it is to be kept here.
+        interface: the network interface for what ranks say to each other.
+    """
+
+    ranks: tuple[int, ...]
+    address: str = LOOPBACK
+    port: int | None = None
+    interface: str = INTERFACE
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "ranks": list(self.ranks)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Part:
+        return cls(**{**values, "ranks": tuple(values["ranks"])})

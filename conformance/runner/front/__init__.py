@@ -1,0 +1,1 @@
+"""What the suite uses; nothing here imports torch."""

@@ -1,0 +1,161 @@
+"""The front side of the runner: what the suite uses. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Literal, Self
+
+from conformance.adapter.declaration import Declaration
+from conformance.adapter.loading import TrainerError
+from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
+from conformance.runner.front.zygote_handle import ServerProcess, ServerStarter, shared
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable
+from conformance.runner.system import stacks
+from conformance.runner.system.descriptors import last_line
+from conformance.runner.system.protocol import Channel
+
+__all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError", "Unavailable", "shared"]
+
+IMPORT_LIMIT = 120.0
+_END_LIMIT = 10.0
+# What a server may take beyond the limits that it keeps itself before it counts as dead.
+SLACK = 30.0
+
+
+class ForkServer:
+    """A process that has imported torch and one trainer, and runs each case in processes forked from it.
+
+        with ForkServer("my_trainer.py", backend="ddp") as server:
+            outcome = server.run(spec, time_limit=60.0)
+
+    Entering raises TrainerError, one line that says what is wrong with the trainer; Unavailable when
+    something is missing that the backend or the trainer needs; RunnerError when the harness itself fails.
+
+    Attributes:
+        declaration: what the trainer says that it supports.
+        mode, mode_reason: "fork", or "spawn" and why forking would be unsafe.
+        versions: of python, torch, horovod (where it is the backend) and what the trainer requires.
+        gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
+    """
+
+    declaration: Declaration
+    mode: Literal["fork", "spawn"]
+    mode_reason: str | None
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+
+    def __init__(
+        self,
+        trainer: str,
+        backend: str,
+        import_limit: float = IMPORT_LIMIT,
+        starter: Callable[[], ServerStarter] = shared.get,
+    ) -> None:
+        self._trainer = trainer
+        self._backend = backend
+        self._import_limit = import_limit
+        self._get_starter = starter
+        self._server: ServerProcess | None = None
+        self._starter: ServerStarter
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._end(_END_LIMIT)
+
+    def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
+        """Run one case in fresh processes.
+
+        ``time_limit``: seconds for the trainer's function; what is still running then is killed. When the
+        server itself dies, the outcome says so for every rank, and the next call starts another. Raises
+        RunnerError when the harness itself fails.
+        """
+        channel = self.channel()
+        began = monotonic()
+        try:
+            channel.send({"spec": spec, "time_limit": time_limit})
+            answer = channel.receive(START_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
+            patience = _END_LIMIT
+        except BrokenPipeError:
+            answer, patience = None, _END_LIMIT
+        except TimeoutError:
+            answer, patience = None, 0.0
+        except BaseException:
+            self._end(_END_LIMIT)
+            raise
+        if answer is not None:
+            if "failure" in answer:
+                raise RunnerError(f"{spec['case']}: {answer['failure']}")
+            return Outcome.from_dict(answer)
+        return Outcome.unheard(spec["world_size"], self.bury(patience), monotonic() - began)
+
+    def channel(self) -> Channel:
+        """The connection to the server, which is started if none runs. Raises what entering raises."""
+        return (self._server or self._start()).channel
+
+    def bury(self, patience: float = _END_LIMIT) -> str:
+        """Give up on a server that has hung up, or, with a ``patience`` of 0, at once; the result says how it ended."""
+        said = self._last_words()
+        return f"the trainer's server died ({self._end(patience)}){said}"
+
+    def _start(self) -> ServerProcess:
+        """Raises TrainerError, Unavailable, RunnerError."""
+        self._starter = self._get_starter()
+        server, hello = self._serve(spawn=None)
+        self.declaration = Declaration.from_dict(hello["declaration"])
+        self.versions = {**self._starter.versions, **hello["versions"]}
+        self.gpus = self._starter.gpus
+        if self.gpus["devices"] and hello["no_gpu"] is not None:
+            self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
+        self.mode, self.mode_reason = "fork", None
+        if hello["unsafe"] is not None:
+            self._end(_END_LIMIT)
+            self.mode = "spawn"
+            self.mode_reason = f"after importing {self._trainer} a fork would be unsafe: {hello['unsafe']}"
+            server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
+        return server
+
+    def _serve(self, *, spawn: Literal["ranks", "driver"] | None) -> tuple[ServerProcess, dict[str, Any]]:
+        server = self._server = self._starter.serve(self._trainer, self._backend, spawn=spawn)
+        try:
+            hello = server.channel.receive(self._import_limit)
+        except TimeoutError as error:
+            where = stacks.line_of_trainer(self._starter.stack(server.pid))
+            self._end(0.0)
+            raise TrainerError(
+                f"{self._trainer}: importing it did not end within {self._import_limit:g} s{_at(where)}"
+            ) from error
+        except BaseException:
+            self._end(0.0)
+            raise
+        if hello is None:
+            where = stacks.line_of_trainer(self._starter.said(server.pid))
+            said = self._last_words()
+            how = self._end(_END_LIMIT)
+            raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or said}")
+        if "error" in hello:
+            self._end(_END_LIMIT)
+            raise TrainerError(hello["error"])
+        if "unavailable" in hello:
+            self._end(_END_LIMIT)
+            raise Unavailable.from_dict(hello["unavailable"])
+        return server, hello
+
+    def _last_words(self) -> str:
+        said = "" if self._server is None else last_line(self._starter.said(self._server.pid))
+        return f"; it last printed: {said}" if said else ""
+
+    def _end(self, patience: float) -> str:
+        server, self._server = self._server, None
+        if server is None:
+            return "it was not running"
+        server.channel.close()
+        return self._starter.end(server.pid, patience)
+
+
+def _at(where: str | None) -> str:
+    return f" at {where}" if where else ""

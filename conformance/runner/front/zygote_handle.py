@@ -1,0 +1,184 @@
+"""The front side of the zygote: started when first needed, shared by all servers, ended with this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from conformance.runner.front.zygote_process import Joined, Started, ZygoteProcess
+from conformance.runner.outcome import RunnerError, describe_status
+from conformance.runner.system import stacks
+from conformance.runner.system.descriptors import last_line, nameless_file, tail
+from conformance.runner.system.protocol import Channel
+
+# Seconds to import torch, on a machine that is busy with much else.
+_START_LIMIT = 300.0
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A forked server: its process id, and this end of its connection."""
+
+    pid: int
+    channel: Channel
+
+
+class ServerStarter(Protocol):
+    """What starts servers and ends them, here or on another machine. Everything raises RunnerError."""
+
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
+        """Fork a server for a trainer; its first message says what became of importing it."""
+
+    def end(self, pid: int, patience: float) -> str:
+        """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
+
+    def said(self, pid: int) -> str:
+        """The last that a server printed."""
+
+    def stack(self, pid: int) -> str:
+        """Have a server print the stacks of its threads; the result is the last that it printed."""
+
+
+class Zygote:
+    """A running zygote: the `ServerStarter` of this machine."""
+
+    def __init__(self, process: ZygoteProcess | None = None) -> None:
+        """``process``: where it runs already; by default one is started. Raises RunnerError when it ends at once."""
+        self._lock = threading.Lock()
+        self._outputs: dict[int, int] = {}
+        self._process = process or Started()
+        self.owner = os.getpid()
+        try:
+            hello = self._receive(_START_LIMIT)
+            self.versions: dict[str, str] = hello["versions"]
+            self.gpus: dict[str, Any] = hello["gpus"]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def running(self) -> bool:
+        return self._process.running
+
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                pid = self.fork(target, backend, theirs, spawn=spawn)
+            except BaseException:
+                ours.close()
+                raise
+        return ServerProcess(pid, Channel(ours))
+
+    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: str | None) -> int:
+        """Fork a server whose client is at the other end of ``client``; returns its process id."""
+        request = {
+            "target": target,
+            "backend": backend,
+            "spawn": spawn,
+            "folder": os.getcwd(),
+            "path": [str(folder) for folder in sys.path],
+        }
+        output = nameless_file()
+        try:
+            pid = int(self._ask(request, client.fileno(), output)["pid"])
+        except BaseException:
+            os.close(output)
+            raise
+        self._outputs[pid] = output
+        return pid
+
+    def end(self, pid: int, patience: float) -> str:
+        os.close(self._outputs.pop(pid))
+        return describe_status(self._ask({"end": pid, "patience": patience})["status"])
+
+    def said(self, pid: int) -> str:
+        return tail(self._outputs[pid])
+
+    def stack(self, pid: int) -> str:
+        stacks.request([(pid, self._outputs[pid])])
+        return self.said(pid)
+
+    def close(self) -> None:
+        """End the zygote, its servers and their ranks."""
+        self._process.close()
+
+    def _ask(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        with self._lock:
+            try:
+                self._process.channel.send(request, descriptors)
+            except OSError as error:
+                raise self._failure() from error
+            return self._receive(None)
+
+    def _receive(self, timeout: float | None) -> dict[str, Any]:
+        try:
+            answer = self._process.channel.receive(timeout)
+        except TimeoutError as error:
+            raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
+        if answer is None:
+            raise self._failure()
+        return answer
+
+    def _failure(self) -> RunnerError:
+        """What to say of a zygote that is gone."""
+        how = self._process.how_it_ended()
+        said = last_line(tail(self._process.output)) or "nothing"
+        return RunnerError(f"the process that imports torch {how}; it last printed: {said}")
+
+
+class _Shared:
+    """At most one zygote in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._nursery: str | None = None
+
+    def join(self, nursery: str) -> None:
+        """From now on, have zygotes forked by the nursery at this address."""
+        self._nursery = nursery
+
+    def get(self) -> Zygote:
+        """The running zygote, started if there is none. Raises RunnerError."""
+        with self._lock:
+            if self._zygote is not None and not (self._is_ours() and self._zygote.running):
+                self._drop()
+            if self._zygote is None:
+                self._zygote = self._joined() or Zygote()
+            return self._zygote
+
+    def _joined(self) -> Zygote | None:
+        """None without a nursery; and with one that fails, as one of our own tells why, or does better."""
+        if self._nursery is None:
+            return None
+        try:
+            return Zygote(Joined(self._nursery))
+        except (OSError, RunnerError):
+            return None
+
+    def close(self) -> None:
+        """End the zygote, if this process has started one; `get` starts another."""
+        with self._lock:
+            self._drop()
+
+    def _is_ours(self) -> bool:
+        """A process that was forked from one with a zygote must leave that alone."""
+        return self._zygote is not None and self._zygote.owner == os.getpid()
+
+    def _drop(self) -> None:
+        if self._zygote is not None and self._is_ours():
+            self._zygote.close()
+        self._zygote = None
+
+
+shared = _Shared()
+atexit.register(shared.close)

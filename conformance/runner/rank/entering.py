@@ -1,0 +1,134 @@
+"""The worker's side of a case whose workers the trainer under test has started: `conformance.enter`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from conformance.runner.rank.telling import described
+from conformance.runner.system.protocol import Channel
+
+if TYPE_CHECKING:
+    from conformance.adapter.task import Task
+
+
+@contextmanager
+def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
+    """Be rank ``rank`` of the case that ``ticket`` (`Job.ticket`) is for, and get its task.
+
+        with conformance.enter(ticket, rank) as task:
+            model = task.model()
+            ...
+
+    Inside, this worker is recorded, and what it does is sent to the harness as it happens. What is raised inside is
+    reported and goes on to the caller. When the harness gives the case up, the process ends. Raises ValueError for a
+    rank that the case does not have, and RuntimeError when somebody was that rank before or the case is over.
+    """
+    with closing(Entry(ticket, rank)) as entry, entry.working() as task:
+        yield task
+        entry.finish()
+
+
+class Entry:
+    """`enter` in parts, for a worker whose work comes in calls, or which is several ranks of one process by turns.
+
+        entry = conformance.Entry(ticket, rank)
+        with entry.working() as task: ...     # as often as there is work
+        entry.finish()
+        entry.close()
+
+    Only what is done inside of `working` is recorded, and counts as this rank's. One entry of a process works at a
+    time. Without `finish` the rank has died. Raises what `enter` raises.
+    """
+
+    def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
+        from conformance.adapter.task import Task
+        from conformance.trace.recorder import Recorder
+
+        self._line = _Line(ticket, rank)
+        self._recorder = Recorder(self._line.send, self._line.spec, rank, ticket["trainer_file"])
+        self._recorder.note("started", pid=os.getpid())
+        with self._telling():
+            self._task = Task(self._line.spec, rank, self._recorder)
+
+    @contextmanager
+    def working(self) -> Iterator[Task]:
+        """Inside, this process is this rank. What is raised inside is reported, and ends the entry."""
+        with self._telling(), self._recorder:
+            yield self._task
+
+    def finish(self) -> None:
+        """The rank has done all that it had to do."""
+        self._recorder.finished(self._task)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._line.close()
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self._recorder.note("raised", **described(error), at=time.monotonic())
+            self.close()
+            raise
+
+
+class _Line:
+    """The connection to the harness. A thread attends to it, because a worker that hangs cannot."""
+
+    def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
+        ports = ticket["ports"]
+        if not 0 <= rank < len(ports):
+            raise ValueError(f"no rank {rank} in a case of world size {len(ports)}")
+        self._lock = threading.Lock()
+        try:
+            self._socket = socket.create_connection((ticket["host"], ports[rank]))
+            self._channel = Channel(self._socket)
+            self._channel.send({"token": ticket["token"]})
+            spec = self._channel.receive()
+        except OSError as error:
+            raise RuntimeError(_turned_away(rank)) from error
+        if spec is None:
+            raise RuntimeError(_turned_away(rank))
+        self.spec = spec
+        self._is_open = True
+        threading.Thread(target=self._attend, name="conformance", daemon=True).start()
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._channel.send(event)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _attend(self) -> None:
+        while self._channel.receive() is not None:
+            self.send({"stack": _stack()})
+        with self._lock:
+            if self._is_open:
+                os._exit(1)
+        self._channel.close()
+
+
+def _stack() -> str:
+    """Where each thread of this process is, the most recent call first."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+def _turned_away(rank: int) -> str:
+    return f"cannot enter the case as rank {rank}: a worker did so before, or the case is over"

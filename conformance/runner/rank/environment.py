@@ -1,0 +1,117 @@
+"""The environment variables by which frameworks learn their rank, and the ones that keep them on loopback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from conformance.adapter.topology import Topology
+
+LOOPBACK = "127.0.0.1"
+INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+_EVERYWHERE = {
+    # A thread pool that is started on import makes forking unsafe; NumPy's BLAS does that unless told not to.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": INTERFACE,
+    "NCCL_SOCKET_IFNAME": INTERFACE,
+    "HOROVOD_GLOO_IFACE": INTERFACE,
+    # PyArrow's allocator starts a thread on import, too.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # Ray has no other way to stay on loopback on Linux (ray/_private/services.py, get_node_ip_address).
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # What a rank printed must be there when it is killed.
+    "PYTHONUNBUFFERED": "1",
+}
+
+_UNLESS_SET = {
+    # Ray's own default for a cluster that it starts; but it has to be known when Ray is imported for it to hold for
+    # one that is connected to by address, too (ray/_private/worker.py, init).
+    "RAY_AUTH_MODE": "token",
+}
+
+# From these a framework concludes that it was launched: we may run inside of a batch job or torchrun.
+_OTHER_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MV2_")
+_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+_HOROVODRUN = (
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
+    *("HOROVOD_CROSS_SIZE", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+    *("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_ELASTIC"),
+)
+_LAUNCH_VARIABLES = frozenset([*_TORCHRUN, *_HOROVODRUN])
+
+
+def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without the variables of any launcher, and with ours for threads and loopback."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _LAUNCH_VARIABLES and not name.startswith(_OTHER_LAUNCHERS)
+    }
+    return {**_UNLESS_SET, **kept, **_EVERYWHERE}
+
+
+def rank_environment(
+    spec: Mapping[str, Any], rank: int, port: int | None, address: str = LOOPBACK, interface: str = INTERFACE
+) -> dict[str, str]:
+    """The variables that make a process rank ``rank`` of the case; its rendezvous listens at ``address``, ``port``.
+
+    None at all for the backend "single": a framework that saw a rank would set up a process group.
+    """
+    if port is None:
+        return {}
+    topology = Topology.of(spec)
+    if spec["backend"] == "horovod":
+        return {**_horovod(topology, rank, address, port), "HOROVOD_GLOO_IFACE": interface}
+    sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    return {**_torchrun(str(spec["case"]), topology, rank, address, port), **sockets}
+
+
+def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
+    """What torchrun sets, documented at https://docs.pytorch.org/docs/stable/elastic/run.html."""
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(topology.hosts)),
+        "LOCAL_RANK": str(topology.local_rank(rank)),
+        "LOCAL_WORLD_SIZE": str(topology.local_size(rank)),
+        "GROUP_RANK": str(topology.node(rank)),
+        "GROUP_WORLD_SIZE": str(len(topology.nodes)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(len(topology.hosts)),
+        "TORCHELASTIC_RUN_ID": case,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # The store is ours, in a process of its own: no rank has to win a race for the port.
+        "TORCHELASTIC_USE_AGENT_STORE": str(True),
+    }
+
+
+def _horovod(topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:
+    """What horovodrun sets for gloo (horovod/runner/gloo_run.py)."""
+    across = topology.across(rank)
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(len(topology.hosts)),
+        "HOROVOD_LOCAL_RANK": str(topology.local_rank(rank)),
+        "HOROVOD_LOCAL_SIZE": str(topology.local_size(rank)),
+        "HOROVOD_CROSS_RANK": str(across.index(rank)),
+        "HOROVOD_CROSS_SIZE": str(len(across)),
+        "HOROVOD_HOSTNAME": topology.hosts[rank],
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        # Milliseconds between two looks at the queue of tensors.
+        "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "1"),
+    }

@@ -1,0 +1,102 @@
+"""One rank of one case: runs the trainer's function, sends what the recorder sees, waits for its peers."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from conformance.adapter.loading import Train
+from conformance.runner.rank import backends, rendezvous, warm
+from conformance.runner.rank.preload import preload
+from conformance.runner.rank.telling import Sender, described, exit_code
+from conformance.runner.system import stacks
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when all are through."""
+
+    evidence: int
+    notices: int
+    release: int
+    stack: int
+
+
+def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes) -> int:
+    """Run the function that ``load`` returns as rank ``rank``; the result is the exit code.
+
+    The launch environment is that of the rank already.
+    """
+    import torch
+
+    faulthandler.enable(file=2)
+    stacks.answer_requests(pipes.stack)
+    torch.set_num_threads(1)
+    rendezvous.separate_groups()
+    send = Sender(pipes.evidence, pipes.notices)
+    if warm.POOL in spec:
+        return warm.work(spec, rank, send, lambda told, send: _attempt(load, told, rank, send))
+    code = _attempt(load, spec, rank, send)
+    if code is None:
+        os.read(pipes.release, 1)
+    return code or 0
+
+
+def _attempt(
+    load: Callable[[], Train], spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None]
+) -> int | None:
+    """Run the function that ``load`` returns, and send what happens; the exit code if it raised."""
+    from conformance.adapter.task import Task
+    from conformance.trace.recorder import Recorder
+
+    recorder = Recorder(send, spec, rank)
+    try:
+        train = load()
+        recorder.trainer_file = file_of(train)
+        recorder.note("started", pid=os.getpid())
+        with recorder:
+            task = Task(spec, rank, recorder)
+            train(task)
+            recorder.finished(task)
+    except BaseException as error:
+        recorder.note("raised", **described(error), at=time.monotonic())
+        return exit_code(error)
+    return None
+
+
+def file_of(train: Train) -> str | None:
+    """Where the trainer's function is, as its frames name it; None for what is no plain function."""
+    code = getattr(inspect.unwrap(train), "__code__", None)
+    return None if code is None else code.co_filename
+
+
+def main(job: str, target: str) -> None:
+    """The entry point of a spawned rank; ``job`` is the descriptor of the file that `spawn_job` wrote."""
+    sys.argv[:] = [target]
+    with open(int(job), encoding="utf-8") as file:
+        told = json.load(file)
+    pipes = Pipes(**told["pipes"])
+    stacks.answer_requests(pipes.stack)
+
+    def load() -> Train:
+        preload()
+        gc.enable()
+        return backends.load_for(target, told["backend"])[0]
+
+    code = run(load, told["spec"], told["rank"], pipes)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def spawn_job(backend: str, spec: dict[str, Any], rank: int, pipes: Pipes) -> str:
+    """What a spawned rank has to be told, as text for its job file."""
+    return json.dumps({"backend": backend, "spec": spec, "rank": rank, "pipes": asdict(pipes)})

@@ -1,0 +1,83 @@
+"""What a process of a case tells the server: events, and what it raised.
+
+Events are evidence for later, and go to a file, where they outlive the process: a pipe would wake the server for each
+of them. It is called for those that it waits for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.runner.system import protocol
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LONGEST_TEXT = 20_000
+
+#: What the server acts upon at once.
+NOTICES = frozenset({"started", "finished", "raised"})
+
+
+class Sender:
+    """Writes events to the file ``evidence`` and, of those that the server waits for, a notice to the pipe ``notices``;
+    one line each, from any thread.
+
+    An event's "at", a moment by the system's clock, is for the server only.
+    """
+
+    def __init__(self, evidence: int, notices: int) -> None:
+        self._evidence = evidence
+        self._notices = notices
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
+        self._write(self._evidence, kept)
+        if event["event"] in NOTICES:
+            self.notify({name: event[name] for name in ("event", "at") if name in event})
+
+    def notify(self, notice: Mapping[str, Any]) -> None:
+        self._write(self._notices, notice)
+
+    def _write(self, descriptor: int, message: Mapping[str, Any]) -> None:
+        line = protocol.encode(message)
+        with self._lock:
+            while line:
+                line = line[os.write(descriptor, line) :]
+
+
+def described(error: BaseException) -> dict[str, str]:
+    """{type, message, traceback}, the latter without the runner's own frames."""
+    trace = traceback.TracebackException.from_exception(error)
+    _trim(trace)
+    try:
+        message = str(error)
+    except Exception as another:
+        message = f"(its message cannot be shown: {type(another).__name__})"
+    return {
+        "type": type(error).__name__,
+        "message": message[:_LONGEST_TEXT],
+        "traceback": "".join(trace.format())[-_LONGEST_TEXT:],
+    }
+
+
+def _trim(trace: traceback.TracebackException) -> None:
+    """Take the runner's own frames out of a traceback and of what led to it."""
+    kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
+    trace.stack = traceback.StackSummary.from_list(kept)
+    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
+        if other is not None:
+            _trim(other)
+
+
+def exit_code(error: BaseException) -> int:
+    """What Python would exit with."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1

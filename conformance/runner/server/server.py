@@ -1,0 +1,117 @@
+"""The server of one trainer: imports it once, then runs cases in processes that are forked from here."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
+from typing import Any, TypeAlias
+
+from conformance.adapter.loading import Train, TrainerError
+from conformance.runner.case import keeper
+from conformance.runner.case.case import Case, KeeperGone, StartedCase
+from conformance.runner.case.launch import Launch, forked, spawned
+from conformance.runner.case.launched import LaunchedCase
+from conformance.runner.case.part import Part
+from conformance.runner.case.peers import ClientGone
+from conformance.runner.outcome import Outcome, Unavailable
+from conformance.runner.rank import backends
+from conformance.runner.server.session import Session, SessionFailed
+from conformance.runner.system import linux, processes, stacks
+from conformance.runner.system.protocol import Channel
+from conformance.runner.zygote import safety
+
+#: Makes the case that a message of the client asks for.
+MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
+
+
+def serve(client: Channel, request: dict[str, Any], unsafe: str | None) -> int:
+    """Answer ``client`` until it is gone; the result is the exit code.
+
+    ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not
+    be forked from a server that has imported the trainer: "ranks", "driver" or nothing. ``unsafe`` says why ranks must
+    not be forked even before that.
+    """
+    faulthandler.enable(file=2)
+    stacks.answer_requests(2)
+    try:
+        os.chdir(request["folder"])
+        sys.path[:] = request["path"]
+        sys.argv[:] = [request["target"]]
+        make, hello = _prepare(request, unsafe)
+    except Unavailable as missing:
+        make, hello = None, {"unavailable": missing.to_dict()}
+    except TrainerError as error:
+        make, hello = None, {"error": str(error)}
+    # From here on the end of the connection ends this process, which then ends its ranks in good order.
+    linux.outlive_parent()
+    linux.adopt_orphans()
+    try:
+        client.send(hello)
+        if make is not None and hello.get("unsafe") is None:
+            with make as make_case:
+                _answer(client, make_case)
+    except (ClientGone, BrokenPipeError):
+        return 1
+    return 0
+
+
+def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
+    """Raises TrainerError, Unavailable."""
+    target, backend = request["target"], request["backend"]
+    if request["spawn"]:
+        keeper.preload(backend)
+        if request["spawn"] == "driver":
+            return _launching(lambda: backends.load_for(target, backend)[0]), {}
+        return _starting(spawned(target, backend)), {}
+    train, declaration = backends.load_for(target, backend)
+    keeper.preload(backend)
+    gc.freeze()
+    packages = [*declaration.requires, *(["horovod"] if backend == "horovod" else [])]
+    hello = {
+        "declaration": declaration.to_dict(),
+        "versions": backends.versions(packages),
+        "unsafe": unsafe or safety.why_not_fork(),
+        "no_gpu": backends.why_no_gpu(backend),
+    }
+    return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
+
+
+@contextmanager
+def _starting(launch: Launch) -> Iterator[MakeCase]:
+    """Cases whose ranks we start."""
+
+    def make_case(message: dict[str, Any], client: Channel) -> Case:
+        part = Part.from_dict(message["part"]) if "part" in message else None
+        return StartedCase(launch, message["spec"], client, part)
+
+    yield make_case
+
+
+@contextmanager
+def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
+    """Cases whose workers the trainer launches, within its session."""
+    session = Session(load)
+    try:
+        yield lambda message, client: LaunchedCase(load, message["spec"], session.value(), client)
+    finally:
+        session.end()
+        processes.sweep(set())
+
+
+def _answer(client: Channel, make_case: MakeCase) -> None:
+    """Raises ClientGone."""
+    while (message := client.receive()) is not None:
+        began = monotonic()
+        try:
+            outcome = make_case(message, client).run(message["time_limit"])
+        except SessionFailed as error:
+            outcome = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began)
+        except KeeperGone as error:
+            client.send({"failure": str(error)})
+            continue
+        client.send_json(outcome.to_json())

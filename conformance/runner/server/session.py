@@ -1,0 +1,116 @@
+"""What the cases of one trainer share, such as a local cluster: held by a process of its own, which lives with the
+server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from time import monotonic, sleep
+from typing import Any
+
+from conformance.adapter.declaration import session_of
+from conformance.adapter.loading import Train
+from conformance.runner.case.driver import make_importable_for_workers
+from conformance.runner.case.supervision import START_LIMIT
+from conformance.runner.rank.telling import described
+from conformance.runner.system import processes, protocol
+
+_CHUNK = 1 << 16
+# Seconds to leave the session's context; then it is killed.
+_END_LIMIT = 8.0
+_POLL = 0.01
+
+
+class SessionFailed(Exception):
+    """The session could not be entered: one line."""
+
+
+class Session:
+    """Enters the session of the trainer that ``load`` returns when it is first asked for, and anew when it has died."""
+
+    def __init__(self, load: Callable[[], Train]) -> None:
+        self._load = load
+        self._pid: int | None = None
+        self._hold = -1
+        self._value: Any = None
+
+    def value(self) -> Any:
+        """What the session has yielded. Raises SessionFailed."""
+        if self._pid is None or processes.ended(self._pid) is not None:
+            self._forget()
+            self._start()
+        return self._value
+
+    def end(self) -> None:
+        """Leave the session; what it has started is gone afterwards, in good order if it can be."""
+        if self._pid is None:
+            return
+        os.close(self._hold)
+        deadline = monotonic() + _END_LIMIT
+        while processes.ended(self._pid) is None:
+            if monotonic() >= deadline:
+                processes.kill_and_reap(self._pid)
+                break
+            sleep(_POLL)
+        self._pid = None
+
+    def _start(self) -> None:
+        answer, told = os.pipe()
+        held, self._hold = os.pipe()
+
+        def body() -> int:
+            os.close(answer)
+            os.close(self._hold)
+            return _keep(self._load, told, held)
+
+        self._pid = processes.fork(body)
+        os.close(told)
+        os.close(held)
+        try:
+            said = _read_line(answer, monotonic() + START_LIMIT)
+        finally:
+            os.close(answer)
+        if "value" not in said:
+            self.end()
+            raise SessionFailed(f"the trainer's session {said.get('failed', 'ended before it began')}")
+        self._value = said["value"]
+
+    def _forget(self) -> None:
+        if self._pid is not None:
+            os.close(self._hold)
+            self._pid = None
+
+
+def _keep(load: Callable[[], Train], told: int, held: int) -> int:
+    make_importable_for_workers()
+    with ExitStack() as stack:
+        try:
+            session = session_of(load()) or nullcontext
+            answer = {"value": stack.enter_context(session())}
+        except BaseException as error:
+            what = described(error)
+            print(what["traceback"], flush=True)
+            answer = {"failed": f"raised {what['type']}: {what['message']}".splitlines()[0]}
+        os.write(told, protocol.encode(answer))
+        os.close(told)
+        if "value" in answer:
+            os.read(held, 1)
+    return 0
+
+
+def _read_line(descriptor: int, deadline: float) -> dict[str, Any]:
+    """One message; {} when the other end is gone, or has not answered at ``deadline``."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not select.select([descriptor], [], [], max(0.0, deadline - monotonic()))[0]:
+            return {"failed": f"had not begun after {START_LIMIT:g} s"}
+        data = os.read(descriptor, _CHUNK)
+        if not data:
+            return {}
+        line += data
+    message: dict[str, Any] = json.loads(line)
+    return message

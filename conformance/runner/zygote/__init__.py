@@ -1,0 +1,1 @@
+"""The process that imports torch once, and from which the servers of trainers are forked."""

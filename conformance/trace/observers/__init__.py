@@ -1,0 +1,1 @@
+"""What is observed, one file each."""

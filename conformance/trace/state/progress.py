@@ -1,0 +1,130 @@
+"""Which accumulation window and micro-batch a rank is in, as far as its forwards tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from conformance.trace.state.place import MicroBatches, Place, Rows
+
+
+@dataclass
+class _Forward:
+    """One that had been used by nothing when the last one came; ``is_repeated``: an earlier one was of its rows."""
+
+    rows: tuple[int | None, ...]
+    micro_batch: int | None
+    is_repeated: bool
+    is_used: bool = False
+
+
+class Progress:
+    """Follows the plan of one rank: windows of micro-batches of rows.
+
+    window, micro_batch: those of the last training forward; None before the first, and without a plan.
+
+    Rows that are through already, in a window that is not complete, are forwarded once more. Rows may also recur in the
+    data. While no backward, nor a step, has used what was forwarded, the same rows once more are no further
+    micro-batch; if it turns out that a backward used both, and the window has such rows twice, they were two
+    micro-batches that went forward one after the other. And as long as no step has ended a window, rows that it has no
+    more are no micro-batch of the next one.
+    """
+
+    def __init__(self, windows: Sequence[MicroBatches] = ()) -> None:
+        self._is_planned = bool(windows)
+        self._place = Place(windows)
+        # By number: the forwards since the last use of any.
+        self._forwards: dict[int, _Forward] = {}
+        self._is_any_used = False
+        # Of the window: the micro-batch that each rows were taken for, and whether an optimizer has stepped.
+        self._through: dict[tuple[int | None, ...], int | None] = {}
+        self._has_stepped = False
+
+    @classmethod
+    def of(cls, spec: dict[str, Any] | None, rank: int) -> Progress:
+        """The plan in a spec; samples with equal inputs are the same row."""
+        if spec is None:
+            return cls()
+        row = dict[tuple[float, ...], int]()
+        rows = [row.setdefault(tuple(x), len(row)) for x in spec["samples"]["x"]]
+        micro_batches = [[rows[sample] for sample in indices] for indices in spec["micro_batches"][rank]]
+        return cls(list(_windows(micro_batches, spec["accumulation"])) * spec["epochs"])
+
+    @property
+    def window(self) -> int | None:
+        return self._place.window
+
+    @property
+    def micro_batch(self) -> int | None:
+        return self._place.micro_batch
+
+    def forward(self, given: Rows, number: int) -> None:
+        """A training forward of these rows; None for a row that is no sample, [] when they cannot be told. `number`
+        tells it from others."""
+        if not self._is_planned:
+            return
+        if self._is_any_used:
+            self._settle()
+        rows = tuple(given)
+        first = self._first_of(rows)
+        if first is not None:
+            self._place.micro_batch = first.micro_batch
+        elif self._is_once_more(rows):
+            self._place.micro_batch = self._through[rows]
+        else:
+            window = self.window
+            self._place.advance(rows)
+            if self.window != window:
+                self._forwards.clear()
+                self._through.clear()
+                self._has_stepped = False
+            self._through[rows] = self.micro_batch
+        self._forwards[number] = _Forward(rows, self.micro_batch, is_repeated=first is not None)
+
+    def used(self, number: int) -> None:
+        """A backward, or `torch.autograd.grad`, goes through the forward with this number."""
+        self._is_any_used = True
+        if number in self._forwards:
+            self._forwards[number].is_used = True
+
+    def stepped(self) -> None:
+        """An optimizer steps, or is kept from it: on what was forwarded, whichever way its gradients were made."""
+        self._has_stepped = True
+        if not self._is_any_used:
+            for number in self._forwards:
+                self.used(number)
+
+    def _first_of(self, rows: tuple[int | None, ...]) -> _Forward | None:
+        """A forward of the same rows that nothing has used."""
+        if not rows or None in rows:
+            return None
+        return next((forward for forward in self._forwards.values() if forward.rows == rows), None)
+
+    def _is_once_more(self, rows: tuple[int | None, ...]) -> bool:
+        """Whether these are rows of a window that no step has ended, which has them no more."""
+        return (
+            bool(rows)
+            and not self._has_stepped
+            and None not in rows
+            and rows in self._through
+            and not self._place.has_next(rows)
+        )
+
+    def _settle(self) -> None:
+        """What was forwarded has been used, or will not be."""
+        used = set()
+        for forward in self._forwards.values():
+            if forward.is_used:
+                if forward.is_repeated and forward.rows in used and self._place.has_next(forward.rows):
+                    self._place.advance(forward.rows)
+                used.add(forward.rows)
+        self._forwards.clear()
+        self._is_any_used = False
+
+
+def _windows(micro_batches: MicroBatches, length: int) -> Iterator[MicroBatches]:
+    rest = iter(micro_batches)
+    while window := list(islice(rest, length)):
+        yield window

@@ -1,0 +1,105 @@
+"""Where in the user's code something was called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+from conformance.adapter.declaration import ATTRIBUTE
+
+Site: TypeAlias = list[str | int]
+"""[file, line, function]."""
+
+_OURS = __name__.partition(".")[0]
+_NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
+
+
+@dataclass(frozen=True)
+class _Code:
+    """What all frames of one code object share."""
+
+    itself: CodeType
+    path: str
+    function: str
+    is_users: bool
+
+
+_libraries: dict[int, _Code] = {}
+"""All code that was seen in this process and is not the user's: one that is forked from it need not learn that again.
+
+By identity: equal code may come from different files.
+"""
+
+
+class Sites:
+    """Finds the calls that led here.
+
+    trainer_file: the file of the trainer under test as its frames name it (`co_filename`), or None.
+    """
+
+    def __init__(self, trainer_file: str | None = None) -> None:
+        self.trainer_file = trainer_file
+        self._known = dict(_libraries)
+        self._files: dict[str, str] = {}
+        self._thread = threading.get_ident()
+        self._last: tuple[Site | None, Site | None] = None, None
+
+    def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
+        """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own file.
+
+        The autograd engine runs the backward of a GPU in a thread of its own, where no caller is to be seen: there
+        the answer is that of the event before, which is the backward's beginning.
+        """
+        where: Site | None = None
+        found: tuple[Site | None, Site | None]
+        known = self._known
+        while frame is not None:
+            code = known.get(id(frame.f_code)) or self._learn(frame)
+            if code.path == self.trainer_file:
+                here: Site = [self._file(code.path), frame.f_lineno, code.function]
+                found = (here, None) if where is None else (where, here)
+                break
+            if where is None and code.is_users:
+                where = [self._file(code.path), frame.f_lineno, code.function]
+                if self.trainer_file is None:
+                    found = where, None
+                    break
+            frame = frame.f_back
+        else:
+            if where is None and threading.get_ident() != self._thread:
+                return self._last
+            found = where, None
+        self._last = found
+        return found
+
+    def _learn(self, frame: FrameType) -> _Code:
+        path = frame.f_code.co_filename
+        code = _Code(frame.f_code, path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
+        self._known[id(code.itself)] = code
+        if not code.is_users:
+            _libraries[id(code.itself)] = code
+        return code
+
+    def _file(self, path: str) -> str:
+        if path not in self._files:
+            self._files[path] = shortened(path)
+        return self._files[path]
+
+
+def _is_users(module: dict[str, Any], path: str) -> bool:
+    """Of our own modules, those that hold a trainer: the reference trainers stand for what a user writes."""
+    package = str(module.get("__name__")).partition(".")[0]
+    if package == _OURS:
+        return any(hasattr(value, ATTRIBUTE) for value in list(module.values()))
+    return package not in _NOT_THE_USERS and not path.startswith(("<frozen ", "<string>"))
+
+
+def shortened(path: str) -> str:
+    """`path` as seen from the longest entry of `sys.path` that it lies in, or from the working directory."""
+    folders = {os.path.abspath(entry) for entry in (*sys.path, os.getcwd())}
+    inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
+    return os.path.relpath(path, max(inside, key=len)) if inside else path

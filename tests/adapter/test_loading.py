@@ -1,0 +1,85 @@
+"""From a target to a trainer."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from conformance.adapter.loading import load, reference_names
+
+from .sources import ONE, TWO
+
+
+@pytest.mark.parametrize("target", ["my_trainer.py", "./my_trainer.py", "my_trainer.py:train"])
+def test_a_file_is_loaded(write, target):
+    write("my_trainer.py", ONE)
+    function, declaration = load(target)
+    assert function(None) == "one"
+    assert declaration.backends == ("single", "ddp")
+    assert declaration.name == "my_trainer"
+
+
+def test_a_file_is_loaded_by_its_absolute_path(write):
+    assert load(str(write("somewhere/my_trainer.py", ONE)))[1].name == "my_trainer"
+
+
+def test_a_file_hides_no_installed_module(write):
+    """It gets a module name of its own."""
+    write("json.py", ONE)
+    function, _ = load("json.py")
+    assert function.__module__ != "json"
+    assert sys.modules["json"].__file__ != function.__code__.co_filename
+
+
+def test_siblings_of_a_file_import(write):
+    write("folder/sibling_of_trainer.py", "ANSWER = 42")
+    write(
+        "folder/mine.py",
+        "from sibling_of_trainer import ANSWER\n" + ONE.replace('return "one"', "return ANSWER"),
+    )
+    assert load("folder/mine.py")[0](None) == 42
+
+
+def test_relative_imports_work_in_a_file_that_lies_in_a_package(write):
+    write("package_of_mine/__init__.py", "")
+    write("package_of_mine/deeper/__init__.py", "")
+    write("package_of_mine/values.py", "ANSWER = 42")
+    write(
+        "package_of_mine/deeper/mine.py",
+        "from ..values import ANSWER\n" + ONE.replace('return "one"', "return ANSWER"),
+    )
+    function, declaration = load("package_of_mine/deeper/mine.py")
+    assert function(None) == 42
+    assert declaration.name == "mine"
+
+
+@pytest.mark.parametrize("target", ["package_of_mine.mine", "package_of_mine.mine:train"])
+def test_a_module_is_loaded_from_the_working_directory(write, target):
+    write("package_of_mine/__init__.py", "")
+    write("package_of_mine/mine.py", ONE)
+    function, declaration = load(target)
+    assert function(None) == "one"
+    assert declaration.name == "mine"
+
+
+def test_of_several_trainers_one_is_named(write):
+    write("several.py", TWO)
+    assert load("several.py:train")[1].name == "train"
+    function, declaration = load("several.py:other")
+    assert function(None) == "other"
+    assert declaration.name == "the other"
+
+
+def test_an_imported_trainer_is_not_the_files_own(write):
+    """`from conformance.trainers.batched import train as base` does not make a file ambiguous."""
+    write("extends.py", "from conformance.trainers.batched import train as base\n" + ONE)
+    assert load("extends.py")[0](None) == "one"
+
+
+def test_reference_trainers_have_bare_names():
+    assert {"single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"} <= set(reference_names())
+    assert not {"task", "data", "declaration", "loading"} & set(reference_names())
+    function, declaration = load("accumulated")
+    assert function.__module__ == "conformance.trainers.accumulated"
+    assert declaration.name == "accumulated"

@@ -1,0 +1,242 @@
+"""What a task hands out: plain torch objects that hold what the spec says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from conformance.adapter.data import Batch
+from conformance.adapter.task import ClipSpec, Task
+
+from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
+
+
+class Watcher:
+    """A recorder that only remembers the models."""
+
+    def __init__(self):
+        self.models = []
+
+    def watch(self, model):
+        self.models.append(model)
+
+
+def indices(batches):
+    """Which samples of the first eight are in each batch; the targets tell."""
+    return [[Y.index(target) for target in batch.targets.flatten().tolist()] for batch in batches]
+
+
+def test_what_a_task_says_about_itself():
+    spec = make_spec(world_size=2, accumulation=2, size=2, steps=3, precision="fp16", scaler=scaler())
+    task = Task(spec, 1)
+    assert (task.rank, task.local_rank, task.world_size) == (1, 1, 2)
+    assert (task.accumulation, task.micro_batch_size, task.steps) == (2, 2, 3)
+    assert (task.precision, task.loss_name, task.collective_backend) == ("fp16", "mean", "gloo")
+    assert (task.device, task.clip, task.compression) == (torch.device("cpu"), None, False)
+    assert task.loss_scale == task.grad_scaler().get_scale() == 1024.0
+
+
+def test_only_a_scaled_loss_has_a_scale():
+    assert Task(make_spec(), 0).loss_scale is None
+
+
+def test_under_apex_torch_neither_casts_nor_scales():
+    """Both are apex's to do; it is told what scale to begin with."""
+    task = Task(make_spec(precision="apex-O1", scaler=scaler()), 0)
+    assert task.loss_scale == 1024.0
+    assert not task.grad_scaler().is_enabled()
+    with task.autocast():
+        assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("fp64", torch.float64),
+        ("fp32", torch.float32),
+        ("bf16", torch.float32),
+        ("fp16", torch.float32),
+        ("fp16-compression", torch.float32),
+        ("apex-O1", torch.float32),
+    ],
+)
+def test_everything_has_the_tasks_dtype(precision, dtype):
+    task = Task(make_spec(precision=precision), 0)
+    assert task.dtype is dtype
+    assert {parameter.dtype for parameter in task.model().parameters()} == {dtype}
+    assert {column.dtype for column in next(iter(task.dataloader()))} == {dtype}
+    assert task.compression == (precision == "fp16-compression")
+
+
+def test_a_model_holds_its_ranks_start_weights():
+    spec = make_spec(world_size=2, size=4)
+    spec["model"]["weights"] = [[0.5, -0.5, 0.25], [1.5, 2.5, 3.5]]
+    watcher = Watcher()
+    model = Task(spec, 1, watcher).model()
+    assert model.weight.tolist() == [[1.5, 2.5]]
+    assert model.bias.tolist() == [3.5]
+    assert all(parameter.is_leaf and parameter.requires_grad for parameter in model.parameters())
+    assert watcher.models == [model]
+
+
+def test_each_model_is_fresh():
+    task = Task(make_spec(model={"features": 2, "bias": False, "weights": [[0.5, -0.5]]}), 0)
+    first, second = task.model(), task.model()
+    assert first.bias is None
+    with torch.no_grad():
+        first.weight.zero_()
+    assert second.weight.tolist() == task.model().weight.tolist() == [[0.5, -0.5]]
+
+
+def test_optimizers():
+    spec = make_spec(optimizer=sgd(dampening=0.25, weight_decay=0.125))
+    task = Task(spec, 0)
+    optimizer = task.optimizer(task.model().parameters())
+    assert type(optimizer) is torch.optim.SGD
+    [group] = optimizer.param_groups
+    assert (group["lr"], group["momentum"], group["dampening"]) == (0.0625, 0.5, 0.25)
+    assert (group["nesterov"], group["weight_decay"]) == (False, 0.125)
+    task = Task(make_spec(optimizer=adamw()), 0)
+    optimizer = task.optimizer(task.model().parameters())
+    assert type(optimizer) is torch.optim.AdamW
+    [group] = optimizer.param_groups
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.125, (0.9, 0.999), 0.01)
+
+
+def test_a_schedule_multiplies_the_learning_rate_once_a_step():
+    task = Task(make_spec(schedule=[1.0, 0.5, 0.25]), 0)
+    optimizer = task.optimizer(task.model().parameters())
+    schedule = task.scheduler(optimizer)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == [0.0625, 0.03125, 0.015625, 0.015625]
+
+
+def test_without_a_schedule_the_learning_rate_stays():
+    task = Task(make_spec(), 0)
+    optimizer = task.optimizer(task.model().parameters())
+    schedule = task.scheduler(optimizer)
+    optimizer.step()
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0625
+
+
+def test_the_scaler_is_enabled_for_fp16_only():
+    scaling = Task(make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0).grad_scaler()
+    assert type(scaling) is torch.amp.GradScaler
+    assert scaling.is_enabled()
+    assert (scaling.get_scale(), scaling.get_growth_interval()) == (8.0, 3)
+    assert not Task(make_spec(precision="bf16", scaler=scaler()), 0).grad_scaler().is_enabled()
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [("fp64", torch.float64), ("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_autocast_casts_the_forward(precision, dtype):
+    task = Task(make_spec(precision=precision), 0)
+    model, batch = task.model(), next(iter(task.dataloader()))
+    with task.autocast():
+        assert model(batch.inputs).dtype is dtype
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("loss", ["mean", "weighted"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_loss_inside_and_outside_of_autocast(precision, loss, reduction, inside):
+    """Half-precision outputs against float32 targets: computed, and differentiated, in float32 both times."""
+    task = Task(make_spec(precision=precision, loss=loss, scaler=scaler()), 0)
+    model, batch = task.model(), next(iter(task.dataloader()))
+    with task.autocast():
+        outputs = model(batch.inputs)
+        value = task.loss(outputs, batch, reduction)
+    if not inside:
+        value = task.loss(outputs, batch, reduction)
+    value.backward()
+    weights = WEIGHT if loss == "weighted" else [1.0] * 8
+    errors = [0.5 * row[0] - 0.5 * row[1] + 0.25 - target for row, target in zip(X, Y, strict=True)]
+    total = sum(weight * error**2 for weight, error in zip(weights, errors, strict=True))
+    assert value.item() == pytest.approx(total / (sum(weights) if reduction == "mean" else 1.0))
+    assert value.dtype is task.dtype
+    assert model.weight.grad.dtype is task.dtype
+    assert value.shape == ()
+
+
+def test_clipping():
+    def gradients(clip):
+        task = Task(make_spec(clip=clip), 0)
+        model = task.model()
+        model.weight.grad, model.bias.grad = torch.tensor([[3.0, 0.0]]), torch.tensor([-4.0])
+        task.clip_(model.parameters())
+        return [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+
+    assert gradients(None) == [3.0, 0.0, -4.0]
+    assert gradients({"kind": "value", "threshold": 0.5}) == [0.5, 0.0, -0.5]
+    assert gradients({"kind": "norm", "threshold": 1.0}) == pytest.approx([0.6, 0.0, -0.8])
+    assert Task(make_spec(clip={"kind": "norm", "threshold": 1.0}), 0).clip == ClipSpec("norm", 1.0)
+
+
+def test_a_ranks_micro_batches_in_order():
+    task = Task(make_spec(world_size=2, size=2, steps=1), 1)
+    loader = task.dataloader()
+    assert type(loader) is DataLoader
+    assert len(loader) == 2
+    batches = list(loader)
+    assert indices(batches) == [[2, 3], [6, 7]]
+    assert all(type(batch) is Batch for batch in batches)
+    assert batches[0].inputs.tolist() == X[2:4]
+    assert batches[0].weights.tolist() == [[3.0], [2.0]]
+    assert indices(task.dataloader(rank=0)) == [[0, 1], [4, 5]]
+
+
+def test_each_pass_is_the_whole_run():
+    """All epochs, in order, and again when iterated again."""
+    task = Task(make_spec(size=4, steps=1, epochs=3), 0)
+    loader = task.dataloader()
+    assert len(loader) == 6
+    assert indices(loader) == indices(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
+def test_batches_are_copies():
+    """A trainer that writes into its inputs spoils no later epoch."""
+    task = Task(make_spec(size=8, steps=1, epochs=2), 0)
+    for batch in task.dataloader():
+        assert batch.inputs.tolist() == X
+        batch.inputs.zero_()
+
+
+def test_the_stream_for_frameworks_that_shard():
+    task = Task(make_spec(world_size=2, size=3, steps=1, epochs=2), 0)
+    loader = task.global_dataloader()
+    assert len(loader) == 6
+    assert indices(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 0], [1, 2, 3], [4, 5, 6], [7]]
+
+
+def test_samples_can_be_taken_one_by_one():
+    """As a framework does that wraps the dataset and so hides that it fetches whole batches."""
+    dataset = Task(make_spec(size=2, steps=1, epochs=2), 0).global_dataloader().dataset
+    loader = DataLoader([dataset[index] for index in range(6, 10)], batch_size=4, collate_fn=_collate())
+    assert indices(loader) == [[6, 7, 0, 1]]
+    with pytest.raises(IndexError, match="sample 16 of 16"):
+        dataset[16]
+
+
+def _collate():
+    return Task(make_spec(), 0).dataloader().collate_fn
+
+
+def test_windows():
+    task = Task(make_spec(world_size=2, accumulation=2, size=2, steps=2), 1)
+    assert [indices(window) for window in task.windows()] == [[[2, 3], [6, 7]], [[2, 3], [6, 7]]]
+    assert [indices(window) for window in task.windows(rank=0)] == [[[0, 1], [4, 5]], [[0, 1], [4, 5]]]
+
+
+def test_a_last_window_may_be_short():
+    task = Task(make_spec(accumulation=3, size=2, steps=1), 0)
+    assert [len(window) for window in task.windows()] == [3, 1]
