@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 
-from conformance.trace.events import Number
 from conformance.trace.observers import topology
 from conformance.trace.observers.apex import observing_apex
 from conformance.trace.observers.autocast import observing_autocast
@@ -52,6 +51,7 @@ from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.progress import Progress
 from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by
+from conformance.trace.values import Number
 
 
 class _Doing:

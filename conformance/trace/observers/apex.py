@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from conformance.trace.events import number
 from conformance.trace.observers.scaler import note_skip
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import replaced, replaced_inside
 from conformance.trace.state.loss_scale import mark
+from conformance.trace.values import number
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils import clip_grad
 
-from conformance.trace.events import number
 from conformance.trace.seams.patching import replaced_inside
+from conformance.trace.values import number
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

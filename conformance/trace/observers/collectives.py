@@ -12,9 +12,9 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, _world, get_process_group_ranks
 
-from conformance.trace.events import own_part
 from conformance.trace.seams.c10d import intercepted
 from conformance.trace.seams.patching import replaced
+from conformance.trace.values import own_part
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

@@ -10,9 +10,9 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, _world, get_process_group_ranks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from conformance.trace.events import own_part
 from conformance.trace.observers.collectives import GRADIENTS, PARAMETERS, storage
 from conformance.trace.seams.c10d import intercepted
+from conformance.trace.values import own_part
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

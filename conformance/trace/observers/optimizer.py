@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from conformance.trace.events import Number, own_part
 from conformance.trace.observers.horovod import synchronizes
 from conformance.trace.state.watched import Found, Watched, held_by
+from conformance.trace.values import Number, own_part
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from conformance.trace.events import Number, number
 from conformance.trace.seams.patching import replaced, with_subclasses
 from conformance.trace.state.loss_scale import mark
+from conformance.trace.values import Number, number
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from conformance.trace.events import Number, number
 from conformance.trace.seams.patching import replaced, with_subclasses
+from conformance.trace.values import Number, number
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

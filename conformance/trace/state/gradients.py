@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from conformance.trace.events import Number, own_part, values
 from conformance.trace.observers.horovod import MODULE
 from conformance.trace.state.watched import Found
+from conformance.trace.values import Number, own_part, values
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.events import Number, own_part, values
+from conformance.trace.values import Number, own_part, values
 
 Found = tuple[torch.Tensor | None, ...]
 Shapes = list[tuple[int, ...]]

@@ -1,0 +1,42 @@
+"""How the recorder writes numbers: as JSON holds them, and exactly.
+
+A float is written exactly (the float64 of a float32), one that is not finite as a string.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import torch
+
+Number: TypeAlias = float | str | None
+
+
+def number(value: float) -> Number:
+    """`value`, or "nan", "inf", "-inf", which JSON has no numbers for."""
+    return value if math.isfinite(value) else str(value)
+
+
+def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
+    """All elements of `tensors`, one after the other; a tensor that is missing, or of which this rank holds but a
+    part, is written as null, `size` times."""
+    flat: list[Number] = []
+    for tensor, size in zip(tensors, sizes, strict=True):
+        part = None if tensor is None else own_part(tensor)
+        if part is None or part.numel() != size:
+            flat.extend([None] * size)
+        else:
+            dense = part.to_dense() if part.is_sparse else part
+            # Python's floats are float64 already.
+            exact = dense if dense.is_floating_point() else dense.double()
+            flat.extend([value if math.isfinite(value) else str(value) for value in exact.flatten().tolist()])
+    return flat
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, detached: all of it, unless it is sharded."""
+    own: Any = tensor.detach()
+    part: torch.Tensor = own.to_local() if hasattr(own, "to_local") else own
+    return part
