@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import selectors
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import fields
 from time import monotonic
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
@@ -18,7 +18,6 @@ from conformance.runner.system.protocol import Channel
 
 # Seconds; an agent answers at once, but for the wait for a server's end, on a machine that is busy with much else.
 _ANSWER_LIMIT = 60.0
-_HELLO_LIMIT = 10.0
 
 
 class Agent:
@@ -42,22 +41,22 @@ class Agent:
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ticket = self._front.ticket()
         self._send({"serve": ticket, "target": target, "backend": backend, "spawn": spawn})
-        # The agent sends its answer after it has connected: what it answers without is a failure.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.channel, selectors.EVENT_READ)
-            selector.register(self._front.listener, selectors.EVENT_READ)
-            connection = None
-            deadline = monotonic() + _ANSWER_LIMIT
+        # The agent's answer and the server's call come in either order.
+        connection = answer = None
+        deadline = monotonic() + _ANSWER_LIMIT
+        try:
             while connection is None:
-                ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - monotonic()))]
-                if self._front.listener in ready:
-                    connection = self._front.called(ticket)
-                elif ready:
-                    self._receive(_ANSWER_LIMIT)
-                    raise RunnerError(f"{self.name} has started a server that did not call")
+                caller = self._front.callers.next(deadline, self.channel if answer is None else None)
+                if caller is None:
+                    answer = self._receive(_ANSWER_LIMIT)
+                elif caller.message == {"ticket": ticket}:
+                    connection = caller.channel
                 else:
-                    raise self._lose()
-        return ServerProcess(int(self._receive(_ANSWER_LIMIT)["pid"]), connection)
+                    caller.channel.close()
+        except TimeoutError as error:
+            raise self._lose() from error
+        answer = answer or self._receive(_ANSWER_LIMIT)
+        return ServerProcess(int(answer["pid"]), connection)
 
     def end(self, pid: int, patience: float) -> str:
         try:
@@ -104,6 +103,56 @@ class Agent:
         return HostLost(f"our process on {self.name} (rank {self.hello.number} of the launch) is gone")
 
 
+class Caller(NamedTuple):
+    """Who has connected to a `Front`, and the first message that came."""
+
+    channel: Channel
+    message: dict[str, Any]
+
+
+class Callers:
+    """Those who connect to ``listener``. One who stays silent keeps nobody waiting."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._silent: set[Channel] = set()
+
+    def close(self) -> None:
+        for channel in self._silent:
+            channel.close()
+        self._listener.close()
+
+    def next(self, deadline: float, other: Channel | None = None) -> Caller | None:
+        """The next that sends a message; None if one from ``other`` comes before.
+
+        Raises TimeoutError at ``deadline``.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            for channel in (*self._silent, *([other] if other else [])):
+                selector.register(channel, selectors.EVENT_READ)
+            while ready := selector.select(max(0.0, deadline - monotonic())):
+                for key, _ in ready:
+                    source = key.fileobj
+                    if source is other:
+                        return None
+                    if not isinstance(source, Channel):
+                        channel = Channel(tuned(self._listener.accept()[0]))
+                        self._silent.add(channel)
+                        selector.register(channel, selectors.EVENT_READ)
+                        continue
+                    is_open = source.fill()
+                    if is_open and not source.holds_message:
+                        continue
+                    selector.unregister(source)
+                    self._silent.remove(source)
+                    with suppress(ValueError):
+                        if is_open and (message := source.receive()) is not None:
+                            return Caller(source, message)
+                    source.close()
+        raise TimeoutError
+
+
 class Front:
     """Where agents and the servers that they start call.
 
@@ -111,58 +160,45 @@ class Front:
     """
 
     def __init__(self, listener: socket.socket, size: int) -> None:
-        self.listener = listener
+        #: Where agents are to call.
+        self.address: tuple[str, int] = listener.getsockname()
+        self.callers = Callers(listener)
         self.agents: list[Agent] = []
         self._size = size
         self._tickets = 0
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where agents are to call."""
-        host, port = self.listener.getsockname()
-        return host, port
 
     def close(self) -> None:
         """Hang up; agents and servers end at that."""
         for agent in self.agents:
             agent.channel.close()
-        self.listener.close()
+        self.callers.close()
 
     def gather(self, limit: float) -> None:
         """Wait until all agents are here. Raises LaunchError."""
         deadline = monotonic() + limit
         while len(self.agents) < self._size:
             try:
-                agent = self._next(deadline)
+                caller = self.callers.next(deadline)
             except TimeoutError as error:
                 here = {agent.hello.number for agent in self.agents}
                 missing = ", ".join(str(number) for number in range(self._size) if number not in here)
                 raise LaunchError(
                     f"only {len(here)} of {self._size} processes came within {limit:g} s; missing: {missing}"
                 ) from error
-            if agent is not None:
-                self.agents.append(agent)
-        self.listener.settimeout(None)
+            if caller is not None:
+                self._admit(caller)
         self.agents.sort(key=lambda agent: agent.hello.number)
         self._name()
 
-    def _next(self, deadline: float) -> Agent | None:
-        """The next agent to call; None if it was somebody else. Raises LaunchError, TimeoutError."""
-        # A time limit of zero would stand for a socket that does not wait, and fails in another way.
-        self.listener.settimeout(max(1e-3, deadline - monotonic()))
-        with ExitStack() as stack:
-            channel = Channel(tuned(self.listener.accept()[0]))
-            stack.callback(channel.close)
-            try:
-                said = channel.receive(deadline - monotonic())
-            except (ConnectionError, ValueError):
-                return None
-            if said is not None and said.keys() == {"failure"}:
-                raise LaunchError(said["failure"])
-            if said is None or said.keys() != {field.name for field in fields(Hello)}:
-                return None
-            stack.pop_all()
-        return Agent(Hello(**said), channel, self)
+    def _admit(self, caller: Caller) -> None:
+        """Raises LaunchError."""
+        channel, message = caller
+        if message.keys() == {field.name for field in fields(Hello)}:
+            self.agents.append(Agent(Hello(**message), channel, self))
+            return
+        channel.close()
+        if message.keys() == {"failure"}:
+            raise LaunchError(message["failure"])
 
     def _name(self) -> None:
         """Machines of one name are told apart by number."""
@@ -180,12 +216,3 @@ class Front:
         """A number by which a connection is known."""
         self._tickets += 1
         return self._tickets
-
-    def called(self, ticket: int) -> Channel | None:
-        """Take in one call; the connection of ``ticket``, if it was that."""
-        channel = Channel(tuned(self.listener.accept()[0]))
-        with suppress(OSError, ValueError):
-            if channel.receive(_HELLO_LIMIT) == {"ticket": ticket}:
-                return channel
-        channel.close()
-        return None

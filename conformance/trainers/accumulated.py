@@ -1,9 +1,8 @@
 """Gradient accumulation, on one device: several micro-batches, one optimizer step.
 
-Each micro-batch's loss is divided so that the window's losses add up to the loss of all its samples together.
-What
-it is divided by belongs to this window, and not to a nominal one: the last window may be shorter, and its
-last micro-batch smaller.
+Each micro-batch's loss is divided so that the window's losses add up to the loss of all its samples together. What
+it is divided by belongs to this window, and not to a nominal one: the last window may be shorter, and its last
+micro-batch smaller.
 """
 
 from __future__ import annotations

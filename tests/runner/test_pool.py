@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,6 +116,21 @@ def test_a_rank_that_hangs_is_killed(target: str, make_spec: MakeSpec) -> None:
     assert not hung.ranks[1].finished
     assert "SIGKILL" in hung.ranks[1].exit
     assert all(rank.finished for rank in after.ranks)
+
+
+def test_a_rank_that_died_between_two_runs_does_not_keep_the_others_from_theirs(
+    target: str, make_spec: MakeSpec
+) -> None:
+    with Pool(target, "ddp", 2) as pool:
+        zero, _ = pids(pool.run(make_spec("ddp"), LIMIT))
+        process = os.pidfd_open(zero)
+        os.kill(zero, signal.SIGKILL)
+        select.select([process], [], [])
+        os.close(process)
+        failed = pool.run(make_spec("ddp"), LIMIT)
+    assert not failed.timed_out
+    assert [rank.finished for rank in failed.ranks] == [False, False]
+    assert failed.ranks[1].events[0]["event"] == "started"
 
 
 def test_nothing_stays_behind(target: str, make_spec: MakeSpec, descendants: Callable[[int], dict[int, Path]]) -> None:

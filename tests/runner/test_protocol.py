@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -93,3 +95,25 @@ def test_the_other_end_is_gone(ends: tuple[Channel, Channel]) -> None:
 def test_nothing_comes(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(TimeoutError):
         ends[0].receive(timeout=0.01)
+
+
+def test_a_connection_that_keepalive_gave_up_is_one_whose_other_end_is_gone() -> None:
+    class Lost(socket.socket):
+        def recvmsg(self, *_: Any) -> Any:
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+    left, right = socket.socketpair()
+    with right, Lost(fileno=left.detach()) as lost:
+        right.send(b"x")
+        assert Channel(lost).receive(timeout=60.0) is None
+
+
+def test_looking_whether_the_other_end_is_gone_leaves_the_socket_as_it_was(ends: tuple[Channel, Channel]) -> None:
+    """Another thread, or a forked process, may be sending over the same socket."""
+    left, right = ends
+    assert not left.hung_up
+    with pytest.raises(TimeoutError):
+        left.receive(timeout=0.01)
+    assert os.get_blocking(left.fileno())
+    right.close()
+    assert left.hung_up

@@ -78,8 +78,9 @@ class Pool:
         """
         warm = self._warm or self._start()
         began = monotonic()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            for channel in warm.channels:
+        for channel in warm.channels:
+            # The others get their spec all the same: what becomes of them then shows that a rank is gone.
+            with suppress(BrokenPipeError, ConnectionResetError):
                 channel.send(spec)
         # All at once: a rank whose events nobody takes stops, and its peers with it.
         with ThreadPoolExecutor(self._world_size) as readers:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import select
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +16,8 @@ from typing import Any, overload
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
+# How a read ends when the other end is gone without having closed: ETIMEDOUT is what keepalive reports.
+_LOST = {errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
 def to_json(message: Mapping[str, Any]) -> bytes:
@@ -71,11 +75,16 @@ def _spelled_out(value: Any) -> Any:
 
 
 class Channel:
-    """One end of a Unix stream socket that carries JSON lines and, beside them, file descriptors."""
+    """One end of a stream socket that carries JSON lines and, beside them, file descriptors.
+
+    The socket always blocks: other threads and processes may use it too, and would share any other mode.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(True)
         self._connection = connection
         self._unread = bytearray()
+        self._whole = 0
         self._descriptors: list[int] = []
 
     def fileno(self) -> int:
@@ -92,7 +101,6 @@ class Channel:
         """Send what `to_json` has made of a message. Raises OSError when the other end is gone."""
         data = message + b"\n"
         descriptors = list(descriptors)
-        self._connection.settimeout(None)
         sent = socket.send_fds(self._connection, [data], descriptors) if descriptors else 0
         self._connection.sendall(data[sent:])
 
@@ -102,32 +110,50 @@ class Channel:
         Raises TimeoutError after ``timeout`` seconds.
         """
         deadline = None if timeout is None else monotonic() + timeout
-        while (end := self._unread.find(b"\n")) < 0:
-            if not self._fill(deadline):
+        while not self.holds_message:
+            if deadline is not None and not self._is_readable(deadline - monotonic()):
+                raise TimeoutError(f"no message came within {timeout:g} s")
+            if not self.fill():
                 return None
-        line = bytes(self._unread[:end])
-        del self._unread[: end + 1]
-        return decode(line)
+        line, _, self._unread = self._unread.partition(b"\n")
+        self._whole -= 1
+        return decode(bytes(line))
+
+    def fill(self) -> bool:
+        """Take in what has come, or what comes next; False when the other end is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
+        except OSError as error:
+            if error.errno in _LOST:
+                return False
+            raise
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self._descriptors += descriptors
+        self._unread += data
+        self._whole += data.count(b"\n")
+        return bool(data)
 
     @property
     def holds_message(self) -> bool:
-        """Another message has come already, with the last one: no selector will tell."""
-        return b"\n" in self._unread
+        """A whole message has come already: no selector will report it."""
+        return self._whole > 0
 
     @property
     def hung_up(self) -> bool:
         """The other end is gone, and nothing that it sent is left."""
-        self._connection.settimeout(0.0)
-        try:
-            return not self._unread and not self._connection.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
+        if self._unread or not self._is_readable(0.0):
             return False
-        except ConnectionResetError:
-            return True
+        try:
+            return not self._connection.recv(1, socket.MSG_PEEK)
+        except OSError as error:
+            if error.errno in _LOST:
+                return True
+            raise
 
     def hang_up(self, patience: float) -> None:
         """Tell the other end that nothing more will come, wait ``patience`` seconds until it is gone, and close."""
-        with suppress(OSError, TimeoutError):
+        with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             while self.receive(patience) is not None:
                 continue
@@ -138,16 +164,8 @@ class Channel:
         taken, self._descriptors = self._descriptors, []
         return taken
 
-    def _fill(self, deadline: float | None) -> bool:
-        while True:
-            self._connection.settimeout(None if deadline is None else max(1e-3, deadline - monotonic()))
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
-            except ConnectionResetError:
-                return False
-            for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)
-            self._descriptors += descriptors
-            self._unread += data
-            if not data or b"\n" in data:
-                return bool(data)
+    def _is_readable(self, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds until something has come, or the other end is gone."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(max(0.0, timeout) * 1000))
