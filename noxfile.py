@@ -81,6 +81,10 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
     session.install("--no-deps", "--force-reinstall", str(wheel))
     if "horovod" in extras:
         session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
+    if "test" in extras:
+        # For `fixtures`. It comes last on the import path, so that `conformance` stays the wheel's.
+        [site] = Path(session.virtualenv.location).glob("lib/python*/site-packages")
+        (site / "checkout.pth").write_text(f"{ROOT}\n")
     # Where this is set, as in many containers, every interpreter would compile all of torch for itself.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     # Keeps the working directory, and with it the checkout, off every interpreter's import path.
@@ -215,7 +219,7 @@ def ray_train(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Random correct programs, which give no alarm, and random illegal edits, of which none goes unnoticed."""
     install_wheel(session, "test", "horovod")
-    session.run("python", "-m", "programs", *session.posargs, env={"PYTHONPATH": str(ROOT / "fixtures")})
+    session.run("python", "-m", "fixtures.programs", *session.posargs)
 
 
 @nox.session

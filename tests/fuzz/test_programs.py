@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import session
-from programs.edits import edits
-from programs.generate import programs
-from programs.meaning import Change, change
-from programs.program import Program, block, op
-from programs.session import FalseAlarm, try_edits, try_programs
-from programs.tally import Tally, report
-from programs.trial import Result, Trials
+
+from fixtures.programs import session
+from fixtures.programs.edits import edits
+from fixtures.programs.generate import programs
+from fixtures.programs.meaning import Change, change
+from fixtures.programs.program import Program, block, op
+from fixtures.programs.session import FalseAlarm, try_edits, try_programs
+from fixtures.programs.tally import Tally, report
+from fixtures.programs.trial import Result, Trials
 
 PASS = Result("PASS (exact)", "", ())
 #: Two ranks are enough here; the session tries three and four as well.
