@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from conformance.laws.law import CHAPTERS, Law, laws
 from conformance.laws.permissions import PERMISSIONS
@@ -58,7 +59,7 @@ def _law(law: Law) -> str:
 
 def _permissions() -> str:
     return "\n".join(
-        f"- {each.says} ([{each.variant}](../fixtures/variants/{each.variant}.py))" for each in PERMISSIONS
+        f"- {each.says} ([{Path(each.variant).stem}](../fixtures/variants/{each.variant}))" for each in PERMISSIONS
     )
 
 

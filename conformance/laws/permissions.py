@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Permission:
     """Something that trainers may do.
 
-    says: a sentence with MAY in it. variant: the file in fixtures/variants that does it, and passes.
+    says: a sentence with MAY in it. variant: the file in fixtures/variants of a trainer that does it, and passes.
     """
 
     name: str
@@ -18,116 +18,128 @@ class Permission:
 
 
 PERMISSIONS: tuple[Permission, ...] = (
-    Permission("accumulation left out", "DDP MAY be used without accumulation.", "ddp_without_accumulation"),
-    Permission("activations recomputed", "A backward MAY run the forward once more.", "recomputes_activations"),
+    Permission("accumulation left out", "DDP MAY be used without accumulation.", "ddp_without_accumulation.patch"),
+    Permission("activations recomputed", "A backward MAY run the forward once more.", "recomputes_activations.patch"),
     Permission(
         "all-reduce by hand",
         "Ranks MAY average their gradients by hand; the loss scale may stay in meanwhile.",
-        "averaged_by_hand",
+        "averaged_by_hand.py",
     ),
     Permission(
         "all-reduce by Horovod, by hand",
         "Gradients MAY be averaged by Horovod without its optimizer.",
-        "horovod_averages_by_hand",
+        "horovod_averages_by_hand.patch",
     ),
     Permission(
         "clip at a scaled threshold",
         "Gradients that carry the loss scale MAY be clipped at the threshold times the scale.",
-        "clipped_at_scaled_threshold",
+        "clipped_at_scaled_threshold.patch",
     ),
-    Permission("clip by hand", "Gradients MAY be clipped by hand, once they are unscaled.", "clipped_by_hand"),
+    Permission("clip by hand", "Gradients MAY be clipped by hand, once they are unscaled.", "clipped_by_hand.patch"),
     Permission(
-        "clip for each group", "The parameters MAY be clipped in several groups, each once.", "clipped_per_group"
+        "clip for each group", "The parameters MAY be clipped in several groups, each once.", "clipped_per_group.patch"
     ),
-    Permission("closure", "The step MAY be given a closure that does the forwards and backwards.", "closure"),
-    Permission("communication hook", "DDP's all-reduce MAY be issued by a communication hook.", "comm_hook"),
-    Permission("division of gradients", "Gradients MAY be divided in place of the losses.", "divided_gradients"),
+    Permission("closure.py", "The step MAY be given a closure that does the forwards and backwards.", "closure.py"),
+    Permission("communication hook", "DDP's all-reduce MAY be issued by a communication hook.", "comm_hook.patch"),
+    Permission("division of gradients", "Gradients MAY be divided in place of the losses.", "divided_gradients.patch"),
     Permission(
-        "division of the loss", "The loss MAY be divided after it is scaled, or before.", "scaled_after_division"
+        "division of the loss", "The loss MAY be divided after it is scaled, or before.", "scaled_after_division.patch"
     ),
-    Permission("evaluation", "The model MAY be evaluated between steps.", "evaluates_between_steps"),
-    Permission("frozen parameters", "Parameters MAY be frozen.", "frozen_parameter"),
+    Permission("evaluation", "The model MAY be evaluated between steps.", "evaluates_between_steps.patch"),
+    Permission("frozen parameters", "Parameters MAY be frozen.", "frozen_parameter.patch"),
     Permission(
         "fused optimizer",
         "An optimizer MAY unscale and skip in its own kernel, when the scaler calls it.",
-        "fused_optimizer",
+        "fused_optimizer.patch",
     ),
     Permission(
-        "gradient penalty", "A loss MAY contain the gradient of another one, or be followed by it.", "gradient_penalty"
+        "gradient penalty",
+        "A loss MAY contain the gradient of another one, or be followed by it.",
+        "gradient_penalty.patch",
     ),
     Permission(
         "gradient penalty, by itself",
         "A micro-batch MAY go forward once more for a gradient that `torch.autograd.grad` takes.",
-        "penalty_on_a_forward_of_its_own",
+        "penalty_on_a_forward_of_its_own.patch",
     ),
     Permission(
         "Horovod, plain step",
         "Horovod's step MAY synchronize by itself where nothing comes between.",
-        "horovod_plain_step",
+        "horovod_plain_step.patch",
     ),
     Permission(
         "Horovod, scaling",
         "A loss MAY be scaled before or after Horovod's `synchronize()`.",
-        "horovod_scaled_after_synchronize",
+        "horovod_scaled_after_synchronize.patch",
     ),
     Permission(
         "Horovod, synchronize first",
         "Horovod MAY be synchronized explicitly although nothing is clipped.",
-        "horovod_synchronize_first",
+        "horovod_synchronize_first.patch",
     ),
     Permission(
         "inner module",
         "Micro-batches that stay local MAY go through the module inside DDP, in place of `no_sync()`.",
-        "inner_module_before_the_last",
+        "inner_module_before_the_last.patch",
     ),
-    Permission("moving average", "A moving average of the weights MAY be kept after each step.", "averages_weights"),
+    Permission(
+        "moving average", "A moving average of the weights MAY be kept after each step.", "averages_weights.patch"
+    ),
     Permission(
         "one backward for a window",
         "The losses of a window MAY be added up for one backward.",
-        "one_backward_over_window",
+        "one_backward_over_window.patch",
     ),
     Permission(
         "other collectives",
         "Ranks MAY exchange what is no part of the training, such as losses for a log.",
-        "reduces_loss_for_logging",
+        "reduces_loss_for_logging.patch",
     ),
     Permission(
         "overflow agreed on",
         "Ranks MAY unscale before they average, if they tell each other what overflowed.",
-        "overflow_agreed",
+        "overflow_agreed.patch",
     ),
-    Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler"),
+    Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler.patch"),
     Permission(
         "messages from rank to rank",
         "Gradients MAY be averaged by messages from rank to rank, in pieces.",
-        "ring_per_parameter",
+        "ring_per_parameter.patch",
     ),
-    Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server"),
+    Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server.patch"),
     Permission(
-        "scale as gradient", "The scale MAY come in as the gradient that `backward()` begins with.", "scale_as_gradient"
+        "scale as gradient",
+        "The scale MAY come in as the gradient that `backward()` begins with.",
+        "scale_as_gradient.patch",
     ),
-    Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand"),
+    Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand.patch"),
     Permission(
         "server that steps",
         "On the backend parameter-server one rank MAY take the steps of all and send them the weights.",
-        "server_takes_any_worker",
+        "server_takes_any_worker.patch",
     ),
     Permission(
         "several optimizers",
         "Several optimizers MAY be unscaled and stepped one after the other, with one `update()` after all.",
-        "several_optimizers",
+        "several_optimizers.patch",
     ),
-    Permission("sync by flag", "DDP's flag MAY be set in place of `no_sync()`.", "synchronizes_by_flag"),
+    Permission("sync by flag", "DDP's flag MAY be set in place of `no_sync()`.", "synchronizes_by_flag.patch"),
     Permission(
         "unscaled by hand",
         "Gradients MAY be unscaled and checked by hand, and stepped on without the scaler.",
-        "unscaled_by_hand",
+        "unscaled_by_hand.patch",
     ),
     Permission(
-        "unscaled without a clip", "`unscale_` MAY be called although nothing is clipped.", "unscaled_without_clipping"
+        "unscaled without a clip",
+        "`unscale_` MAY be called although nothing is clipped.",
+        "unscaled_without_clipping.patch",
     ),
-    Permission("unused parameters", "An optimizer MAY hold parameters that no forward uses.", "unused_parameter"),
-    Permission("window at once", "The micro-batches of a window MAY go forward together.", "window_in_one_forward"),
-    Permission("zero_grad at the end", "Gradients MAY be cleared before a window or after its step.", "zero_grad_last"),
-    Permission("zero_grad to zero", "Gradients MAY be cleared to zero in place of None.", "zero_grad_to_zero"),
+    Permission("unused parameters", "An optimizer MAY hold parameters that no forward uses.", "unused_parameter.patch"),
+    Permission(
+        "window at once", "The micro-batches of a window MAY go forward together.", "window_in_one_forward.patch"
+    ),
+    Permission(
+        "zero_grad at the end", "Gradients MAY be cleared before a window or after its step.", "zero_grad_last.patch"
+    ),
+    Permission("zero_grad to zero", "Gradients MAY be cleared to zero in place of None.", "zero_grad_to_zero.patch"),
 )

@@ -5,7 +5,6 @@ nox's session `tests` leaves this folder out: each file here belongs to the sess
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,14 +18,9 @@ from conformance.report import read_results
 from conformance.report.records import CaseRecord
 from conformance.runner.front.client import ForkServer, RankOutcome, shared
 from conformance.suite.items import Servers
-
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-
-spec = importlib.util.spec_from_file_location("fixtures_kill", FIXTURES / "kill.py")
-assert spec is not None
-assert spec.loader is not None
-kill = sys.modules["fixtures_kill"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kill)
+from fixtures.kill import is_caught
+from fixtures.kill import judged as judged_specimen
+from fixtures.specimens import named
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,9 +51,9 @@ def caught() -> Iterator[Callable[[str], None]]:
     servers = Servers()
 
     def assert_caught(name: str) -> None:
-        [mutant] = [each for each in kill.specimens("mutants/on_ray") if each.name == name]
-        results = kill.judged(mutant, servers, mutant.shown_by, time_limit=120.0)
-        assert kill.is_caught(mutant, results), [(result["verdict"], result["headline"]) for result in results]
+        mutant = named("mutants/on_ray")[name]
+        results = judged_specimen(mutant, servers, time_limit=120.0)
+        assert is_caught(mutant, results), [(result["verdict"], result["headline"]) for result in results]
 
     yield assert_caught
     servers.close()

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-MUTANT = Path(__file__).parents[2] / "fixtures/mutants/no_sync_left_on.py"
+from fixtures.written import file_of
+
 CASES = ("single-batched-fp32-momentum", "ddp-w2-acc2-fp32-momentum", "ddp-w4-acc2-fp16-clip-value")
 
 
@@ -33,7 +34,7 @@ def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 def test_two_nodes(address: str, tmp_path: Path) -> None:
     selected = [part for case in CASES for part in ("--case", case)]
-    ended = conformance(tmp_path, "--address", address, "batched", "ddp", str(MUTANT), *selected)
+    ended = conformance(tmp_path, "--address", address, "batched", "ddp", str(file_of("no_sync_left_on")), *selected)
     assert ended.returncode == 1, ended.stderr
     lines = [json.loads(line) for line in (tmp_path / "conformance-results.jsonl").read_text().splitlines()]
     hosts = lines[0]["machine"]["hosts"].split(", ")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MUTANTS = Path(__file__).parents[2] / "fixtures/mutants"
+from fixtures.written import file_of
+
 LAUNCHES_ITS_WORKERS = """
 from conformance import Job, trainer
 
@@ -30,7 +31,7 @@ def chosen(*cases):
 
 
 def test_torchrun_on_two_nodes(torchrun):
-    ended = torchrun("ddp", str(MUTANTS / "no_sync_left_on.py"), *chosen(*CASES, "ddp-w3-fp32-momentum"))
+    ended = torchrun("ddp", str(file_of("no_sync_left_on")), *chosen(*CASES, "ddp-w3-fp32-momentum"))
     assert ended.codes == [1, 0], ended.errs
     hosts = ended.header["machine"]["hosts"].split(", ")
     assert len(set(hosts)) == 2
@@ -53,7 +54,7 @@ def test_torchrun_on_two_nodes(torchrun):
 
 def test_failures_on_one_host_are_known_on_the_other(srun, write):
     names = ("exits_in_the_middle", "hangs_before_the_last_window", "raises_on_one_rank")
-    targets = [str(MUTANTS / f"{name}.py") for name in names]
+    targets = [str(file_of(name)) for name in names]
     targets += ["ddp", write("killed.py", "if task.rank == 1: os.kill(os.getpid(), signal.SIGKILL)")]
     ended = srun(*targets, "--case", "ddp-w2-fp32-momentum", "--time-limit", "30")
     assert ended.codes == [1, 0], ended.errs

@@ -4,30 +4,19 @@ matrix.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 from conformance.laws.law import laws
+from conformance.suite.items import Servers
+from fixtures.kill import broken, checks, judged
+from fixtures.specimens import specimens
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
-
-spec = importlib.util.spec_from_file_location("fixtures_kill", FIXTURES / "kill.py")
-assert spec is not None
-assert spec.loader is not None
-kill = sys.modules["fixtures_kill"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kill)
-
-MUTANTS = list(kill.specimens("mutants"))
-VARIANTS = list(kill.specimens("variants"))
+MUTANTS = specimens("mutants")
+VARIANTS = specimens("variants")
 
 
 @pytest.fixture
 def servers():
-    from conformance.suite.items import Servers
-
     servers = Servers()
     yield servers
     servers.close()
@@ -35,20 +24,21 @@ def servers():
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_caught(mutant, servers):
-    results = kill.judged(mutant, servers, mutant.shown_by)
+    results = judged(mutant, servers)
     for result in results:
-        told = result["id"], result["verdict"], result["headline"], result["notes"]
-        assert mutant.holds(result["verdict"]), told
-        assert kill.checks(result) or kill.broken([result]) or result["verdict"] == "UNAVAILABLE", told
+        reported = result["id"], result["verdict"], result["headline"], result["notes"]
+        assert mutant.has_verdict(result["verdict"]), reported
+        assert checks(result) or broken([result]) or result["verdict"] == "UNAVAILABLE", reported
     if not mutant.cannot_run:
-        assert kill.broken(results) == mutant.laws
+        assert broken(results) == mutant.laws
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_no_false_alarm(variant, servers):
-    for result in kill.judged(variant, servers, variant.shown_by):
-        assert variant.holds(result["verdict"]), (result["id"], result["verdict"], result["headline"], result["notes"])
-        assert kill.broken([result]) == variant.laws, (result["id"], result["findings"])
+    for result in judged(variant, servers):
+        reported = result["id"], result["verdict"], result["headline"], result["notes"]
+        assert variant.has_verdict(result["verdict"]), reported
+        assert broken([result]) == variant.laws, (result["id"], result["findings"])
 
 
 @pytest.mark.parametrize("law", [law.id for law in laws()])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 from conformance.verdict.traffic import traffic
+from fixtures.written import file_of
 
-MUTANTS = Path(__file__).parents[2] / "fixtures" / "mutants"
 KINDS = ("sent", "received", "reduced")
 
 
@@ -57,7 +55,7 @@ def test_a_server_tells_its_workers_the_loss_scale_besides():
     ],
 )
 def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
-    for rank in recorded(str(MUTANTS / f"{mutant}.py"), case)["ranks"]:
+    for rank in recorded(str(file_of(mutant)), case)["ranks"]:
         for kind in KINDS:
             assert rank[kind] == case.accumulation * rank[f"expected_{kind}"]
 
