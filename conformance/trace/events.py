@@ -1,139 +1,547 @@
-"""The kinds of event that a rank reports, and how their values are written.
+"""The kinds of event that a rank reports, one class each: when it is noted, its fields, and how people read it.
 
-Every event is a plain dict that begins with
+The recorder writes an event as a JSON object with these fields (`conformance.trace.recorder`); `read` makes it an
+instance of its class. `python -m conformance.trace.schema` renews what is generated from here: the tables of TRACE.md
+and trace-schema.json.
 
-    event, rank, seq: its kind, and its number among the rank's events, from 0
-    time: seconds of the monotonic clock, which is the same for all ranks of a machine
-    window, micro_batch: those of the last training forward, null before the first (`conformance.trace.state.progress`)
-    where: [file, line, function] of the innermost call in the user's code, null when there is none
-    called_from: the same in the trainer's own file; only there when it differs from `where`
-
-Values are what JSON holds; a float is written exactly (the float64 of a float32), one that is not finite as a
-string. Weights and gradients are those of the watched model: all elements of its parameters, weight then bias, null
-where there is none. They are null as a whole for models of more than 4096 elements, which are not read.
-
-`parameters` are places in `model.parameters()`; optimizer, scaler, scheduler and model are numbers in order of first
-sight.
+Weights and gradients are those of the watched model: all elements of its parameters, weight then bias, null where there
+is none. They are null as a whole for models of more than 4096 elements, which are not read. ``parameters`` are
+positions in ``model.parameters()``; optimizers, scalers, schedulers and models are numbered in order of first sight.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-Event: TypeAlias = dict[str, object]
+from conformance.trace.words import number, size
 
-KINDS: dict[str, str] = {
-    "started": "the process runs: {pid}",
-    "topology": (
-        "what was reached, noted at the first optimizer step, or message after a forward, or at the end: {world_size, "
-        "rank_reached, via}; "
-        "`via` is 'torch.distributed', 'horovod', or null when neither was initialised"
-    ),
-    "model": "a model is watched: {model, shapes}",
-    "wrap": "DDP was put around a watched model: {model, wrapper, find_unused}",
-    "apex_initialize": "apex.amp.initialize returned: {models, optimizers}, how many of each",
-    "optimizer": (
-        "an optimizer of watched parameters, right before the first event that mentions it: {optimizer, type, "
-        "parameters, trainable, horovod, backward_passes_per_step, state}; `trainable` are the parameters that require "
-        "gradients, `horovod` whether it is Horovod's, `state` whether it already has one"
-    ),
-    "start": "right before the first training forward: {weights}",
-    "autocast_enter": "an enabled autocast region begins: {device, dtype, enabled}",
-    "autocast_exit": "an enabled autocast region ends: {device, dtype, enabled}",
-    "forward": (
-        "a forward of the watched model in training mode with gradients enabled, and not within a backward, is about "
-        "to run: {forward, rows, wrapper, syncs, computes, weights}; `forward` counts from 0, `rows` are indices into "
-        "the distinct rows of samples.x in order of first appearance, null for a row that is not among them; `wrapper` "
-        "is the class of the wrapper that it comes through, `syncs` whether DDP is to average in its backward; both "
-        "null without one; `computes` is the dtype that the model computes in, null where it may cast by itself; "
-        "`weights` are those that a window begins with, null within one"
-    ),
-    "loss_scaled": "GradScaler.scale of an enabled scaler: {scaler, scale}",
-    "backward_begin": (
-        "a backward that accumulates gradients is about to run: {backward, root, syncs, gradients}; `backward` counts "
-        "from 0, a graph that is gone through again has the same `root`; `syncs` is DDP's flag at this moment, null "
-        "without DDP; `gradients` are 'none', 'zero' or 'some' before it, null without a watched model"
-    ),
-    "backward_end": (
-        "it has run: {backward, forwards, scaled}; `forwards` are the numbers of the forwards that it went through, "
-        "`scaled` the loss scale that the loss carried, by a GradScaler or by hand, null for none"
-    ),
-    "autograd_grad": (
-        "torch.autograd.grad has run through forwards of the watched model: {forwards}; these are their numbers"
-    ),
-    "collective": (
-        "this rank is about to enter a collective: {op, bytes, elements, reduce, group, via, phase, during, of}; "
-        "`bytes` and `elements` are what this rank puts in, `group` the ranks, `via` 'c10d' or 'horovod', `phase` "
-        "'construction' until the first training forward, then 'training'; `during` is what it happens in ('forward', "
-        "'backward', 'synchronize', 'step', or null), `of` what it carries: 'gradients' or 'parameters' of the watched "
-        "model, or null"
-    ),
-    "send": (
-        "this rank is about to send a message to another one: {bytes, elements, peer, group, tag, via, phase, during, "
-        "of}; `peer` is the other rank, `via` 'c10d', the rest as for a collective"
-    ),
-    "receive": (
-        "this rank is about to receive one: {bytes, elements, peer, group, tag, via, phase, during, of}; `bytes` and "
-        "`elements` are those of the buffer that it is to come into, `peer` null for from anyone"
-    ),
-    "no_sync_enter": "DDP's no_sync begins: {}",
-    "no_sync_exit": "DDP's no_sync ends: {}",
-    "synchronize": "Horovod's optimizer.synchronize begins: {optimizer, in_step}; `in_step` when its own step calls it",
-    "skip_synchronize_enter": "Horovod's skip_synchronize begins: {optimizer}",
-    "skip_synchronize_exit": "Horovod's skip_synchronize ends: {optimizer}",
-    "unscale": (
-        "GradScaler.unscale_ of an enabled scaler has run: {scaler, optimizer, scale, implicit, found_inf}; `implicit` "
-        "when the scaler's own step called it"
-    ),
-    "clip": (
-        "gradients were clipped by a function of torch: {kind, threshold, norm_type, norm, parameters, gradients}; "
-        "`kind` is 'norm' or 'value', `norm` the total norm that clipping by norm saw, `gradients` those before"
-    ),
-    "norm": "torch.nn.utils.get_total_norm of gradients, called by itself: {norm, parameters}",
-    "gradient_change": (
-        "gradients were changed by something else: {parameters, factor, since}; noticed at the next event, after the "
-        "event `since`, which is when they were known last; `factor` is what all were multiplied by, null if there "
-        "is no such factor; in a model too large to be read, by hand or not, only some parameters are looked at"
-    ),
-    "zero_grad": (
-        "gradients are about to be cleared, or, 'by' 'hand', were found to have been: {by, optimizer, parameters, "
-        "set_to_none}; `by` is 'optimizer', 'model' or 'hand', `optimizer` null but for the first"
-    ),
-    "scaler_step": (
-        "GradScaler.step of an enabled scaler begins: {scaler, optimizer, scale, state}; `state` is a digest of what "
-        "the optimizer keeps for its parameters, null in a model too large to be read"
-    ),
-    "scale_loss_enter": "apex.amp.scale_loss begins: {delay_unscale, optimizers, scale}",
-    "scale_loss_exit": (
-        "apex.amp.scale_loss ends: {delay_unscale, optimizers, scale, scale_after}; `scale_after` is the scale of the "
-        "next one, lower if gradients overflowed"
-    ),
-    "state_init": (
-        "an optimizer step before the first training forward, on no gradients but zeros, as Horovod's "
-        "broadcast_optimizer_state takes one: {weights}, after it"
-    ),
-    "step": (
-        "an optimizer step that was applied: {step, forwards, gradients, weights, lr, scale, optimizer, parameters, "
-        "synchronizes}; `step` counts from 0, `forwards` those so far; `gradients` as the optimizer saw them, null for "
-        "parameters that it does not hold, `weights` of the whole model after the step; `scale` is the loss scale, "
-        "null unless a GradScaler that is enabled called the step; `synchronizes` whether a step of Horovod's "
-        "optimizer waits for the averages itself, null for another optimizer"
-    ),
-    "skip": (
-        "an enabled GradScaler or apex was asked to step and did not: {forwards, scale, gradients_finite, gradients, "
-        "weights, optimizer, state}; `state` as in scaler_step"
-    ),
-    "update": (
-        "GradScaler.update of an enabled scaler: {scale_before, scale_after, growth_factor, backoff_factor, "
-        "growth_interval, scaler}, but for the first two and the last the scaler's own settings"
-    ),
-    "schedule": (
-        "a learning-rate scheduler stepped: {scheduler, optimizer, lr_before, lr_after, initial}; the learning rates "
-        "of each of the optimizer's groups, `initial` for the step that a scheduler takes when it is made"
-    ),
-    "foreign_optimizer": (
-        "an optimizer stepped that holds no parameter of the watched model, noted once for each: {optimizer, shapes}"
-    ),
-    "finished": "the trainer's function returned: {weights}",
-    "raised": "the trainer's function raised: {type, message, traceback, at}; `at` is `time` when it did",
-}
+Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
+"""JSON has no other way to write what is not finite."""
+Vector: TypeAlias = Sequence[Number | None]
+Site: TypeAlias = tuple[str, int, str]
+"""File, line and function."""
+Numbers: TypeAlias = Sequence[int]
+
+
+class MalformedEvent(ValueError):
+    """A line of a trace is no event. ``str()`` says which line and why."""
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Event:
+    """What every event has. `read` makes events; the tests' are made by hand."""
+
+    #: Its kind, as in the trace.
+    event: ClassVar[str] = ""
+    #: When it is noted; "" for a base class, of which there are no events.
+    noted: ClassVar[str] = ""
+    #: What it is in words, where its fields add nothing.
+    title: ClassVar[str] = ""
+
+    rank: Annotated[int, "its rank"]
+    seq: Annotated[int, "its number among the events of its rank: 0, 1, 2, ..."]
+    time: Annotated[float, "seconds of `CLOCK_MONOTONIC`, which all processes of a machine share"]
+    window: Annotated[
+        int | None,
+        "the accumulation window of the last training forward, as far as its rows tell; null before the first. So what "
+        "happens between the end of a window and the first forward of the next one carries the number of the former",
+    ]
+    micro_batch: Annotated[int | None, "the micro-batch of that forward in its window"]
+    where: Annotated[
+        Site | None,
+        "the innermost call that is neither torch's, Horovod's nor apex's, nor this package's. The file is as seen "
+        "from the longest entry of `sys.path` or from the working directory",
+    ]
+    called_from: Annotated[
+        Site | None,
+        "the innermost call in the trainer's own file, if that is not `where`: a framework lies between",
+    ] = field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, noted: str = "", label: str = "") -> None:
+        if noted:
+            cls.event = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+            cls.noted, cls.title = noted, label or cls.event.replace("_", " ")
+            KINDS[cls.event] = cls
+
+    @property
+    def label(self) -> str:
+        """A short phrase: ``clip norm 1 (saw 3.2)``."""
+        return self.title
+
+    @property
+    def line(self) -> str:
+        """``train.py:41``; for a line in a framework also from where the trainer called it."""
+        if self.where is None:
+            return "from no line of the trainer's"
+        line = "{}:{}".format(*self.where)
+        return line if self.called_from is None else f"{line}, called from {{}}:{{}}".format(*self.called_from)
+
+    def __str__(self) -> str:
+        """The label with the line: ``unscale ÷ 1024 (train.py:43)``."""
+        return f"{self.label} ({self.line})"
+
+
+KINDS: dict[str, type[Event]] = {}
+"""The classes of events by their kinds."""
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Started(Event, noted="the process runs"):
+    pid: int
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Topology(Event, noted="at the first optimizer step, or message after a forward, or at the end"):
+    world_size: Annotated[int, "how many ranks the trainer brought together"]
+    rank_reached: Annotated[int, "the rank that this process has among them"]
+    via: Annotated[Literal["torch.distributed", "horovod"] | None, "null when neither was initialised"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Model(Event, noted="a model is watched"):
+    model: int
+    shapes: Annotated[Sequence[Numbers], "of its parameters"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Wrap(Event, noted="DDP has been constructed around a watched model"):
+    model: int
+    wrapper: Annotated[str, "the wrapper's class"]
+    find_unused: Annotated[bool, "its `find_unused_parameters`"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ApexInitialize(Event, noted="`apex.amp.initialize` has returned"):
+    models: Annotated[int, "how many it was given"]
+    optimizers: Annotated[int, "how many it was given"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Optimizer(Event, noted="before the first event that mentions an optimizer of watched parameters"):
+    optimizer: int
+    type: Annotated[str, "its class"]
+    parameters: Annotated[Numbers, "those that it holds"]
+    trainable: Annotated[Numbers, "those of them that require gradients"]
+    horovod: Annotated[bool, "whether it is Horovod's"]
+    backward_passes_per_step: Annotated[int | None, "Horovod's, else null"]
+    state: Annotated[bool, "whether it has any yet"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Start(Event, noted="before the first training forward"):
+    weights: Vector | None
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class _Autocast(Event):
+    device: str
+    dtype: str
+    enabled: bool
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class AutocastEnter(_Autocast, noted="before a region of `torch.autocast` that is enabled"):
+    @property
+    def label(self) -> str:
+        return f"enter autocast {self.dtype}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class AutocastExit(_Autocast, noted="after it", label="leave autocast"):
+    pass
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Forward(
+    Event, noted="before a forward in training mode with gradients enabled, unless it is recomputed in a backward"
+):
+    forward: Annotated[int, "its number"]
+    rows: Annotated[
+        Sequence[int | None],
+        "which distinct rows of samples.x, in order of first appearance, went in; null for one that is none of them",
+    ]
+    wrapper: Annotated[str | None, "the class of the wrapper that it came through"]
+    syncs: Annotated[bool | None, "whether DDP is to average in its backward, null without DDP"]
+    computes: Annotated[str | None, "the dtype that the model computes in, null where a `forward` of its own may cast"]
+    weights: Annotated[Vector | None, "those that a window begins with, null within one"]
+
+    @property
+    def label(self) -> str:
+        return f"forward through {self.wrapper}" if self.wrapper else "forward"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class LossScaled(Event, noted="`GradScaler.scale`, unless disabled"):
+    scaler: int
+    scale: Number
+
+    @property
+    def label(self) -> str:
+        return f"loss × {number(self.scale)}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
+    backward: Annotated[int, "its number"]
+    root: Annotated[int, "the same for a graph that is gone through again"]
+    syncs: Annotated[bool | None, "DDP's flag now, null without DDP"]
+    gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it; null if no model is watched"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class BackwardEnd(Event, noted="after it", label="backward done"):
+    backward: Annotated[int, "its number"]
+    forwards: Annotated[Numbers, "the numbers of the forwards that it flowed through"]
+    scaled: Annotated[Number | None, "the loss scale that the loss carried, by a GradScaler or by hand"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class AutogradGrad(
+    Event, noted="after `torch.autograd.grad` that flowed through forwards of the model", label="torch.autograd.grad"
+):
+    forwards: Annotated[Numbers, "their numbers"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Exchange(Event):
+    """A collective, or a message between two ranks."""
+
+    bytes: Annotated[int, "what this rank puts in, or the size of the buffer that a message is to come into"]
+    elements: Annotated[int, "the same, counted in elements"]
+    group: Annotated[Numbers, "the ranks"]
+    via: Annotated[Literal["c10d", "horovod"], "`c10d` is torch.distributed"]
+    phase: Annotated[Literal["construction", "training"], "`construction` until the first training forward"]
+    during: Annotated[Literal["forward", "backward", "synchronize", "step"] | None, "what it happens in"]
+    of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, see below"]
+
+    @property
+    def payload(self) -> str:
+        """What is carried, in words."""
+        return f"{self.of}, {size(self.bytes)}" if self.of else size(self.bytes)
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Collective(Exchange, noted="before it is issued"):
+    op: Annotated[str, "its name"]
+    reduce: Annotated[
+        Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum"] | None,
+        "null for what does not reduce",
+    ]
+
+    @property
+    def label(self) -> str:
+        return f"{self.op.strip('_').replace('_', ' ')} ({self.payload})"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Send(
+    Exchange,
+    noted="before a message to another rank is sent: `send`, `isend`, `batch_isend_irecv` of torch.distributed",
+):
+    peer: Annotated[int, "the other rank"]
+    tag: Annotated[int, "any number", {"type": "integer"}]
+
+    @property
+    def label(self) -> str:
+        return f"send to rank {self.peer} ({self.payload})"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Receive(Exchange, noted="before a message is waited for: `recv`, `irecv`, `batch_isend_irecv`"):
+    peer: Annotated[int | None, "the other rank, null for from anyone"]
+    tag: Annotated[int, "any number", {"type": "integer"}]
+
+    @property
+    def label(self) -> str:
+        sender = "any rank" if self.peer is None else f"rank {self.peer}"
+        return f"receive from {sender} ({self.payload})"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class NoSyncEnter(Event, noted="before `no_sync` of a DDP wrapper of the model", label="enter no_sync"):
+    pass
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class NoSyncExit(Event, noted="after it", label="leave no_sync"):
+    pass
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Synchronize(Event, noted="at the beginning of `synchronize` of Horovod's optimizer"):
+    optimizer: int
+    in_step: Annotated[bool, "whether its own step called it"]
+
+    @property
+    def label(self) -> str:
+        return "synchronize within step" if self.in_step else "synchronize"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class SkipSynchronizeEnter(Event, noted="before Horovod's `skip_synchronize`", label="enter skip_synchronize"):
+    optimizer: int
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class SkipSynchronizeExit(Event, noted="after it", label="leave skip_synchronize"):
+    optimizer: int
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Unscale(Event, noted="after `GradScaler.unscale_`"):
+    scaler: int
+    optimizer: int
+    scale: Number
+    implicit: Annotated[bool, "whether the scaler's own step called it"]
+    found_inf: Annotated[bool | None, "null if unknown"]
+
+    @property
+    def label(self) -> str:
+        return f"unscale ÷ {number(self.scale)}" + (", overflow found" if self.found_inf else "")
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_value_` or `clip_grads_with_norm_`"):
+    kind: Literal["norm", "value"]
+    threshold: Number
+    norm_type: Number | None
+    norm: Annotated[Number | None, "the total norm that clipping by norm saw"]
+    parameters: Numbers
+    gradients: Annotated[Vector | None, "those before it"]
+
+    @property
+    def label(self) -> str:
+        saw = "" if self.norm is None else f" (saw {number(self.norm)})"
+        return f"clip {self.kind} {number(self.threshold)}{saw}"
+
+    @property
+    def function(self) -> str:
+        """What torch calls it."""
+        return "clip_grad_norm_" if self.kind == "norm" else "clip_grad_value_"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Norm(Event, noted="after `get_total_norm` that is no part of clipping"):
+    norm: Number
+    parameters: Numbers
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class GradientChange(
+    Event, noted="when the next event finds that gradients were changed by nothing else that is noted"
+):
+    parameters: Annotated[Numbers, "in a model too large to be read only some are looked at"]
+    factor: Annotated[Number | None, "what all were multiplied by, null if there is no such factor"]
+    since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
+
+    @property
+    def label(self) -> str:
+        return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ZeroGrad(Event, noted="before gradients are cleared; by hand, when the next event finds that they were"):
+    by: Literal["optimizer", "model", "hand"]
+    optimizer: Annotated[int | None, "null unless it cleared them"]
+    parameters: Numbers
+    set_to_none: Annotated[bool | None, "null if unknown"]
+
+    @property
+    def label(self) -> str:
+        return {"hand": "gradients cleared by hand", "model": "model.zero_grad"}.get(self.by, "zero grad")
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
+    scaler: int
+    optimizer: int
+    scale: Number
+    state: Annotated[
+        str | None, "a digest of what the optimizer keeps for its parameters, null in a model too large to be read"
+    ]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class _ScaleLoss(Event):
+    delay_unscale: bool
+    optimizers: Annotated[int, "how many"]
+    scale: Annotated[Number | None, "null while apex is disabled"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ScaleLossEnter(_ScaleLoss, noted="before the body of `apex.amp.scale_loss`"):
+    @property
+    def label(self) -> str:
+        return "enter scale_loss" + (" (delay_unscale)" if self.delay_unscale else "")
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ScaleLossExit(_ScaleLoss, noted="after it, when gradients are unscaled", label="leave scale_loss"):
+    scale_after: Annotated[Number | None, "that of the next one, lower if gradients overflowed"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class StateInit(
+    Event, noted="after a step on zeros before training, as Horovod's `broadcast_optimizer_state` takes one"
+):
+    weights: Vector | None
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Attempt(Event):
+    """An optimizer step, or one that was asked for and skipped."""
+
+    optimizer: int
+    forwards: Annotated[int, "training forwards so far"]
+    gradients: Annotated[Vector | None, "as the optimizer saw them, null for parameters that it does not hold"]
+    weights: Annotated[Vector | None, "of the whole model after it"]
+    scale: Annotated[Number | None, "of the enabled GradScaler that called it, else null"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Step(Attempt, noted="after an optimizer step that was applied"):
+    step: Annotated[int, "its number"]
+    lr: Number | None
+    parameters: Annotated[Numbers, "those that the optimizer holds"]
+    synchronizes: Annotated[bool | None, "whether Horovod's step waits for averages itself, null for another optimizer"]
+
+    @property
+    def label(self) -> str:
+        return f"step {self.step}" if self.scale is None else f"step {self.step} by the scaler"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Skip(
+    Attempt,
+    noted="after `GradScaler.step`, or a step that apex has replaced, did not step",
+    label="step skipped by the scaler",
+):
+    gradients_finite: bool | None
+    state: Annotated[str | None, "as in `scaler_step`"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Update(Event, noted="after `GradScaler.update`"):
+    scaler: int
+    scale_before: Number
+    scale_after: Number
+    growth_factor: Annotated[Number, "the scaler's own setting"]
+    backoff_factor: Annotated[Number, "the scaler's own setting"]
+    growth_interval: Annotated[int, "the scaler's own setting"]
+
+    @property
+    def label(self) -> str:
+        return f"scale {number(self.scale_before)} → {number(self.scale_after)}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Schedule(Event, noted="after `LRScheduler.step`"):
+    scheduler: int
+    optimizer: int | None
+    lr_before: Annotated[Sequence[Number], "of each parameter group"]
+    lr_after: Annotated[Sequence[Number], "of each parameter group"]
+    initial: Annotated[bool, "whether the scheduler's constructor took the step"]
+
+    @property
+    def label(self) -> str:
+        before, after = (", ".join(map(number, rates)) for rates in (self.lr_before, self.lr_after))
+        return f"learning rate {before} → {after}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class ForeignOptimizer(Event, noted="at the first step of an optimizer that holds no watched parameter"):
+    optimizer: Annotated[str, "its class"]
+    shapes: Annotated[Sequence[Numbers], "of what it holds"]
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Finished(Event, noted="the trainer's function has returned"):
+    weights: Vector | None
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Raised(Event, noted="the trainer's function has raised"):
+    type: str
+    message: str
+    traceback: str
+    at: Annotated[float | None, "the `time` when it did"] = field(default=None, kw_only=True)
+
+
+def read(line: Mapping[str, Any]) -> Event:
+    """The event that a line of a trace holds.
+
+    Raises:
+        MalformedEvent: it is of no kind that is known, a field is missing or unknown, or a value of the wrong type.
+    """
+    shapes = _SHAPES.get(line.get("event", ""), {})
+    shape = (*line, *map(type, line.values()))
+    kind = shapes.get(shape)
+    if kind is None:
+        kind = _checked(line)
+        _SHAPES.setdefault(line["event"], {})[shape] = kind
+    event = object.__new__(kind)
+    known = event.__dict__
+    known.update(line)
+    if known["where"] is not None:
+        known["where"] = tuple(known["where"])
+    if "called_from" in known:
+        known["called_from"] = tuple(known["called_from"])
+    return event
+
+
+def read_all(lines: Iterable[Mapping[str, Any]], rank: int) -> tuple[Event, ...]:
+    """The events of a rank.
+
+    Raises:
+        MalformedEvent: a line is none; says which.
+    """
+    events: list[Event] = []
+    try:
+        events.extend(map(read, lines))
+    except MalformedEvent as error:
+        raise MalformedEvent(f"event {len(events)} of rank {rank}: {error}") from None
+    return tuple(events)
+
+
+#: The names and types of the values that events were found to be right with, by kind.
+_SHAPES: dict[str, dict[tuple[object, ...], type[Event]]] = {}
+
+
+def _checked(line: Mapping[str, Any]) -> type[Event]:
+    kind = KINDS.get(line.get("event", ""))
+    if kind is None:
+        raise MalformedEvent(f"there is no kind of event {line.get('event')!r}")
+    types = {name: frozenset(_json_types(hint)) for name, hint in hints(kind).items()}
+    required = {each.name for each in fields(kind) if each.default is MISSING}
+    for name in sorted(required - line.keys()):
+        raise MalformedEvent(f"{kind.event} has no field {name!r}")
+    for name, value in line.items():
+        if name != "event" and name not in types:
+            raise MalformedEvent(f"{kind.event} has a field {name!r}, which is not one of its own")
+        if name != "event" and type(value) not in types[name]:
+            raise MalformedEvent(f"{kind.event} has {value!r} as {name!r}")
+    return kind
+
+
+def hints(kind: type[Event]) -> dict[str, Any]:
+    """The type of each field, with its description."""
+    found = get_type_hints(kind, include_extras=True)
+    return {each.name: found[each.name] for each in fields(kind)}
+
+
+def _json_types(hint: Any) -> Iterable[type]:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        yield from _json_types(get_args(hint)[0])
+    elif origin is Literal:
+        yield from map(type, get_args(hint))
+    elif origin in (Sequence, tuple):
+        yield list
+    elif origin is None:
+        yield from (float, int) if hint is float else (hint,)
+    else:
+        for one in get_args(hint):
+            yield from _json_types(one)

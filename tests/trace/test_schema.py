@@ -1,25 +1,22 @@
-"""The descriptions of a trace agree with each other, and with real traces: events.py, trace-schema.json, TRACE.md."""
+"""What is generated from the classes of events is up to date, and fits real traces: trace-schema.json, TRACE.md."""
 
 from __future__ import annotations
 
 import json
 import re
-from importlib.resources import files
+from dataclasses import fields
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from conformance.runner.front.client import ForkServer
 from conformance.trace import file
-from conformance.trace.events import KINDS
+from conformance.trace.events import KINDS, Event, read_all
+from conformance.trace.schema import SCHEMA, WORDS, schema, schema_text, words
 
 from ..trainers.tasks import make_spec, overflowing, scaler
 
-FOLDER = files("conformance.trace")
-SCHEMA = json.loads(FOLDER.joinpath("trace-schema.json").read_text(encoding="utf-8"))
-WORDS = FOLDER.joinpath("TRACE.md").read_text(encoding="utf-8")
-HEAD = set(SCHEMA["$defs"]["event"]["properties"])
-validator = Draft202012Validator(SCHEMA)
+validator = Draft202012Validator(schema())
 
 PATHS = {
     "accumulated": overflowing(accumulation=2, size=4),
@@ -31,50 +28,31 @@ PATHS = {
 }
 
 
-def described(kind):
-    """The fields of a kind in `KINDS`."""
-    text = KINDS[kind]
-    return set(text[text.index("{") + 1 : text.index("}")].replace(" ", "").split(",")) - {""}
-
-
 def rows(section):
     """The rows of a table, cell by cell."""
-    lines = WORDS.split(f"\n## {section}\n")[1].split("\n## ")[0].splitlines()
+    lines = WORDS.read_text().split(f"\n## {section}\n")[1].split("\n## ")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
 
 
-def names(cell):
-    """The fields that a cell is about: what comes first in each part of it."""
-    parts = (re.match(r"^[^`]*((?:`\w+`(?: \*)?(?:, )?)+)", part.strip()) for part in cell.split(";"))
-    return {name for part in parts if part for name in re.findall(r"`(\w+)`", part[1])}
-
-
-def kinds_in_schema():
-    refs = [entry["$ref"].rpartition("/")[2] for entry in SCHEMA["oneOf"]]
-    return refs[1:]
-
-
 def test_the_schema_is_a_json_schema():
-    Draft202012Validator.check_schema(SCHEMA)
+    Draft202012Validator.check_schema(schema())
 
 
-def test_kinds():
-    assert set(kinds_in_schema()) == set(KINDS)
-    assert {kind for cells in rows("Kinds") for kind in re.findall(r"`(\w+)`", cells[0])} == set(KINDS)
+@pytest.mark.parametrize(("path", "text"), [(SCHEMA, schema_text()), (WORDS, words(WORDS.read_text()))])
+def test_what_is_generated_is_up_to_date(path, text):
+    assert path.read_text() == text, "python -m conformance.trace.schema"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fields(kind):
-    """The same in all three."""
-    fields = set(SCHEMA["$defs"][kind]["properties"]) - {"event"}
-    assert fields == described(kind)
-    [cell] = [cells[2] for cells in rows("Kinds") if f"`{kind}`" in cells[0]]
-    assert names(cell) == fields
+def test_every_kind_is_described():
+    described = {re.findall(r"`(\w+)`", name)[0]: fields for name, _, fields in rows("Kinds")}
+    assert described.keys() == KINDS.keys()
+    own = {field.name for field in fields(Event)}
+    for kind, text in described.items():
+        assert {field.name for field in fields(KINDS[kind])} - own <= set(re.findall(r"`(\w+)`", text))
 
 
-def test_head():
-    assert {name for cells in rows("Every event") for name in re.findall(r"`(\w+)`", cells[0])} == HEAD
-    header = set(SCHEMA["$defs"]["trace"]["properties"])
+def test_the_header_is_described():
+    header = set(schema()["$defs"]["trace"]["properties"])
     assert {name for cells in rows("The header") for name in re.findall(r"`(\w+)`", cells[0])} == header
 
 
@@ -90,6 +68,7 @@ def test_real_traces_are_valid(path, tmp_path):
         for line in (tmp_path / f"rank{rank}.jsonl").read_text().splitlines():
             errors = list(validator.iter_errors(json.loads(line)))
             assert errors == [], line
+        assert len(read_all(outcome.ranks[rank].events, rank)) == len(outcome.ranks[rank].events)
 
 
 def test_other_lines_are_invalid():

@@ -1,0 +1,31 @@
+"""Numbers in words, short enough for one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_SIZES = ("B", "kB", "MB", "GB")
+
+
+def number(value: float | str) -> str:
+    """Six digits at most; "inf" and "nan" come as text."""
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def size(count: int) -> str:
+    """Bytes with a unit."""
+    scaled, unit = float(count), 0
+    while scaled >= 1000 and unit < len(_SIZES) - 1:
+        scaled, unit = scaled / 1000, unit + 1
+    return f"{scaled:.3g} {_SIZES[unit]}"
+
+
+def vector(values: Iterable[float | str | None]) -> str:
+    """Numbers of one model, the first few: ``(0.5, -1, 2, …)``."""
+    shown = ["–" if value is None else number(value) for value in values]
+    return f"({', '.join([*shown[:3], '…'] if len(shown) > 4 else shown)})"
+
+
+def enumerated(parts: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
