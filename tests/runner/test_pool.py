@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.front.pool import Pool
+from fixtures.pool import Pool
 
 LIMIT = 60.0
 Write = Callable[..., str]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.runner.front.pool import Pool
+from fixtures.pool import Pool
 
 from .tasks import make_spec, of_kind
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conformance.adapter.loading import Train
-from conformance.runner.rank import backends, rendezvous, warm
+from conformance.runner.rank import backends, rendezvous
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.telling import Sender, described, exit_code
 from conformance.runner.system import stacks
@@ -42,15 +42,13 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     torch.set_num_threads(1)
     rendezvous.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
-    if warm.POOL in spec:
-        return warm.work(spec, rank, send, lambda told, send: _attempt(load, told, rank, send))
-    code = _attempt(load, spec, rank, send)
+    code = attempt(load, spec, rank, send)
     if code is None:
         os.read(pipes.release, 1)
     return code or 0
 
 
-def _attempt(
+def attempt(
     load: Callable[[], Train], spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None]
 ) -> int | None:
     """Run the function that ``load`` returns, and send what happens; the exit code if it raised."""
