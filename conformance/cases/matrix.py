@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case, Device
 from conformance.workloads.layout import LayoutKind
+from conformance.workloads.precision import PRECISIONS
 
 Shape = tuple[LayoutKind, int, int]
 
@@ -42,15 +43,13 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "ray-train": LAUNCHED,
 }
 
-PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-BACKEND_PRECISIONS = dict.fromkeys(SHAPES, PRECISIONS) | {
-    "single": (*PRECISIONS, "apex-O1"),
-    "ddp": (*PRECISIONS, "apex-O1"),
-    "horovod": (*PRECISIONS, "fp16-compression", "apex-O1"),
+_COMMON = ("fp64", "fp32", "bf16", "fp16")
+BACKEND_PRECISIONS = dict.fromkeys(SHAPES, _COMMON) | {
+    "single": (*_COMMON, "apex-O1"),
+    "ddp": (*_COMMON, "apex-O1"),
+    "horovod": (*_COMMON, "fp16-compression", "apex-O1"),
 }
-#: apex casts and unscales on a GPU only, and refuses parameters that are elsewhere (apex/amp/_initialize.py).
-ON_GPU_ONLY = frozenset({"apex-O1"})
-#: The other precisions of these run on the CPU only.
+#: These run on the CPU only, but for precisions that run on a GPU only.
 ON_CPU_ONLY = frozenset({"horovod", "ray", "ray-train"})
 
 ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
@@ -67,7 +66,7 @@ class Rule:
     """Run ``workload`` in ``precisions`` on ``shapes`` (None: all)."""
 
     workload: str
-    precisions: tuple[str, ...] = (*PRECISIONS, "fp16-compression", "apex-O1")
+    precisions: tuple[str, ...] = tuple(PRECISIONS)
     shapes: frozenset[Shape] | None = None
     core: bool = field(default=False, kw_only=True)
 
@@ -174,7 +173,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
             for precision in BACKEND_PRECISIONS[backend]:
                 if precision not in rule.precisions or not _runs_on(device, backend, rule, precision):
                     continue
-                if precision in ON_GPU_ONLY and precision not in declaration.precisions:
+                if PRECISIONS[precision].on_gpu_only and precision not in declaration.precisions:
                     continue
                 case = Case(backend, *shape, precision, rule.workload, device)
                 reason = _unsupported(case, declaration)
@@ -186,7 +185,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
 
 
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
-    if precision in ON_GPU_ONLY:
+    if PRECISIONS[precision].on_gpu_only:
         return device == "cuda"
     return device == "cpu" or (rule.core and backend not in ON_CPU_ONLY)
 

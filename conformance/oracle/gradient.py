@@ -35,7 +35,7 @@ def as_cast(weights: Affine, precision: Precision) -> Affine:
     quarter just below a power of two, is where rounding to nearest would leave it), so its own small error is gone.
     """
     compute = precision.compute
-    snaps = precision.autocast and all(
+    snaps = precision.mixed and all(
         compute.holds(center) and 4 * radius < compute.ulp(center)
         for center, radius in zip(weights.center, weights.radius, strict=True)
     )
@@ -72,7 +72,7 @@ def gradient(
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
     wire = precision.wire
-    if wire is not precision.master and _largest_sum(workload, window, form, weights) > wire.largest / 2:
+    if precision.compressed and _largest_sum(workload, window, form, weights) > wire.largest / 2:
         raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
     return enclosed(workload, window, form, weights, precision, loss_scale)
 
@@ -119,10 +119,10 @@ def _radii(
     # Casting x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
     # micro-batch, or over all that a rank reads where a trainer puts it through the model at once, is a part of the
     # sum over the batch.
-    largest_share = max(sum(map(len, share)) for share in window.shares) if precision.autocast else 0
+    largest_share = max(sum(map(len, share)) for share in window.shares) if precision.mixed else 0
     inner = gamma(3 + size + 3 + largest_share, compute)
     outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)
-    across = gamma(window.world_size + 4 + further_roundings, wire) if wire is not master else Fraction(0)
+    across = gamma(window.world_size + 4 + further_roundings, wire) if precision.compressed else Fraction(0)
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
     descale = max(Fraction(1), 1 / scale)
     operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
-from conformance.cases.matrix import ON_GPU_ONLY, SHAPES, plan
+from conformance.cases.matrix import SHAPES, plan
 from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
@@ -170,7 +170,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
                 item = Item(target, declaration.name or target, planned.case, option=servers.option)
                 if planned.unsupported is not None:
                     # What is not declared was told for the CPU already.
-                    if device == "cpu" or planned.case.precision in ON_GPU_ONLY:
+                    if device == "cpu" or planned.case.arithmetic.on_gpu_only:
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))

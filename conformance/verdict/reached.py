@@ -35,8 +35,8 @@ def ignored_precision(
     steps = tuple(rule.steps())
     if not _must_show(rule, precision, steps) or not matches(ranks, steps):
         return None
-    low = precision.compute if precision.autocast else precision.wire
-    what = "computes" if precision.autocast else "sends gradients"
+    low = precision.compute if precision.mixed else precision.wire
+    what = "computes" if precision.mixed else "sends gradients"
     return f"the numbers are those of {master.name}: the trainer {what} in {master.name}, not in {low.name}"
 
 

@@ -9,9 +9,7 @@ from typing import Any
 from conformance.laws.event import Event
 from conformance.laws.run import Run, Window
 from conformance.oracle.traffic import expected, ring_all_reduce
-
-_WIDTHS = {"fp64": 8, "fp16-compression": 2}
-_WIDTH = 4
+from conformance.workloads.precision import PRECISIONS
 
 
 def traffic(run: Run) -> dict[str, Any] | None:
@@ -28,8 +26,7 @@ def traffic(run: Run) -> dict[str, Any] | None:
     for windows in together:
         for window in windows:
             _count(run, window, totals)
-    precision = str(run.plan.spec["precision"])
-    width = _WIDTHS.get(precision, _WIDTH)
+    width = PRECISIONS[run.plan.spec["precision"]].wire.width
     formula = expected(run.plan.backend, ranks, run.plan.elements, width)
     return {
         "gradient": run.plan.elements * width,

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import Literal
 
 
 @dataclass(frozen=True)
 class Format:
-    """An IEEE-754 binary format: ``p`` significand bits (the implicit one included) and its exponent range."""
+    """An IEEE-754 binary format: ``p`` significand bits (the implicit one included) and its exponent range.
+
+    ``dtype``: torch's name for it. ``width``: bytes of a number.
+    """
 
     name: str
+    dtype: str
+    width: int
     p: int
     max_exponent: int
     min_exponent: int
@@ -54,30 +60,42 @@ class Format:
         return Fraction(2) ** (max(exponent, self.min_exponent) - self.p + 1)
 
 
-FP64 = Format("fp64", 53, 1023, -1022)
-FP32 = Format("fp32", 24, 127, -126)
-BF16 = Format("bf16", 8, 127, -126)
-FP16 = Format("fp16", 11, 15, -14)
+FP64 = Format("fp64", "float64", 8, 53, 1023, -1022)
+FP32 = Format("fp32", "float32", 4, 24, 127, -126)
+BF16 = Format("bf16", "bfloat16", 2, 8, 127, -126)
+FP16 = Format("fp16", "float16", 2, 11, 15, -14)
 
 
 @dataclass(frozen=True)
 class Precision:
     """A precision variant of a case.
 
-    ``compute``: the format of forward and backward inside a micro-batch (autocast's). ``master``: the format of
-    weights, gradients, their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks.
-    ``scaled``: a GradScaler multiplies the loss, or apex.
+    ``compute``: the format of forward and backward inside a micro-batch. ``master``: the format of weights, gradients,
+    their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks. ``amp``: the library
+    that casts, if ``compute`` is another format than ``master``. ``scaled``: that library also scales the loss.
     """
 
     name: str
     compute: Format
     master: Format
     wire: Format
+    amp: Literal["torch", "apex"] | None = None
     scaled: bool = False
 
     @property
-    def autocast(self) -> bool:
+    def mixed(self) -> bool:
+        """Whether forward and backward see the weights cast to another format."""
         return self.compute is not self.master
+
+    @property
+    def compressed(self) -> bool:
+        """Whether gradients cross ranks in another format than their own."""
+        return self.wire is not self.master
+
+    @property
+    def on_gpu_only(self) -> bool:
+        """apex casts and unscales on a GPU only, and refuses parameters elsewhere (apex/amp/_initialize.py)."""
+        return self.amp == "apex"
 
 
 PRECISIONS: dict[str, Precision] = {
@@ -85,11 +103,11 @@ PRECISIONS: dict[str, Precision] = {
     for precision in (
         Precision("fp64", FP64, FP64, FP64),
         Precision("fp32", FP32, FP32, FP32),
-        Precision("bf16", BF16, FP32, FP32),
-        Precision("fp16", FP16, FP32, FP32, scaled=True),
+        Precision("bf16", BF16, FP32, FP32, amp="torch"),
+        Precision("fp16", FP16, FP32, FP32, amp="torch", scaled=True),
         Precision("fp16-compression", FP32, FP32, FP16),
         # O1 leaves the weights in fp32 and casts what goes into linear operations (apex/amp/frontend.py, amp.py and
         # lists/functional_overrides.py): to the numbers it is autocast. Gradients arrive in the type of the weights.
-        Precision("apex-O1", FP16, FP32, FP32, scaled=True),
+        Precision("apex-O1", FP16, FP32, FP32, amp="apex", scaled=True),
     )
 }

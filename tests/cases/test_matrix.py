@@ -14,7 +14,6 @@ from conformance.cases.case import Case
 from conformance.cases.matrix import (
     BACKEND_PRECISIONS,
     BACKEND_RULES,
-    ON_GPU_ONLY,
     POINT_TO_POINT_RULES,
     RULES,
     SHAPES,
@@ -25,6 +24,7 @@ from conformance.oracle.perturbation import OneSampleMoved
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.semantics import AveragedInEveryMicroBatch, interpretations
+from conformance.workloads import precision as formats
 
 EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
 #: Their roots, quotients or data round: judged by bounds.
@@ -38,12 +38,12 @@ def everything():
     """On the CPU, and on GPUs what there is on them only."""
     on_gpus = [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend, "cuda")]
     return [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend)] + [
-        planned for planned in on_gpus if planned.case.precision in ON_GPU_ONLY
+        planned for planned in on_gpus if planned.case.arithmetic.on_gpu_only
     ]
 
 
 def device(precision):
-    return "cuda" if precision in ON_GPU_ONLY else "cpu"
+    return "cuda" if formats.PRECISIONS[precision].on_gpu_only else "cpu"
 
 
 @cache
@@ -113,7 +113,7 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     planned = [planned.case for planned in plan(EVERYTHING, backend)]
     assert len(planned) == 46
     covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
-    assert covered == {(world, more, p) for world in (2, 3, 4) for more in (False, True) for p in matrix.PRECISIONS}
+    assert covered == {(world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]}
     assert {case.workload for case in planned} == {rule.workload for rule in POINT_TO_POINT_RULES}
     # Theirs are cases that the other paths have as well.
     others = {(case.kind, case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
@@ -137,7 +137,7 @@ def test_compression_is_horovods():
 
 def test_a_gpu_runs_the_core_workloads():
     cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
-    assert {case.workload for case in cases if case.precision not in ON_GPU_ONLY} == {"momentum", "clip-value"}
+    assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {"momentum", "clip-value"}
     assert {case.device for case in cases} == {"cuda"}
     assert all(case.id.startswith("cuda-ddp-") for case in cases)
 

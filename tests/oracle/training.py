@@ -249,7 +249,7 @@ class _Training:
         if placement == "mean, gradients over window, ranks averaged":
             passes = 1 if self.style.one_forward else window.length
             parts = [self._over(part, passes) for part in parts]
-        if self.precision.wire is not self.precision.master:
+        if self.precision.compressed:
             parts = [part.to(DTYPES[self.precision.wire.name]) for part in parts]
         if self.style.ranks_divided_first:
             return tree_sum([self._over(part, divisor) for part in parts], self.random).to(self.dtype)
@@ -264,7 +264,7 @@ class _Training:
         return value * (1 / divisor) if self.style.by_reciprocal else value / divisor
 
     def _autocast(self) -> Any:
-        if not self.precision.autocast:
+        if not self.precision.mixed:
             return nullcontext()
         return torch.autocast("cpu", dtype=DTYPES[self.precision.compute.name])
 

@@ -8,6 +8,7 @@ from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 from conformance.verdict.traffic import traffic
+from conformance.workloads.precision import BF16, FP32, PRECISIONS, Precision
 from fixtures.written import file_of
 
 KINDS = ("sent", "received", "reduced")
@@ -36,7 +37,7 @@ def recorded(target, case):
 def test_as_the_formula_says(trainer, case):
     found = recorded(trainer, case)
     assert len(found["ranks"]) == case.world_size
-    assert found["gradient"] == 3 * {"fp64": 8, "fp16-compression": 2}.get(case.precision, 4)
+    assert found["gradient"] == 3 * {"fp64": 8, "fp16-compression": 2}.get(case.precision, 4)  # bytes
     for rank in found["ranks"]:
         assert {kind: rank[kind] for kind in KINDS} == {kind: rank[f"expected_{kind}"] for kind in KINDS}
         assert sum(rank[kind] for kind in KINDS) > 0
@@ -63,3 +64,12 @@ def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
 def test_one_process_sends_nothing():
     case = Case("single", "batched", 1, 1, "fp32", "momentum")
     assert recorded("batched", case) is None
+
+
+def test_a_payload_is_as_wide_as_the_wire(follow, monkeypatch):
+    """Also with a precision that was added later."""
+    run = follow("ddp-w2-fp32-momentum").judged().run
+    assert traffic(run)["gradient"] == 3 * 4
+    monkeypatch.setitem(PRECISIONS, "bf16-compression", Precision("bf16-compression", FP32, FP32, BF16))
+    run.plan.spec["precision"] = "bf16-compression"
+    assert traffic(run)["gradient"] == 3 * 2

@@ -32,6 +32,7 @@ def doubles(draw: st.DrawFn) -> float:
 def test_constants_are_those_of_torch(fmt):
     info = torch.finfo(DTYPES[fmt])
     assert fmt.largest == Fraction(info.max)
+    assert (fmt.dtype, 8 * fmt.width) == (info.dtype, info.bits)
     assert 2 * fmt.unit_roundoff == Fraction(info.eps)
     assert fmt.quantum == Fraction(info.smallest_normal) * Fraction(info.eps)
 
@@ -82,4 +83,7 @@ def test_precisions_say_where_each_stage_works():
         "fp16-compression": (FP32, FP32, FP16, False),
         "apex-O1": (FP16, FP32, FP32, True),
     }
-    assert {name for name, precision in PRECISIONS.items() if precision.autocast} == {"bf16", "fp16", "apex-O1"}
+    assert {name for name, precision in PRECISIONS.items() if precision.mixed} == {"bf16", "fp16", "apex-O1"}
+    assert all(precision.mixed == (precision.amp is not None) for precision in PRECISIONS.values())
+    assert [name for name, precision in PRECISIONS.items() if precision.compressed] == ["fp16-compression"]
+    assert [name for name, precision in PRECISIONS.items() if precision.on_gpu_only] == ["apex-O1"]
