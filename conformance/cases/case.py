@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
-from conformance.workloads.layout import Layout, LayoutKind
+from conformance.workloads.layout import LayoutKind
 from conformance.workloads.precision import PRECISIONS, Precision
+from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, Workload
 
@@ -16,7 +17,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Case:
-    """Names only, so that a case is cheap to make and to send; :meth:`build` makes what they stand for."""
+    """Names only, so that a case is cheap to make and to send; ``problem`` is what they stand for."""
 
     backend: str
     kind: LayoutKind
@@ -47,17 +48,18 @@ class Case:
     def arithmetic(self) -> Precision:
         return PRECISIONS[self.precision]
 
-    def build(self) -> tuple[Workload, Layout]:
-        """The workload and its layout.
+    @cached_property
+    def problem(self) -> Problem:
+        """What the trainer is asked to do.
 
         Raises:
             ValueError: no global batch of this workload divides over the layout.
         """
-        return standard(self.workload, self.kind, self.world_size, self.accumulation)
+        return Problem(*standard(self.workload, self.kind, self.world_size, self.accumulation), self.arithmetic)
 
     def spec(self) -> dict[str, Any]:
         """What a rank is told, as plain JSON values: floats, lists and names."""
-        workload, layout = self.build()
+        workload, layout = self.problem.workload, self.problem.layout
         clip, scale = workload.clip, workload.scale
         return {
             "case": self.id,
@@ -76,7 +78,7 @@ class Case:
                 "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
             },
             "samples": _samples(workload),
-            "micro_batches": self._micro_batches(workload, layout),
+            "micro_batches": _micro_batches(self.problem),
             "optimizer": _optimizer(workload),
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
             "clip": None if clip is None else {"kind": clip.kind, "threshold": float(clip.threshold)},
@@ -90,15 +92,16 @@ class Case:
             else None,
         }
 
-    def _micro_batches(self, workload: Workload, layout: Layout) -> list[list[list[int]]]:
-        """Per rank, the stream's sample indices in each micro-batch of one epoch."""
-        deal: list[list[list[int]]] = [[] for _ in range(self.world_size)]
-        offset = 0
-        for step, batch in enumerate(workload.batches):
-            for rank, share in enumerate(layout.window(workload, step).shares):
-                deal[rank] += [[offset + index for index in micro_batch] for micro_batch in share]
-            offset += len(batch)
-        return deal
+
+def _micro_batches(problem: Problem) -> list[list[list[int]]]:
+    """Per rank, the stream's sample indices in each micro-batch of one epoch."""
+    deal: list[list[list[int]]] = [[] for _ in range(problem.layout.world_size)]
+    offset = 0
+    for window in problem.windows[: len(problem.workload.batches)]:
+        for rank, share in enumerate(window.shares):
+            deal[rank] += [[offset + index for index in micro_batch] for micro_batch in share]
+        offset += len(window.batch)
+    return deal
 
 
 @lru_cache(maxsize=32)

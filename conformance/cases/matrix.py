@@ -201,7 +201,7 @@ def _unsupported(case: Case, declaration: Declaration) -> str | None:
         return _not_declared("world size", str(case.world_size), map(str, declaration.world_sizes))
     if case.accumulation > 1 and case.accumulation not in declaration.accumulations:
         return _not_declared("accumulation", str(case.accumulation), map(str, declaration.accumulations))
-    workload, _ = case.build()
+    workload = case.problem.workload
     if workload.loss not in declaration.losses:
         return _not_declared("loss", workload.loss, declaration.losses)
     if workload.clip is not None and workload.clip.kind not in declaration.clips:

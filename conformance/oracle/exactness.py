@@ -12,7 +12,7 @@ from operator import mul
 from conformance.oracle.normal_form import tabulated
 from conformance.oracle.rounding import Ledger, StageProof, Sums, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
-from conformance.workloads.precision import Precision
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
 
@@ -62,52 +62,34 @@ def _each(values: Iterable[int]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=256)
-def proofs(
-    loss: str,
-    bias: bool,
-    window: Window,
-    total: Fraction,
-    weights: Vector,
-    precision: Precision,
-    scale: Fraction,
-    finite: bool,
-) -> tuple[StageProof, ...]:
+def proofs(problem: Problem, window: Window, weights: Vector, scale: Fraction, finite: bool) -> tuple[StageProof, ...]:
     """The proofs up to the first refusal. Faults begin where the right answer does: what holds there is kept."""
     ledger = Ledger()
     ledger.window = window.index
-    _proved(loss, bias, window, total, weights, precision, scale, ledger, finite)
+    _proved(problem, window, weights, scale, finite, ledger)
     return tuple(ledger.proofs)
 
 
-def _proved(
-    loss: str,
-    bias: bool,
-    window: Window,
-    total: Fraction,
-    weights: Vector,
-    precision: Precision,
-    scale: Fraction,
-    ledger: Ledger,
-    finite: bool,
-) -> bool:
+def _proved(problem: Problem, window: Window, weights: Vector, scale: Fraction, finite: bool, ledger: Ledger) -> bool:
+    workload, precision, total = problem.workload, problem.precision, problem.total_weight(window)
     compute, master, wire = precision.compute, precision.master, precision.wire
     if not is_dyadic(total):
         return ledger.refuse("division", master, "the total weight is not a dyadic rational")
     if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
         return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
 
-    terms = _terms(loss, bias, window, weights)
+    terms = _terms(workload.loss, workload.bias, window, weights)
     forward = terms.forward
     if not (ledger.sums("forward", forward, compute) and ledger.range("forward", forward, compute)):
         return False
 
-    divisors = _divisors(loss, window, total)
+    divisors = _divisors(workload.loss, window, total)
     by = divisors[0]
     if any(by % divisor for divisor in divisors):
         return ledger.refuse("division", master, f"a correct trainer may divide by {max(divisors)}, the total does not")
     if any(residual % by for residual in terms.residuals):
         return ledger.refuse("division", master, f"a residual is not a multiple of {by}")
-    constants = _constants(loss, window, total)
+    constants = _constants(workload.loss, window, total)
     if not (ledger.constants("division", constants, master) and ledger.divisors("division", divisors, wire)):
         return False
 

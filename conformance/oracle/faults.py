@@ -7,27 +7,28 @@ that lies in a fault's enclosure tells the author what to look for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.layout import Layout, Window
-from conformance.workloads.precision import Precision
-from conformance.workloads.workload import SGD, AdamW, Vector, Workload
+from conformance.oracle.deviation import Deviation
+from conformance.oracle.recurrence import Recurrence, times
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import SGD, AdamW, Vector
 
-Applies = Callable[[Workload, Layout, Precision], bool]
+Applies = Callable[[Problem], bool]
+#: The samples of a micro-batch.
+Micro = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Fault:
-    """``text`` completes "the numbers are those of a trainer that ..."; ``applies`` says in which cases it shows."""
+class Fault(Deviation[Recurrence]):
+    """``applies`` says in which problems a trainer can have it."""
 
     name: str
-    text: str
-    recurrence: type[Recurrence]
     applies: Applies
 
 
@@ -38,86 +39,118 @@ def fault(name: str, text: str, applies: Applies) -> Callable[[type[Recurrence]]
     """Add a recurrence with one wrong decision to the catalogue."""
 
     def add(recurrence: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(name, text, recurrence, applies))
+        CATALOGUE.append(Fault(text, recurrence, name, applies))
         return recurrence
 
     return add
 
 
-def applicable(workload: Workload, layout: Layout, precision: Precision) -> list[Fault]:
-    return [fault for fault in CATALOGUE if fault.applies(workload, layout, precision)]
+def applicable(problem: Problem) -> list[Fault]:
+    return [fault for fault in CATALOGUE if fault.applies(problem)]
 
 
-def _distributed(workload: Workload, layout: Layout, precision: Precision) -> bool:
-    return layout.world_size > 1
-
-
-def _accumulating(workload: Workload, layout: Layout, precision: Precision) -> bool:
-    return layout.accumulation > 1
-
-
-def _always(workload: Workload, layout: Layout, precision: Precision) -> bool:
+def _always(problem: Problem) -> bool:
     return True
 
 
-def _scaled(coefficients: Vector, factor: Fraction) -> Vector:
-    return tuple(factor * c for c in coefficients)
+def _distributed(problem: Problem) -> bool:
+    return problem.layout.world_size > 1
 
 
-def _only(coefficients: Vector, indices: set[int], factor: Fraction = Fraction(1)) -> Vector:
-    return tuple(factor * c if i in indices else Fraction(0) for i, c in enumerate(coefficients))
+def _accumulating(problem: Problem) -> bool:
+    return problem.layout.accumulation > 1
+
+
+def _scaled(problem: Problem) -> bool:
+    return problem.precision.scaled
+
+
+def _clips(problem: Problem) -> bool:
+    return problem.workload.clip is not None
+
+
+def _weighted(problem: Problem) -> bool:
+    return problem.workload.loss == "weighted"
+
+
+def _decays(problem: Problem) -> bool:
+    workload = problem.workload
+    return bool(workload.optimizer.weight_decay) and (workload.steps > 1 or any(workload.start))
+
+
+def _has_momentum(problem: Problem) -> bool:
+    optimizer = problem.workload.optimizer
+    return isinstance(optimizer, SGD) and bool(optimizer.momentum) and problem.workload.steps > 1
+
+
+def _schedules(problem: Problem) -> bool:
+    return problem.workload.schedule is not None and problem.workload.steps > 1
+
+
+def _all(*conditions: Applies) -> Applies:
+    return lambda problem: all(condition(problem) for condition in conditions)
+
+
+# Which samples count, and how much.
+
+
+def _only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector:
+    kept = set(chain.from_iterable(micro_batches))
+    return tuple(c if i in kept else Fraction(0) for i, c in enumerate(coefficients))
 
 
 @fault("sum-over-ranks", "sums the ranks' gradients instead of averaging them", _distributed)
 class SumOverRanks(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(window.world_size))
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(window.world_size)
 
 
 @fault("world-divided-twice", "divides by the world size twice", _distributed)
 class WorldDividedTwice(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(1, window.world_size))
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(1, window.world_size)
 
 
 @fault("sum-over-window", "adds up the micro-batches without dividing by their number", _accumulating)
 class SumOverWindow(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(window.length))
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(window.length)
 
 
 @fault("window-divided-twice", "divides by the accumulation length twice", _accumulating)
 class WindowDividedTwice(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(1, window.length))
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(1, window.length)
 
 
 @fault(
     "nominal-length",
     "divides a short accumulation window by the nominal length",
-    lambda workload, layout, precision: any(w.length < w.nominal for w in layout.windows(workload)),
+    lambda problem: any(window.length < window.nominal for window in problem.windows),
 )
 class NominalLength(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(window.length, window.nominal))
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(window.length, window.nominal)
 
 
 @fault(
     "loss-summed",
     "reduces the loss by a sum where a mean belongs",
-    lambda workload, layout, precision: layout.micro_batch_size > 1 and workload.loss == "mean",
+    lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
 )
 class LossSummed(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _scaled(super().coefficients(window), Fraction(len(window.shares[0][0])))
+    def over_samples(self, window: Window) -> Fraction:
+        return Fraction(len(window.shares[0][0]))
 
 
 @fault("not-synchronised", "steps on its own rank's gradient, without averaging over ranks", _distributed)
 class NotSynchronised(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        own = set(chain.from_iterable(window.shares[0]))
-        scaled = _only(super().coefficients(window), own)
-        return _scaled(scaled, 1 / sum(scaled, Fraction(0))) if any(scaled) else scaled
+    # Whoever does not average over ranks makes no mistake in that average.
+    over_ranks = Recurrence.over_ranks
+
+    def counted(self, window: Window) -> Vector:
+        own = _only(super().counted(window), window.shares[0])
+        return times(own, 1 / sum(own, Fraction(0))) if any(own) else own
 
 
 @fault(
@@ -126,80 +159,72 @@ class NotSynchronised(Recurrence):
     _accumulating,
 )
 class ZeroGradInWindow(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        last = set(chain.from_iterable(share[-1] for share in window.shares))
-        return _only(super().coefficients(window), last)
+    def counted(self, window: Window) -> Vector:
+        return _only(super().counted(window), (share[-1] for share in window.shares))
 
 
 @fault("first-micro-batch-only", "loses every micro-batch of a window but the first", _accumulating)
 class FirstMicroBatchOnly(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        first = set(chain.from_iterable(share[0] for share in window.shares))
-        return _only(super().coefficients(window), first)
+    def counted(self, window: Window) -> Vector:
+        return _only(super().counted(window), (share[0] for share in window.shares))
 
 
 @fault("sample-dropped", "drops one sample of the batch", _always)
 class SampleDropped(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        right = super().coefficients(window)
+    def counted(self, window: Window) -> Vector:
+        right = super().counted(window)
         last = max(index for index, c in enumerate(right) if c)
-        return _only(right, set(range(len(right))) - {last})
+        return (*right[:last], Fraction(0), *right[last + 1 :])
 
 
 @fault(
     "sample-repeated",
     "reads a sample twice and its neighbour never",
-    lambda workload, layout, precision: workload.batch_size > 1,
+    lambda problem: problem.workload.batch_size > 1,
 )
 class SampleRepeated(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        right = super().coefficients(window)
-        if len(right) < 2:
-            return right
-        return (*right[:-2], right[-2] + right[-1], Fraction(0))
+    def counted(self, window: Window) -> Vector:
+        right = super().counted(window)
+        return (*right[:-2], right[-2] + right[-1], Fraction(0)) if len(right) > 1 else right
 
 
 @fault(
     "mean-of-micro-batch-means",
     "averages the micro-batches' weighted means instead of dividing by the global weight",
-    lambda workload, layout, precision: workload.loss == "weighted" and layout.accumulation * layout.world_size > 1,
+    lambda problem: _weighted(problem) and (_accumulating(problem) or _distributed(problem)),
 )
 class MeanOfMicroBatchMeans(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _mean_of_means(window, [mb for share in window.shares for mb in share])
+    def counted(self, window: Window) -> Vector:
+        return _mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
 
 
 @fault(
     "mean-of-rank-means",
     "averages the ranks' weighted means instead of dividing by the global weight",
-    lambda workload, layout, precision: workload.loss == "weighted" and layout.world_size > 1,
+    _all(_weighted, _distributed),
 )
 class MeanOfRankMeans(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
-        return _mean_of_means(window, [tuple(chain.from_iterable(share)) for share in window.shares])
+    def counted(self, window: Window) -> Vector:
+        return _mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
 
 
-def _mean_of_means(window: Window, groups: list[tuple[int, ...]]) -> Vector:
-    result = [Fraction(0)] * len(window.batch)
+def _mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
+    """The mean over ``groups``, which share out all samples, of the means in each."""
+    result = list(right)
     for group in groups:
-        weight = sum((window.batch[index].weight for index in group), Fraction(0))
+        weight = len(groups) * sum((right[index] for index in group), Fraction(0))
         for index in group:
-            result[index] = window.batch[index].weight / weight / len(groups) if weight else Fraction(0)
+            result[index] = right[index] / weight if weight else Fraction(0)
     return tuple(result)
 
 
-@fault(
-    "sample-weights-ignored",
-    "ignores the samples' weights",
-    lambda workload, layout, precision: workload.loss == "weighted",
-)
+@fault("sample-weights-ignored", "ignores the samples' weights", _weighted)
 class WeightsIgnored(Recurrence):
-    def coefficients(self, window: Window) -> Vector:
+    def counted(self, window: Window) -> Vector:
         return (Fraction(1, len(window.batch)),) * len(window.batch)
 
 
-def _clips(workload: Workload, layout: Layout, precision: Precision) -> bool:
-    return workload.clip is not None
+# Clipping and the loss scale.
 
 
 @fault("not-clipped", "does not clip", _clips)
@@ -208,11 +233,7 @@ class NotClipped(Recurrence):
         return vector
 
 
-@fault(
-    "clip-before-unscale",
-    "clips gradients that still carry the loss scale",
-    lambda workload, layout, precision: _clips(workload, layout, precision) and precision.scaled,
-)
+@fault("clip-before-unscale", "clips gradients that still carry the loss scale", _all(_clips, _scaled))
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
@@ -221,42 +242,40 @@ class ClipBeforeUnscale(Recurrence):
 @fault(
     "clip-before-all-reduce",
     "clips each rank's gradient before averaging over ranks",
-    lambda workload, layout, precision: _clips(workload, layout, precision) and layout.world_size > 1,
+    _all(_clips, _distributed),
 )
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
-        right = self.coefficients(window)
-        groups = [set(chain.from_iterable(share)) for share in window.shares]
-        return _sum_of_clipped(self, window, weights, [_only(right, group, Fraction(len(groups))) for group in groups])
+        return _sum_of_clipped(self, window, weights, window.shares)
 
 
 @fault(
     "clip-per-micro-batch",
     "clips every micro-batch's gradient instead of the window's",
-    lambda workload, layout, precision: _clips(workload, layout, precision) and layout.accumulation > 1,
+    _all(_clips, _accumulating),
 )
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
-        right = self.coefficients(window)
-        groups = [set(chain.from_iterable(share[t] for share in window.shares)) for t in range(window.length)]
-        return _sum_of_clipped(self, window, weights, [_only(right, group, Fraction(len(groups))) for group in groups])
+        return _sum_of_clipped(self, window, weights, list(zip(*window.shares, strict=True)))
 
 
-def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: list[Vector]) -> Affine:
+def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[Iterable[Micro]]) -> Affine:
+    """The mean of the clipped gradients of ``parts``, each of some micro-batches, which share out all of them."""
+    coefficients, count = rule.coefficients(window), len(parts)
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
     for number, part in enumerate(parts):
-        total = total.plus(rule.clip(rule.averaged(window, weights, part, number)).scaled(Fraction(1, len(parts))))
+        own = rule.averaged(window, weights, times(_only(coefficients, part), count), number)
+        total = total.plus(rule.clip(own).scaled(Fraction(1, count)))
     return total
 
 
-@fault(
-    "scale-left-in",
-    "steps on gradients that still carry the loss scale",
-    lambda workload, layout, precision: precision.scaled,
-)
+@fault("scale-left-in", "steps on gradients that still carry the loss scale", _scaled)
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)
+
+
+# The optimizer and its schedule.
 
 
 @fault("ascends", "adds the gradient instead of subtracting it", _always)
@@ -269,10 +288,6 @@ class Ascends(Recurrence):
 class StepsTwice(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(super().update(weights, vector, step), vector, step)
-
-
-def _decays(workload: Workload, layout: Layout, precision: Precision) -> bool:
-    return bool(workload.optimizer.weight_decay) and (workload.steps > 1 or any(workload.start))
 
 
 @fault("no-weight-decay", "forgets the weight decay", _decays)
@@ -288,10 +303,6 @@ class WeightDecayTwice(Recurrence):
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
-def _has_momentum(workload: Workload, layout: Layout, precision: Precision) -> bool:
-    return isinstance(workload.optimizer, SGD) and bool(workload.optimizer.momentum) and workload.steps > 1
-
-
 @fault("momentum-lost", "forgets the momentum", _has_momentum)
 class MomentumLost(Recurrence):
     def optimizer(self) -> SGD | AdamW:
@@ -302,20 +313,15 @@ class MomentumLost(Recurrence):
 @fault(
     "schedule-per-micro-batch",
     "advances the learning-rate schedule once per micro-batch",
-    lambda workload, layout, precision: (
-        workload.schedule is not None and layout.accumulation > 1 and workload.steps > 1
-    ),
+    _all(_schedules, _accumulating),
 )
 class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(min(step * self.layout.accumulation, self.workload.steps - 1))
+        last = self.problem.workload.steps - 1
+        return super().learning_rate(min(step * self.problem.layout.accumulation, last))
 
 
-@fault(
-    "schedule-ignored",
-    "never advances the learning-rate schedule",
-    lambda workload, layout, precision: workload.schedule is not None and workload.steps > 1,
-)
+@fault("schedule-ignored", "never advances the learning-rate schedule", _schedules)
 class ScheduleIgnored(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
         return super().learning_rate(0)

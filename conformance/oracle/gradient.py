@@ -14,18 +14,11 @@ from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.rounding import Ledger, gamma
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Precision
-from conformance.workloads.workload import Workload
+from conformance.workloads.problem import Problem
 
 #: Multiplications by a constant that one sample's term may pass between the residual and the optimizer, each with a
 #: rounded constant: the loss's 2/m, its weight, 1/accumulation, 1/world, the loss scale and its inverse, a rescaling.
 _SCALINGS = 8
-
-
-def total_weight(workload: Workload, window: Window) -> Fraction:
-    """What the correct gradient divides by: the samples, or their total weight, over all ranks and micro-batches."""
-    if workload.loss == "mean":
-        return Fraction(len(window.batch))
-    return sum((sample.weight for sample in window.batch), Fraction(0))
 
 
 def as_cast(weights: Affine, precision: Precision) -> Affine:
@@ -43,27 +36,26 @@ def as_cast(weights: Affine, precision: Precision) -> Affine:
 
 
 def gradient(
-    workload: Workload,
+    problem: Problem,
     window: Window,
     form: NormalForm,
     weights: Affine,
-    precision: Precision,
     loss_scale: Fraction,
     ledger: Ledger,
     finite: bool = False,
 ) -> Affine:
-    """The window's gradient at ``weights``, enclosing every correct evaluation in ``precision``.
+    """The window's gradient at ``weights``, enclosing every correct evaluation.
 
     ``finite``: the gradients of this window were seen to be finite.
 
     Raises:
         Unbounded: a correct trainer's gradients may overflow on their way between the ranks.
     """
+    precision = problem.precision
     weights = as_cast(weights, precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
     if weights.exact:
-        total = total_weight(workload, window)
-        found = proofs(workload.loss, workload.bias, window, total, weights.center, precision, loss_scale, finite)
+        found = proofs(problem, window, weights.center, loss_scale, finite)
         ledger.proofs += found
         if all(proof.exact for proof in found):
             if all(precision.master.holds(entry) for entry in value.center):
@@ -72,14 +64,14 @@ def gradient(
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
     wire = precision.wire
-    if precision.compressed and _largest_sum(workload, window, form, weights) > wire.largest / 2:
+    if precision.compressed and _largest_sum(problem, window, form, weights) > wire.largest / 2:
         raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
-    return enclosed(workload, window, form, weights, precision, loss_scale)
+    return enclosed(problem, window, form, weights, loss_scale)
 
 
-def _largest_sum(workload: Workload, window: Window, form: NormalForm, weights: Affine) -> Fraction:
+def _largest_sum(problem: Problem, window: Window, form: NormalForm, weights: Affine) -> Fraction:
     """The magnitude of what ranks may have to add up, before any division, but for the roundings on the way."""
-    undivided = max(total_weight(workload, window), Fraction(window.world_size))
+    undivided = max(problem.total_weight(window), Fraction(window.world_size))
     return undivided * max(_magnitudes(form, weights))
 
 
@@ -90,28 +82,21 @@ def _magnitudes(form: NormalForm, weights: Affine) -> list[Fraction]:
 
 
 def enclosed(
-    workload: Workload,
+    problem: Problem,
     window: Window,
     form: NormalForm,
     weights: Affine,
-    precision: Precision,
     loss_scale: Fraction,
     further_roundings: int = 0,
 ) -> Affine:
     """The gradient with its rounding-error bound, of which ``further_roundings`` are not the textbook's."""
-    weights = as_cast(weights, precision)
+    weights = as_cast(weights, problem.precision)
     value = weights.transform(form.matrix, [-entry for entry in form.offset])
-    return value.widen(_radii(workload, window, form, weights, precision, loss_scale, further_roundings))
+    return value.widen(_radii(problem.precision, window, form, weights, loss_scale, further_roundings))
 
 
 def _radii(
-    workload: Workload,
-    window: Window,
-    form: NormalForm,
-    weights: Affine,
-    precision: Precision,
-    scale: Fraction,
-    further_roundings: int,
+    precision: Precision, window: Window, form: NormalForm, weights: Affine, scale: Fraction, further_roundings: int
 ) -> list[Fraction]:
     """The largest error of each entry: relative to the magnitudes of all its terms, plus what may underflow."""
     compute, master, wire = precision.compute, precision.master, precision.wire

@@ -7,17 +7,16 @@ from operator import mul
 from typing import Literal
 
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.gradient import total_weight
 from conformance.oracle.normal_form import tabulated
 from conformance.oracle.rounding import gamma, integers
 from conformance.workloads.layout import Window
-from conformance.workloads.precision import Format
-from conformance.workloads.workload import LossScale, Workload
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import LossScale
 
 Overflow = Literal["certain", "possible", "impossible"]
 
 
-def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Fraction, fmt: Format) -> Overflow:
+def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fraction) -> Overflow:
     """Classify a window at ``weights``.
 
     The smallest that a correct trainer can make the scaled gradient of a prediction is ``2 c e scale / W`` with all
@@ -26,7 +25,7 @@ def overflow(workload: Workload, window: Window, weights: Enclosure, scale: Frac
     largest is the undivided sum of magnitudes over as many samples as a rank reads, whichever it is dealt; if that and
     every sum of magnitudes in the forward pass fit, the overflow is impossible.
     """
-    total = total_weight(workload, window)
+    workload, fmt, total = problem.workload, problem.precision.compute, problem.total_weight(window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
     # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / unit.
     table = tabulated(window, workload.bias)

@@ -1,26 +1,27 @@
-"""The right answer: the trajectory of weights, gradients and losses that every correct trainer must produce.
+"""The right answer: the trajectory of weights and gradients that every correct trainer must produce.
 
 :class:`Recurrence` is the textbook: one gradient per accumulation window, averaged over the global batch, clipped,
-applied once. Each method is one decision that a trainer can get wrong; the faults in :mod:`conformance.oracle.faults`
-override exactly one of them.
+applied once. Each method is one decision of a trainer; deviations, right or wrong, override some of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
-from conformance.oracle.gradient import gradient, total_weight
+from conformance.oracle.gradient import gradient
 from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.optimizers import update_rule
 from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
-from conformance.workloads.layout import Layout, Window
-from conformance.workloads.precision import Precision
-from conformance.workloads.workload import SGD, AdamW, Vector, Workload
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import SGD, AdamW, Vector
+
+ONE = Fraction(1)
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,21 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class ScalerHistory:
+    """What a loss scaler did: the windows that it skipped, and its scale in each window.
+
+    Where ``scales`` ends, the scale goes on as the workload's scaler has it.
+    """
+
+    skips: frozenset[int]
+    scales: tuple[Fraction, ...] = ()
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """A whole run. ``scales[window]`` is the loss scale during that window, one more entry for the scale at the end.
 
-    ``overflows[window]`` says whether the window overflows at that scale; it is empty where nothing is scaled.
+    ``overflows[window]`` says whether the window overflows at that scale. Both are empty where nothing is scaled.
     """
 
     steps: tuple[Step, ...] = field(hash=False)
@@ -73,131 +85,145 @@ class Trajectory:
     overflows: tuple[Overflow, ...]
     certificate: Certificate = field(hash=False)
 
+    @property
+    def history(self) -> ScalerHistory | None:
+        """What the loss scaler did, for another recurrence to follow; None where nothing is scaled."""
+        return ScalerHistory(self.skips, self.scales) if self.scales else None
+
 
 class Recurrence:
-    """Runs one workload in one layout and precision.
+    """Runs one problem.
 
     Args:
-        observed_skips: the windows that a trainer with a loss scaler of its own really skipped. None: the workload's
-            scaler decides, by exact arithmetic.
-        observed_scales: that scaler's loss scale in each window; the workload's where it is shorter.
-        limit: run only the first ``limit`` windows.
-
-    Raises:
-        Unbounded: the precision has no finite error bound for sums of this length.
+        history: what the loss scaler of a trainer really did. None: the workload's scaler decides, by exact arithmetic.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        layout: Layout,
-        precision: Precision,
-        observed_skips: Set[int] | None = None,
-        observed_scales: tuple[Fraction, ...] = (),
-        limit: int | None = None,
-    ) -> None:
-        self.workload, self.layout, self.precision = workload, layout, precision
-        self._observed_skips, self._observed_scales = observed_skips, observed_scales
-        self._windows = (layout.window(workload, step) for step in range(workload.steps)[:limit])
+    def __init__(self, problem: Problem, history: ScalerHistory | None = None) -> None:
+        self.problem, self.history = problem, history
         self._forms: dict[tuple[int, int | None], NormalForm] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
-        self._rule = update_rule(self.optimizer(), precision.master, self.ledger, self.symbols)
+        self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger, self.symbols)
         self._skipped: set[int] = set()
-        self._overflows: list[Overflow] | None = None
+        self._overflows: list[Overflow] = []
+        self._classifies_all = False
         self._scales: list[Fraction] = []
-        self.loss_scale = workload.scale.initial if precision.scaled else Fraction(1)
+        self.loss_scale = ONE
 
     # The decisions of a trainer.
 
-    def coefficients(self, window: Window) -> Vector:
-        """What each sample's squared error is multiplied with; they sum to one."""
-        total = total_weight(self.workload, window)
-        if self.workload.loss == "mean":
-            return (1 / total,) * len(window.batch)
-        return tuple(sample.weight / total for sample in window.batch)
+    def counted(self, window: Window) -> Vector:
+        """What each sample's squared error is multiplied with, if it is averaged rightly; then they sum to one."""
+        return self.problem.coefficients(window)
+
+    def over_ranks(self, window: Window) -> Fraction:
+        """The average over the ranks, in multiples of the right one."""
+        return ONE
+
+    def over_window(self, window: Window) -> Fraction:
+        """The average over the micro-batches of a window, in multiples of the right one."""
+        return ONE
+
+    def over_samples(self, window: Window) -> Fraction:
+        """The average over the samples of a micro-batch, in multiples of the right one."""
+        return ONE
 
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         """The gradient that reaches the optimizer."""
         return self.clip(self.averaged(window, weights, self.coefficients(window)))
 
     def clip(self, vector: Affine) -> Affine:
-        clip = self.workload.clip
-        return vector if clip is None else clipped(vector, clip, self.precision.master, self.ledger)
+        clip = self.problem.workload.clip
+        return vector if clip is None else clipped(vector, clip, self.problem.precision.master, self.ledger)
 
     def learning_rate(self, step: int) -> Fraction:
         """The learning rate of the ``step``-th optimizer step; a skipped window is no step."""
-        base = self.workload.optimizer.lr
-        if self.workload.schedule is None:
-            return base
+        base, schedule = self.problem.workload.optimizer.lr, self.problem.workload.schedule
         # Schedulers multiply in double precision.
-        return Fraction(float(base) * float(self.workload.schedule[step]))
+        return base if schedule is None else Fraction(float(base) * float(schedule[step]))
 
     def optimizer(self) -> SGD | AdamW:
-        return self.workload.optimizer
+        return self.problem.workload.optimizer
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return self._rule.step(weights, vector, self.learning_rate(step))
 
-    # Shared by the right answer and the faults.
+    # Shared by the right answer and all that deviates from it.
+
+    def coefficients(self, window: Window) -> Vector:
+        """What each sample's squared error is multiplied with."""
+        counted = self.counted(window)
+        factor = self.over_ranks(window) * self.over_window(window) * self.over_samples(window)
+        return counted if factor == 1 else times(counted, factor)
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
         """``sum_i coefficients[i] grad_i``, unclipped. ``part`` tells sums over parts of one window apart."""
         form = self.form(window, coefficients, part)
         # A scaler that steps has seen finite gradients.
-        finite = self._observed_skips is not None
-        return gradient(self.workload, window, form, weights, self.precision, self.loss_scale, self.ledger, finite)
+        finite = self.history is not None
+        return gradient(self.problem, window, form, weights, self.loss_scale, self.ledger, finite)
 
     def form(self, window: Window, coefficients: Vector, part: int | None = None) -> NormalForm:
         """The window's loss as a quadratic form, kept for the next epoch; ``part`` as for :meth:`averaged`."""
-        key = (window.index % len(self.workload.batches), part)
+        key = (window.index % len(self.problem.workload.batches), part)
         if key not in self._forms:
-            self._forms[key] = NormalForm.of(window, coefficients, self.workload.bias)
+            self._forms[key] = NormalForm.of(window, coefficients, self.problem.workload.bias)
         return self._forms[key]
 
-    def run(self) -> Trajectory:
-        self._overflows = overflows = list[Overflow]()
-        steps = tuple(self.steps())
+    def run(self, limit: int | None = None) -> Trajectory:
+        """All of the first ``limit`` windows. Call it once.
+
+        Raises:
+            Unbounded: the precision has no finite error bound for sums of this length.
+        """
+        self._classifies_all = True
+        steps = tuple(self.steps(limit))
         return Trajectory(
             steps,
             frozenset(self._skipped),
             tuple(self._scales),
-            tuple(overflows),
+            tuple(self._overflows),
             Certificate(tuple(self.ledger.proofs)),
         )
 
-    def steps(self) -> Iterator[Step]:
-        """The optimizer steps one by one, for those who need only the first few. Call it once."""
-        scaler = Scaler(self.workload.scale)
-        weights = self.symbols.exactly(self.workload.start)
+    def steps(self, limit: int | None = None) -> Iterator[Step]:
+        """The optimizer steps of the first ``limit`` windows one by one, for those who need only a few. Call it once.
+
+        Raises:
+            Unbounded: the precision has no finite error bound for sums of this length.
+        """
+        scaler = Scaler(self.problem.workload.scale)
+        scaled = self.problem.precision.scaled
+        weights = self.symbols.exactly(self.problem.workload.start)
         taken = 0
-        for window in self._windows:
+        for window in self.problem.windows[:limit]:
             self.ledger.window = window.index
-            if self.precision.scaled:
+            if scaled:
                 self.loss_scale = self._scale(window.index, scaler)
-            self._scales.append(self.loss_scale)
-            skipped = self._skips(window, weights)
-            scaler.update(overflowed=skipped)
-            if skipped:
-                self._skipped.add(window.index)
-                continue
+                self._scales.append(self.loss_scale)
+                skipped = self._skips(window, weights)
+                scaler.update(overflowed=skipped)
+                if skipped:
+                    self._skipped.add(window.index)
+                    continue
             vector = self.window_gradient(window, weights)
             weights = self.update(weights, vector, taken)
             taken += 1
             yield Step(window.index, vector.enclosure(), weights.enclosure())
-        if self.precision.scaled:
+        if scaled:
             self._scales.append(scaler.scale)
 
     def _scale(self, window: int, scaler: Scaler) -> Fraction:
-        return self._observed_scales[window] if window < len(self._observed_scales) else scaler.scale
+        seen = () if self.history is None else self.history.scales
+        return seen[window] if window < len(seen) else scaler.scale
 
     def _skips(self, window: Window, weights: Affine) -> bool:
-        if not self.precision.scaled:
-            return False
-        observed = None if self._observed_skips is None else window.index in self._observed_skips
-        # Classifying costs more than the step, and where skips were observed only a whole run tells of overflows.
-        if observed is not None and self._overflows is None:
-            return observed
-        verdict = overflow(self.workload, window, weights.enclosure(), self.loss_scale, self.precision.compute)
-        if self._overflows is not None:
-            self._overflows.append(verdict)
-        return verdict == "certain" if observed is None else observed
+        # Classifying costs more than the step, and where skips were observed only a whole run reports overflows.
+        if self.history is not None and not self._classifies_all:
+            return window.index in self.history.skips
+        verdict = overflow(self.problem, window, weights.enclosure(), self.loss_scale)
+        self._overflows.append(verdict)
+        return verdict == "certain" if self.history is None else window.index in self.history.skips
+
+
+def times(coefficients: Vector, factor: Fraction | int) -> Vector:
+    return tuple(factor * c for c in coefficients)

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.faults import Fault, applicable
-from conformance.oracle.recurrence import Trajectory
+from conformance.oracle.faults import applicable
+from conformance.oracle.recurrence import Recurrence, Trajectory
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence
-from conformance.workloads.layout import Layout
-from conformance.workloads.precision import Precision
-from conformance.workloads.workload import Workload
 
 #: Windows. Faults show early; following them through hundreds of epochs would only cost time.
 HORIZON = 16
 _MOST = 3
 
 
-def diagnosis(
-    workload: Workload,
-    layout: Layout,
-    precision: Precision,
-    right: Trajectory,
-    difference: Difference,
-    ranks: Sequence[RankEvidence],
-) -> str | None:
+def diagnosis(reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]) -> str | None:
     """One sentence that names the faults, all of them where several make the same numbers; None if no fault makes them.
 
     The rank that differs first is compared. A trainer with two faults often shows one before the other: then it is the
     faults that explain the longest beginning, if that goes beyond the first difference.
     """
     rank = ranks[difference.rank]
-    windows = min(len(rank.steps) + len(right.skips), workload.steps, HORIZON)
+    windows = min(len(rank.steps) + len(right.skips), HORIZON)
     explained: dict[tuple[bool, int], list[str]] = {}
-    for fault in applicable(workload, layout, precision):
-        whole, steps = _explains(fault, workload, layout, precision, right, rank, windows)
+    for fault in applicable(reading.problem):
+        whole, steps = _explains(reading.recurrence(right.history, fault), rank, windows)
         if steps > difference.step:
             explained.setdefault((whole, steps), []).append(fault.text)
     if not explained:
@@ -45,19 +36,11 @@ def diagnosis(
     return f"{beginning}the numbers are those of a trainer that {', or '.join(texts[:_MOST])}"
 
 
-def _explains(
-    fault: Fault,
-    workload: Workload,
-    layout: Layout,
-    precision: Precision,
-    right: Trajectory,
-    rank: RankEvidence,
-    windows: int,
-) -> tuple[bool, int]:
-    """Whether the fault's trajectory is that of ``rank`` in all these windows, and in how many first steps it is."""
+def _explains(wrong: Recurrence, rank: RankEvidence, windows: int) -> tuple[bool, int]:
+    """Whether ``wrong`` gives the numbers of ``rank`` in all these windows, and in how many first steps it does."""
     steps = 0
     try:
-        for step in fault.recurrence(workload, layout, precision, right.skips, right.scales, windows).steps():
+        for step in wrong.steps(windows):
             if steps == len(rank.steps):
                 return False, steps
             seen = rank.steps[steps]

@@ -9,8 +9,6 @@ from itertools import chain
 from conformance.cases.case import Case
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Observed, RankEvidence, named, rational
-from conformance.workloads.layout import Window
-from conformance.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -24,16 +22,14 @@ class Guard:
     text: str
 
 
-Check = Callable[[Case, Workload, Sequence[Window], Sequence[RankEvidence]], Guard]
+Check = Callable[[Case, Sequence[RankEvidence]], Guard]
 
 
 #: Backends whose frameworks carry gradients in ways that are no collectives.
 _UNSEEN = ("ray",)
 
 
-def guards(
-    case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]
-) -> tuple[Guard, ...]:
+def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
     checks: list[Check] = [_stepped]
     if case.backend in _UNSEEN:
@@ -41,10 +37,10 @@ def guards(
     else:
         checks += [_world_size, _collectives, _shards] if case.world_size > 1 else [_world_size]
     checks += [_step_count, _moved, _left_alone]
-    return tuple(check(case, workload, windows, ranks) for check in checks)
+    return tuple(check(case, ranks) for check in checks)
 
 
-def _stepped(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     without = [rank.outcome.rank for rank in ranks if not rank.attempts]
     foreign = next((rank.foreign for rank in ranks if rank.foreign), None)
     text = f"{named(without)} never stepped the task's model; call optimizer.step() on its parameters"
@@ -62,7 +58,7 @@ def _stepped(case: Case, workload: Workload, windows: Sequence[Window], ranks: S
     )
 
 
-def _world_size(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     reached = [rank.world_size or 1 for rank in ranks]
     return Guard(
         "world size reached",
@@ -74,7 +70,7 @@ def _world_size(case: Case, workload: Workload, windows: Sequence[Window], ranks
     )
 
 
-def _collectives(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     silent = [rank.outcome.rank for rank in ranks if not rank.trained_collectively]
     return Guard(
         "collectives while training",
@@ -85,7 +81,7 @@ def _collectives(case: Case, workload: Workload, windows: Sequence[Window], rank
     )
 
 
-def _exchanged(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     own = [rank.outcome.rank for rank in ranks if not rank.took_gradients]
     return Guard(
         "gradients from elsewhere",
@@ -96,9 +92,9 @@ def _exchanged(case: Case, workload: Workload, windows: Sequence[Window], ranks:
     )
 
 
-def _shards(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """Ranks whose shards differ in the plan must have read different samples in their first window."""
-    first = windows[0]
+    first = case.problem.windows[0]
     planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
     read = [frozenset(chain.from_iterable(rank.rows[: len(first.shares[0])])) for rank in ranks]
     alike = [
@@ -117,8 +113,9 @@ def _shards(case: Case, workload: Workload, windows: Sequence[Window], ranks: Se
     )
 
 
-def _step_count(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """One attempt per window. A short last window may be dropped, and a scaler that is not torch's skips unseen."""
+    windows = case.problem.windows
     fewest = len(windows) - (windows[-1].length < windows[-1].nominal)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     counts = sorted({len(rank.attempts) for rank in ranks})
@@ -132,11 +129,12 @@ def _step_count(case: Case, workload: Workload, windows: Sequence[Window], ranks
     )
 
 
-def _moved(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    start_of = case.problem.workload.start_of
     still = [
         rank.outcome.rank
         for rank in ranks
-        if rank.steps and all(rational(step.weights) == workload.start_of(rank.outcome.rank) for step in rank.steps)
+        if rank.steps and all(rational(step.weights) == start_of(rank.outcome.rank) for step in rank.steps)
     ]
     return Guard(
         "weights moved",
@@ -147,11 +145,11 @@ def _moved(case: Case, workload: Workload, windows: Sequence[Window], ranks: Seq
     )
 
 
-def _left_alone(case: Case, workload: Workload, windows: Sequence[Window], ranks: Sequence[RankEvidence]) -> Guard:
+def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """A skipped window leaves the weights as they were, and so does whatever follows the last step."""
     changed = []
     for rank in ranks:
-        before: Observed = tuple(map(float, workload.start_of(0)))
+        before: Observed = tuple(map(float, case.problem.workload.start_of(0)))
         for attempt in rank.attempts:
             if not attempt.stepped and not same(attempt.weights, before):
                 changed.append(f"rank {rank.outcome.rank}, skipped window {attempt.window}")

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
 
 from conformance.cases.case import Case
 from conformance.laws.checking import Finding, Verified, check, findings
 from conformance.laws.run import Run
+from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.perturbation import OneSampleMoved
-from conformance.oracle.power import Power, power
-from conformance.oracle.recurrence import Trajectory
-from conformance.oracle.semantics import Interpretation, interpretations
+from conformance.oracle.power import PROBE, Power, power
+from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.runner.outcome import Outcome
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, diagnosis
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, rational, read
 from conformance.verdict.guards import Guard, guards
-from conformance.verdict.reached import ignored_precision
+from conformance.verdict.parameter_server import with_served
+from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
-from conformance.verdict.served import with_served
+from conformance.workloads.problem import Problem
 
 
 @dataclass
@@ -70,17 +69,15 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
 
 
 def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
-    workload, layout = case.build()
-    windows = layout.windows(workload)
-    ranks = with_served([read(rank, windows) for rank in outcome.ranks], case.backend)
+    ranks = with_served([read(rank, case.problem.windows) for rank in outcome.ranks], case.backend)
     ended = ending(ranks, outcome)
     if ended is not None:
         return Judgement(*ended, ranks)
-    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, workload, windows, ranks))
+    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
-        _numbers(case, judgement, wrong)
+        _numbers(case.problem, judgement, wrong)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}")
@@ -103,83 +100,73 @@ def _without_oracle(judgement: Judgement) -> list[str]:
     return wrong
 
 
-def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
+def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
     """Compare with the oracle. What is wrong is added to ``wrong``.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
     """
-    workload, layout = case.build()
-    ranks = judgement.ranks
-    trajectories = _trajectories(case, ranks)
-    for interpretation, trajectory in trajectories:
+    ranks, workload, scaled = judgement.ranks, problem.workload, problem.precision.scaled
+    trajectories = _trajectories(problem, ranks)
+    for reading, trajectory in trajectories:
         if not wrong and matches(ranks, trajectory.steps):
-            judgement.trajectory, judgement.semantics = trajectory, interpretation.name
-            if case.arithmetic.scaled:
+            judgement.trajectory, judgement.semantics = trajectory, reading.name
+            if scaled:
                 wrong += scaler_faults(trajectory, ranks, workload.clip)
-            ignored = ignored_precision(interpretation, layout, case.arithmetic, trajectory, ranks)
+            ignored = ignored_precision(reading, trajectory, ranks)
             wrong += [ignored] if ignored else []
             if not wrong:
-                _passed(case, interpretation, judgement)
+                _passed(reading, trajectory, judgement)
             return
-    right = judgement.trajectory = trajectories[0][1]
+    strictest, right = trajectories[0]
+    judgement.trajectory = right
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
         wrong.append(
             _describe(judgement.difference, workload.parameters, right.steps[judgement.difference.step].window)
         )
-        judgement.diagnosis = diagnosis(workload, layout, case.arithmetic, right, judgement.difference, ranks)
+        judgement.diagnosis = diagnosis(strictest, right, judgement.difference, ranks)
     elif not wrong:
         wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
-    if case.arithmetic.scaled:
+    if scaled:
         wrong += scaler_faults(right, ranks, workload.clip)
 
 
-def _trajectories(case: Case, ranks: Sequence[RankEvidence]) -> list[tuple[Interpretation, Trajectory]]:
+def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Reading, Trajectory]]:
     """The right answers, one for each accepted reading, along the skips and loss scales of rank 0."""
-    workload, layout = case.build()
     attempts = ranks[0].attempts
-    stepped = frozenset(attempt.window for attempt in attempts if attempt.stepped)
-    result = []
-    for number, interpretation in enumerate(interpretations(workload, layout)):
-        # Its bound is wider: only who needs it is given it.
-        if interpretation.averaged_early and not all(rank.averaged_early for rank in ranks):
-            continue
-        skips: frozenset[int] | None = None
-        scales: tuple[Fraction, ...] = ()
-        if case.arithmetic.scaled and attempts:
-            skips = frozenset(range(interpretation.workload.steps)) - stepped
-            seen = rational(tuple(attempt.scale for attempt in attempts)) or ()
-            scales = seen if all(seen) else ()
-        result.append((interpretation, _trajectory(case, number, skips, scales)))
-    return result
+    history = None
+    if problem.precision.scaled and attempts:
+        stepped = {attempt.window for attempt in attempts if attempt.stepped}
+        scales = rational(tuple(attempt.scale for attempt in attempts)) or ()
+        skips = frozenset(range(problem.workload.steps)) - stepped
+        history = ScalerHistory(skips, scales if all(scales) else ())
+    early = all(rank.averaged_early for rank in ranks)
+    # The bound of those that average early is wider: only who needs it is given it.
+    return [
+        (reading, _trajectory(reading, history)) for reading in readings(problem) if early or not reading.averages_early
+    ]
 
 
 @lru_cache(maxsize=512)
-def _trajectory(case: Case, reading: int, skips: frozenset[int] | None, scales: tuple[Fraction, ...]) -> Trajectory:
-    """The trajectory of a case's ``reading``-th interpretation."""
-    workload, layout = case.build()
-    interpretation = interpretations(workload, layout)[reading]
-    return interpretation.recurrence(interpretation.workload, layout, case.arithmetic, skips, scales).run()
+def _trajectory(reading: Reading, history: ScalerHistory | None) -> Trajectory:
+    return reading.recurrence(history).run()
 
 
-def _passed(case: Case, interpretation: Interpretation, judgement: Judgement) -> None:
+def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     """The numbers are right; now show that they could have been found wrong."""
-    right = judgement.trajectory
-    assert right is not None
-    workload = interpretation.workload
-    _, layout = case.build()
-    moved = OneSampleMoved(workload, layout, case.arithmetic, right.skips, right.scales, HORIZON)
+    workload = reading.problem.workload
+    moved = reading.recurrence(right.history, PROBE)
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
         judgement.headline = "every window was skipped, which leaves nothing to compare; begin with a lower loss scale"
         return
-    judgement.power = power(workload, layout, case.arithmetic, right, HORIZON)
-    if first_difference(judgement.ranks, moved.steps()) is None:
+    judgement.power = power(reading, right, HORIZON)
+    if first_difference(judgement.ranks, moved.steps(HORIZON)) is None:
         judgement.headline = "the same check also holds for an answer with one sample moved to a neighbour"
     elif judgement.power is not None and not judgement.power.sufficient:
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
-        if case.arithmetic.scaled and right.scales[0] != workload.scale.initial:
+        if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:
             judgement.headline += (
                 f"; its own loss scale of {float(right.scales[0]):g} leads off the path on which this case is exact: "
                 f"take task.grad_scaler(), or begin with {float(workload.scale.initial):g}"

@@ -41,12 +41,11 @@ def header(case: Case, trainer: str, target: str, command: str) -> dict[str, Any
 
 def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
     """The evidence and the verdict, as plain JSON values."""
-    workload, layout = case.build()
     trajectory = judgement.trajectory
     difference = judgement.difference
     shown = judgement.ranks[0 if difference is None else difference.rank] if judgement.ranks else None
     return {
-        "micro_batch_size": layout.micro_batch_size,
+        "micro_batch_size": case.problem.layout.micro_batch_size,
         "verdict": judgement.verdict,
         "headline": judgement.headline,
         "notes": judgement.notes,
@@ -56,7 +55,7 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
         "guards": [
             {"name": g.name, "holds": g.holds, "expected": g.expected, "observed": g.observed} for g in judgement.guards
         ],
-        "parameters": list(workload.parameters),
+        "parameters": list(case.problem.workload.parameters),
         "steps": []
         if trajectory is None or shown is None
         else _steps(trajectory.steps, shown, case.arithmetic.master, None if difference is None else difference.step),
@@ -68,7 +67,7 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
             "step": judgement.divergence.attempt,
             "weights": [list(w) for w in judgement.divergence.weights],
         },
-        "first_difference": _difference(judgement, workload.parameters),
+        "first_difference": _difference(judgement, case.problem.workload.parameters),
         "diagnosis": judgement.diagnosis,
         "semantics": judgement.semantics,
         "ranks": [_rank(rank) for rank in judgement.ranks],

@@ -49,7 +49,8 @@ def test_a_case_is_compared_and_hashed_by_its_values():
 
 
 def test_a_case_builds_its_workload_and_layout():
-    workload, layout = Case("ddp", "accumulated", 3, 2, "bf16", "momentum").build()
+    problem = Case("ddp", "accumulated", 3, 2, "bf16", "momentum").problem
+    workload, layout = problem.workload, problem.layout
     assert (workload.name, workload.batch_size) == ("momentum", 24)
     assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (3, 2, 4)
     assert Case("ddp", "accumulated", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
@@ -57,7 +58,7 @@ def test_a_case_builds_its_workload_and_layout():
 
 def test_what_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="no global batch divides over 3 ranks x 1 micro-batches"):
-        Case("ddp", "batched", 3, 1, "fp32", "line").build()
+        Case("ddp", "batched", 3, 1, "fp32", "line").spec()
 
 
 def cases():
@@ -72,7 +73,7 @@ def cases():
 def test_a_rank_is_told_everything_in_plain_json(case):
     spec = case.spec()
     assert json.loads(json.dumps(spec, allow_nan=False)) == spec
-    workload, layout = case.build()
+    workload, layout = case.problem.workload, case.problem.layout
     assert spec["case"] == case.id
     assert (spec["backend"], spec["world_size"], spec["precision"]) == (case.backend, case.world_size, "fp16")
     assert (spec["steps"], spec["epochs"], spec["loss"]) == (workload.steps, workload.epochs, workload.loss)
@@ -91,7 +92,7 @@ def test_a_rank_is_told_everything_in_plain_json(case):
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
 def test_micro_batches_are_those_of_the_layout(case):
-    workload, layout = case.build()
+    workload, layout = case.problem.workload, case.problem.layout
     deal = case.spec()["micro_batches"]
     stream = [sample for batch in workload.batches for sample in batch]
     assert len(deal) == case.world_size

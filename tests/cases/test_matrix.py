@@ -20,10 +20,8 @@ from conformance.cases.matrix import (
     Rule,
     plan,
 )
-from conformance.oracle.perturbation import OneSampleMoved
-from conformance.oracle.power import power
-from conformance.oracle.recurrence import Recurrence
-from conformance.oracle.semantics import AveragedInEveryMicroBatch, interpretations
+from conformance.oracle.accepted_readings import readings
+from conformance.oracle.power import PROBE, power
 from conformance.workloads import precision as formats
 
 EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
@@ -113,7 +111,9 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     planned = [planned.case for planned in plan(EVERYTHING, backend)]
     assert len(planned) == 46
     covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
-    assert covered == {(world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]}
+    assert covered == {
+        (world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]
+    }
     assert {case.workload for case in planned} == {rule.workload for rule in POINT_TO_POINT_RULES}
     # Theirs are cases that the other paths have as well.
     others = {(case.kind, case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
@@ -220,27 +220,27 @@ PAIRS = sorted(by_workload_and_precision())
 def judged(workload, precision):
     """The right answer for every shape that the pair runs in."""
     for shape in sorted(by_workload_and_precision()[workload, precision]):
-        case = Case("ddp", *shape, precision, workload)
-        yield case, *case.build()
+        yield Case("ddp", *shape, precision, workload)
 
 
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_case_can_be_judged(workload, precision):
     """Exact where it should be, decided about overflows, and able to tell every catalogued fault from the truth."""
-    for case, job, layout in judged(workload, precision):
+    for case in judged(workload, precision):
         limit = HORIZON if workload == "multivariate" else None
-        right = Recurrence(job, layout, case.arithmetic, limit=limit).run()
+        strictest, job = readings(case.problem)[0], case.problem.workload
+        right = strictest.recurrence().run(limit)
         assert right.certificate.exact == (workload not in BOUNDED), (case.id, right.certificate.reason)
         assert len(right.steps) == (limit or job.steps) - len(right.skips)
         assert right.skips == ({2} if workload == "overflow" else set()), case.id
         assert "possible" not in right.overflows, case.id
         assert len(right.overflows) == (job.steps if case.arithmetic.scaled else 0)
 
-        nearest = power(job, layout, case.arithmetic, right, HORIZON)
+        nearest = power(strictest, right, HORIZON)
         assert nearest is not None
         assert nearest.sufficient, (case.id, nearest.fault.name, float(nearest.gap))
 
-        moved = next(OneSampleMoved(job, layout, case.arithmetic, right.skips, right.scales, 1).steps())
+        moved = next(strictest.recurrence(right.history, PROBE).steps(1))
         assert moved.gradient.center != right.steps[0].gradient.center, case.id
         # An answer this far from the right one is in no enclosure of the wrong one.
         assert not moved.gradient.holds(right.steps[0].gradient.center), case.id
@@ -249,13 +249,13 @@ def test_every_case_can_be_judged(workload, precision):
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_other_reading_can_be_judged(workload, precision):
     """Where more than one answer is accepted, the others tell every catalogued fault from the truth as well."""
-    for case, job, layout in judged(workload, precision):
-        first, *others = interpretations(job, layout)
-        assert first.recurrence is Recurrence
+    for case in judged(workload, precision):
+        first, *others = readings(case.problem)
+        assert not first.deviations
         for reading in others:
-            if precision == "fp16-compression" and reading.recurrence is AveragedInEveryMicroBatch:
+            if precision == "fp16-compression" and reading.averages_early:
                 continue  # Compressing a running average rounds too often for any promise.
-            right = reading.recurrence(reading.workload, layout, case.arithmetic).run()
-            nearest = power(reading.workload, layout, case.arithmetic, right, HORIZON)
+            right = reading.recurrence().run()
+            nearest = power(reading, right, HORIZON)
             assert nearest is not None
             assert nearest.sufficient, (case.id, reading.name, nearest.fault.name, float(nearest.gap))

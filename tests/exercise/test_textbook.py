@@ -19,6 +19,7 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.exercise import exercise
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import exact
 
 
@@ -105,7 +106,8 @@ def test_training_is_the_oracles_recurrence(call):
     batches, iterations = given_["dataset"], given_["iterations"]
     epochs = -(-iterations // len(batches))
     workload = exercise("q11", batches, given_["lr"], epochs)
-    steps = Recurrence(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"], limit=iterations).run().steps
+    problem = Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])
+    steps = Recurrence(problem).run(iterations).steps
     from_zero = given_ | {"m": 0}
     assert steps[-1].weights.center == Textbook().answer("train_loop_batches", from_zero).center
 

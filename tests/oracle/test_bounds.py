@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings, target
 from hypothesis import strategies as st
 
+from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import power
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Sample, Workload, exact
 
@@ -103,10 +105,10 @@ def error_over_bound(right, run):
 
 def assert_enclosed(workload, layout, precision, style):
     """Train, follow the skips that there were, and look for a value outside. Returns the error over the bound."""
-    scaled = PRECISIONS[precision].scaled
+    problem = Problem(workload, layout, PRECISIONS[precision])
     run = train(workload, layout, PRECISIONS[precision], style)
-    skips, scales = (frozenset(run.skips), tuple(run.scales)) if scaled else (None, ())
-    right = Recurrence(workload, layout, PRECISIONS[precision], skips, scales).run()
+    history = ScalerHistory(frozenset(run.skips), tuple(run.scales)) if problem.precision.scaled else None
+    right = Recurrence(problem, history).run()
     assert run.windows == [step.window for step in right.steps]
     for window, overflow in enumerate(right.overflows):
         assert overflow != ("impossible" if window in run.skips else "certain")
@@ -149,7 +151,7 @@ def test_double_precision_has_no_slack_to_hide_in(kind, job, style):
 @cache
 def right_answer(name, precision, shape):
     workload, layout = standard(name, *shape)
-    return Recurrence(workload, layout, PRECISIONS[precision]).run()
+    return Recurrence(Problem(workload, layout, PRECISIONS[precision])).run()
 
 
 BOUNDED = [
@@ -175,7 +177,7 @@ def test_standard_bounded_workloads(name, precision, shape, record_property):
         style = Style(placement, number, by_reciprocal=number % 3 == 0, one_forward=number % 2 == 0)
         shares.append(assert_enclosed(workload, layout, precision, style))
     record_property("error over bound", max(shares))
-    found = power(workload, layout, PRECISIONS[precision], right, limit=16)
+    found = power(Reading(None, Problem(workload, layout, PRECISIONS[precision])), right, limit=16)
     assert found is not None and found.sufficient
 
 
@@ -195,7 +197,7 @@ def test_gradients_that_may_overflow_between_the_ranks_are_refused():
     run = train(workload, layout, PRECISIONS["fp16-compression"], Style())
     assert run.gradients[0] is None
     with pytest.raises(Unbounded, match=r"gradients of window 0 may overflow fp16 between the ranks"):
-        Recurrence(workload, layout, PRECISIONS["fp16-compression"]).run()
+        Recurrence(Problem(workload, layout, PRECISIONS["fp16-compression"])).run()
     assert_enclosed(workload, layout, "fp32", Style())
 
 
@@ -203,4 +205,4 @@ def test_sums_that_are_too_long_for_any_bound_are_refused():
     """256 roundings of bf16 may take everything: better no verdict than a wrong one."""
     workload, layout = standard("multivariate", "batched", 1, 1)
     with pytest.raises(Unbounded, match=r"roundings in bf16 \(u = 2\^-8\) have no finite relative bound"):
-        Recurrence(workload, layout, PRECISIONS["bf16"], limit=1).run()
+        Recurrence(Problem(workload, layout, PRECISIONS["bf16"])).run(1)

@@ -13,6 +13,7 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import recipe
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, LossScale, Sample, Workload
@@ -26,7 +27,7 @@ filtered = [HealthCheck.filter_too_much, HealthCheck.too_slow]
 
 def right_answer(job, precision):
     workload, layout = job
-    return Recurrence(workload, layout, PRECISIONS[precision]).run()
+    return Recurrence(Problem(workload, layout, PRECISIONS[precision])).run()
 
 
 def is_certified(job, precision):

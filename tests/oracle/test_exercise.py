@@ -17,6 +17,7 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS, exercise, points
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import exact
 
 RATES = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256]
@@ -45,7 +46,7 @@ def train(batches, lr, iterations, kind="batched", world_size=1, precision="fp64
     """The weight after each of ``iterations`` steps over ``batches``, which are repeated as often as needed."""
     workload = exercise("exercise", batches, lr, -(-iterations // len(batches)))
     layout = Layout.of(workload, kind, world_size)
-    return Recurrence(workload, layout, PRECISIONS[precision], limit=iterations).run().steps
+    return Recurrence(Problem(workload, layout, PRECISIONS[precision])).run(iterations).steps
 
 
 def final(steps):
@@ -78,7 +79,7 @@ def test_q3_losses():
 def test_q3_loss_of_a_workload_at_its_start():
     workload = replace(exercise("q3", [LINE], 0.001, 1), start=(Fraction(2),))
     layout = Layout.of(workload, "batched")
-    rule, window = Recurrence(workload, layout, PRECISIONS["fp64"]), layout.window(workload, 0)
+    rule, window = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])), layout.window(workload, 0)
     assert rule.form(window, rule.coefficients(window)).loss(workload.start) == Fraction(15, 2)
 
 

@@ -8,12 +8,14 @@ from itertools import product
 
 import pytest
 
+from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import Power, power, separation
 from conformance.oracle.recurrence import Recurrence, Step
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, AdamW, Clip, Sample, Workload
 
@@ -44,7 +46,7 @@ EIGHTH = Fraction(1, 8)
 
 def coefficients(name, workload=WORKLOAD, window=0):
     layout = Layout("accumulated", 2, 2, 2)
-    recurrence = FAULTS[name].recurrence(workload, layout, PRECISIONS["fp32"])
+    recurrence = FAULTS[name].textbook(Problem(workload, layout, PRECISIONS["fp32"]))
     return list(recurrence.coefficients(layout.windows(workload)[window]))
 
 
@@ -85,14 +87,14 @@ def test_a_short_window_divided_by_the_nominal_length():
     short = replace(WORKLOAD, batches=(WORKLOAD.batches[0], WORKLOAD.batches[1][:4]))
     assert coefficients("nominal-length", short, window=0) == [EIGHTH] * 8
     assert coefficients("nominal-length", short, window=1) == [EIGHTH] * 4
-    right = Recurrence(short, Layout("accumulated", 2, 2, 2), PRECISIONS["fp32"])
-    assert list(right.coefficients(right.layout.windows(short)[1])) == [Fraction(1, 4)] * 4
+    right = Recurrence(Problem(short, Layout("accumulated", 2, 2, 2), PRECISIONS["fp32"]))
+    assert list(right.coefficients(right.problem.windows[1])) == [Fraction(1, 4)] * 4
 
 
 def first_step(name, workload, precision="fp32", steps=1):
     layout = Layout("accumulated", 2, 2, 2)
-    kind = Recurrence if name is None else FAULTS[name].recurrence
-    return [*kind(workload, layout, PRECISIONS[precision]).steps()][steps - 1]
+    textbook = Recurrence if name is None else FAULTS[name].textbook
+    return [*textbook(Problem(workload, layout, PRECISIONS[precision])).steps()][steps - 1]
 
 
 def test_faults_of_the_optimizer():
@@ -131,8 +133,9 @@ def test_faults_of_the_schedule_and_of_momentum():
     scheduled = replace(WORKLOAD, schedule=(Fraction(1), Fraction(1, 2)))
     longer = replace(scheduled, batches=WORKLOAD.batches * 2, schedule=tuple(map(Fraction, (8, 4, 2, 1))))
     layout = Layout("accumulated", 2, 2, 2)
+    problem = Problem(longer, layout, PRECISIONS["fp32"])
     rates = {
-        name: [FAULTS[name].recurrence(longer, layout, PRECISIONS["fp32"]).learning_rate(step) for step in range(4)]
+        name: [FAULTS[name].textbook(problem).learning_rate(step) for step in range(4)]
         for name in ("schedule-per-micro-batch", "schedule-ignored")
     }
     assert rates == {
@@ -155,12 +158,11 @@ def test_the_catalogue_names_each_fault_once_and_says_what_it_does():
 def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
     fault = FAULTS[name]
     for workload_name, shape, precision in PLACES:
-        workload, layout = standard(workload_name, *shape)
-        arithmetic = PRECISIONS[precision]
-        if not fault.applies(workload, layout, arithmetic):
+        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision])
+        if not fault.applies(problem):
             continue
-        right = Recurrence(workload, layout, arithmetic).run()
-        wrong = fault.recurrence(workload, layout, arithmetic, right.skips, right.scales)
+        right = Recurrence(problem).run()
+        wrong = fault.textbook(problem, right.history)
         gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=True)]
         assert any(gap is None or gap > 1 for gap in gaps)
         return
@@ -180,14 +182,14 @@ def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
     ],
 )
 def test_a_fault_does_not_apply_where_it_changes_nothing(name, shape, precision):
-    workload, layout = standard("momentum", *shape)
-    assert name not in {fault.name for fault in applicable(workload, layout, PRECISIONS[precision])}
+    problem = Problem(*standard("momentum", *shape), PRECISIONS[precision])
+    assert name not in {fault.name for fault in applicable(problem)}
 
 
 def test_adamw_has_no_momentum_to_lose():
-    workload, layout = standard("adamw", "accumulated", 2, 2)
-    assert isinstance(workload.optimizer, AdamW)
-    assert "momentum-lost" not in {fault.name for fault in applicable(workload, layout, PRECISIONS["fp32"])}
+    problem = Problem(*standard("adamw", "accumulated", 2, 2), PRECISIONS["fp32"])
+    assert isinstance(problem.workload.optimizer, AdamW)
+    assert "momentum-lost" not in {fault.name for fault in applicable(problem)}
 
 
 def step(gradient, weights, radius=0):
@@ -203,14 +205,13 @@ def test_separation_is_the_larger_of_both_gaps():
 
 
 def test_power_is_that_of_the_nearest_fault():
-    workload, layout = standard("clip-norm", "accumulated", 2, 2)
-    precision = PRECISIONS["fp32"]
-    right = Recurrence(workload, layout, precision).run()
-    found = power(workload, layout, precision, right)
+    problem = Problem(*standard("clip-norm", "accumulated", 2, 2), PRECISIONS["fp32"])
+    right = Recurrence(problem).run()
+    found = power(Reading(None, problem), right)
     assert found.sufficient
     gaps = {}
-    for fault in applicable(workload, layout, precision):
-        wrong = fault.recurrence(workload, layout, precision)
+    for fault in applicable(problem):
+        wrong = fault.textbook(problem)
         gaps[fault.name] = [separation(a, b) for a, b in zip(right.steps, wrong.steps(), strict=True)]
     first = {
         name: next((gap for gap in series if gap is None or gap > 1), max(g or 0 for g in series))
@@ -221,10 +222,8 @@ def test_power_is_that_of_the_nearest_fault():
 
 
 def test_power_looks_no_further_than_asked():
-    workload, layout = standard("clip-norm", "batched", 2, 1)
-    precision = PRECISIONS["fp32"]
-    right = Recurrence(workload, layout, precision).run()
-    blind = power(workload, layout, precision, right, limit=4)
+    problem = Problem(*standard("clip-norm", "batched", 2, 1), PRECISIONS["fp32"])
+    blind = power(Reading(None, problem), Recurrence(problem).run(), limit=4)
     assert not blind.sufficient
     assert blind.fault.name in {"not-clipped", "clip-before-all-reduce"}
     assert blind.gap == 0

@@ -12,10 +12,11 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.multivariate import COEFFICIENTS, SHARD, multivariate
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 
 
 def run(layout, precision="fp64", limit=None):
-    return Recurrence(multivariate(), layout, PRECISIONS[precision], limit=limit).run()
+    return Recurrence(Problem(multivariate(), layout, PRECISIONS[precision])).run(limit)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_400_epochs_recover_5_3_2_1(whole):
 
 
 def form(layout):
-    rule, window = Recurrence(multivariate(), layout, PRECISIONS["fp64"]), layout.window(multivariate(), 0)
+    rule, window = Recurrence(Problem(multivariate(), layout, PRECISIONS["fp64"])), layout.window(multivariate(), 0)
     return rule.form(window, rule.coefficients(window))
 
 

@@ -12,6 +12,7 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SHARD, multivariate
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,8 @@ def right():
     """The oracle's enclosures after each epoch."""
     workload = multivariate()
     return [
-        step.weights for step in Recurrence(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"]).run().steps
+        step.weights
+        for step in Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])).run().steps
     ]
 
 

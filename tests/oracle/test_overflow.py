@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.overflow import Scaler, overflow
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads.layout import Layout
-from conformance.workloads.precision import FP16, PRECISIONS
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
 from conformance.workloads.workload import SGD, LossScale, Sample, Workload, exact
 
@@ -54,7 +55,8 @@ def large_jobs(draw):
 def classified(workload, layout):
     [window] = layout.windows(workload)
     start = Enclosure(workload.start, (Fraction(0),) * len(workload.start))
-    return overflow(workload, window, start, workload.scale.initial, FP16)
+    problem = Problem(workload, layout, PRECISIONS["fp16"])
+    return overflow(problem, window, start, workload.scale.initial)
 
 
 def overflows(workload, layout):
@@ -127,7 +129,7 @@ def test_a_small_total_weight_divides_up():
 
 @pytest.mark.parametrize("shape", REPRESENTATIVE)
 def test_the_outlier_is_skipped_once_and_the_scale_is_halved(shape):
-    right = Recurrence(*standard("overflow", *shape), PRECISIONS["fp16"]).run()
+    right = Recurrence(Problem(*standard("overflow", *shape), PRECISIONS["fp16"])).run()
     assert right.skips == {2}
     assert right.overflows == ("impossible", "impossible", "certain", "impossible", "impossible", "impossible")
     assert right.scales == (128, 128, 128, 64, 64, 64, 128)
@@ -136,22 +138,22 @@ def test_the_outlier_is_skipped_once_and_the_scale_is_halved(shape):
 
 @pytest.mark.parametrize("shape", REPRESENTATIVE)
 def test_the_growing_scale(shape):
-    right = Recurrence(*standard("growing-scale", *shape), PRECISIONS["fp16"]).run()
+    right = Recurrence(Problem(*standard("growing-scale", *shape), PRECISIONS["fp16"])).run()
     assert right.scales == (16, 16, 32, 32, 64, 64, 128)
     assert not right.skips
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 def test_without_a_scaler_nothing_is_skipped(precision):
-    right = Recurrence(*standard("overflow", "batched", 1, 1), PRECISIONS[precision]).run()
-    assert (right.skips, right.overflows, set(right.scales)) == (frozenset(), (), {1})
+    right = Recurrence(Problem(*standard("overflow", "batched", 1, 1), PRECISIONS[precision])).run()
+    assert (right.skips, right.overflows, right.scales, right.history) == (frozenset(), (), (), None)
     assert len(right.steps) == 6
 
 
 def test_a_trainers_own_scaler_is_followed():
     workload, layout = standard("overflow", "batched", 2, 1)
     own = (Fraction(4), Fraction(4), Fraction(2))
-    right = Recurrence(workload, layout, PRECISIONS["fp16"], frozenset({1, 2}), own).run()
+    right = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 2}), own)).run()
     assert [step.window for step in right.steps] == [0, 3, 4, 5]
     assert right.scales[:3] == own
     assert right.overflows[1:3] == ("impossible", "possible")
@@ -160,9 +162,9 @@ def test_a_trainers_own_scaler_is_followed():
 def test_a_skipped_window_changes_nothing():
     """Not the weights, not the momentum, not the schedule."""
     workload, layout = standard("momentum", "batched", 2, 1)
-    skipping = Recurrence(workload, layout, PRECISIONS["fp16"], frozenset({0})).run()
+    skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({0}))).run()
     without = Workload(**{**vars(workload), "batches": workload.batches[1:]})
-    fresh = Recurrence(without, layout, PRECISIONS["fp16"]).run()
+    fresh = Recurrence(Problem(without, layout, PRECISIONS["fp16"])).run()
     assert [step.weights for step in skipping.steps] == [step.weights for step in fresh.steps]
 
 

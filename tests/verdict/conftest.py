@@ -12,7 +12,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.recurrence import Recurrence, Trajectory
+from conformance.oracle.recurrence import Recurrence, ScalerHistory, Trajectory
 from conformance.oracle.rounding import nearest
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.verdict.judge import Judgement, judge
@@ -107,8 +107,8 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
         windows: int | None = None,
     ) -> Run:
         chosen = case(name)
-        workload, layout = chosen.build()
-        right = recurrence(workload, layout, chosen.arithmetic, skips, scales, windows).run()
+        history = None if skips is None else ScalerHistory(frozenset(skips), scales)
+        right = recurrence(chosen.problem, history).run(windows)
         return Run(chosen, right, [_events(chosen, right, rank, windows) for rank in range(chosen.world_size)])
 
     return made
@@ -116,8 +116,8 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
 
 def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list[Event]:
     """A whole trace, of a loop that keeps every law."""
-    workload, layout = case.build()
-    windows = layout.windows(workload)[:limit]
+    workload = case.problem.workload
+    windows = case.problem.windows[:limit]
     scaled = case.arithmetic.scaled
     steps = {step.window: step for step in right.steps}
     forwards = list(accumulate(len(window.shares[rank]) for window in windows))

@@ -22,9 +22,9 @@ CASES = (
 
 @pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.name)
 def test_each_fault_is_named(follow, case, fault):
-    shown = [name for name in CASES if fault in applicable(*case(name).build(), case(name).arithmetic)]
+    shown = [name for name in CASES if fault in applicable(case(name).problem)]
     assert shown, f"no case of this test shows {fault.name}: add one"
-    judgement = follow(shown[0], fault.recurrence).judged()
+    judgement = follow(shown[0], fault.textbook).judged()
     assert judgement.verdict == "FAIL (numerics)", judgement.headline
     assert judgement.diagnosis is not None
     assert judgement.diagnosis.startswith("the numbers are those of a trainer that ")

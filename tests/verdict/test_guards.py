@@ -121,7 +121,7 @@ def test_stepped_another_model(follow):
 
 def test_never_moved(follow):
     run = follow("ddp-w2-fp32-momentum")
-    start = [float(value) for value in run.case.build()[0].start]
+    start = [float(value) for value in run.case.problem.workload.start]
     for event in (*run.of("step", rank=1), *run.of("finished", rank=1)):
         event["weights"] = start
     judgement = run.judged()

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.perturbation import OneSampleMoved
+from conformance.oracle.power import OneSampleMoved
 from conformance.oracle.recurrence import Recurrence
 from conformance.verdict import judge as judging
 from conformance.verdict.judge import Power
@@ -16,7 +16,7 @@ from conformance.verdict.judge import Power
 def test_perturbed_answer_that_also_fits(follow, monkeypatch):
     run = follow("ddp-w2-acc2-fp32-momentum")
     assert run.judged().verdict == "PASS (exact)"
-    monkeypatch.setattr(OneSampleMoved, "coefficients", Recurrence.coefficients)
+    monkeypatch.setattr(OneSampleMoved, "counted", Recurrence.counted)
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline == "the same check also holds for an answer with one sample moved to a neighbour"
@@ -46,7 +46,7 @@ def test_long_sum_in_a_short_format(follow, case):
 
 @pytest.mark.parametrize("broken", ["guard", "ranks"])
 def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken):
-    def unbounded(self):
+    def unbounded(self, limit=None):
         raise Unbounded("no bound")
 
     run = follow("ddp-w2-fp32-momentum")

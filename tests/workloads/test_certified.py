@@ -12,6 +12,7 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.certified import OUTLIER, STEEPER, Recipe, certified
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES, adamw, recipe
 from conformance.workloads.workload import SGD, AdamW, Clip
 
@@ -26,7 +27,7 @@ every_batch_size = pytest.mark.parametrize("batch_size", BATCH_SIZES)
 
 
 def trajectory(workload):
-    return Recurrence(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"]).run()
+    return Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])).run()
 
 
 def unclipped(name, batch_size):

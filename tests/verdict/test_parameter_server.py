@@ -8,7 +8,7 @@ from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
-from conformance.verdict.served import with_served
+from conformance.verdict.parameter_server import with_served
 
 CASE = Case("parameter-server", "accumulated", 3, 2, "fp16", "overflow")
 
@@ -20,14 +20,14 @@ def outcome():
 
 
 def evidence(outcome):
-    workload, layout = CASE.build()
+    workload, layout = CASE.problem.workload, CASE.problem.layout
     windows = layout.windows(workload)
     return [read(rank, windows) for rank in outcome.ranks]
 
 
 def test_workers_have_the_servers_steps_and_their_own_weights(outcome):
     server, *workers = with_served(evidence(outcome), "parameter-server")
-    assert len(server.attempts) == CASE.build()[0].steps
+    assert len(server.attempts) == CASE.problem.workload.steps
     for worker in workers:
         assert worker.attempts == server.attempts
         assert [a.weights for a in worker.attempts] == [a.weights for a in server.attempts]

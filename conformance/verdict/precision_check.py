@@ -5,33 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.oracle.rounding import nearest
-from conformance.oracle.semantics import Interpretation
 from conformance.verdict.comparison import matches
 from conformance.verdict.evidence import RankEvidence
-from conformance.workloads.layout import Layout
 from conformance.workloads.precision import Precision
 
 
-def ignored_precision(
-    interpretation: Interpretation,
-    layout: Layout,
-    precision: Precision,
-    right: Trajectory,
-    ranks: Sequence[RankEvidence],
-) -> str | None:
+def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
     """What is wrong if the numbers fit the narrow bound of a run without any low precision, where that must show.
 
     It must show in a step in which a cast of the weights to the compute format, or of the gradient to the wire format,
     changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such step; it is
     for the bounded workloads of the same path to tell.
     """
-    master = precision.master
-    high = replace(precision, compute=master, wire=master)
-    if high == precision or right.certificate.exact:
+    precision = reading.problem.precision
+    if not (precision.mixed or precision.compressed) or right.certificate.exact:
         return None
-    rule = interpretation.recurrence(interpretation.workload, layout, high, right.skips, right.scales)
+    master = precision.master
+    high = replace(reading.problem, precision=replace(precision, compute=master, wire=master))
+    rule = replace(reading, problem=high).recurrence(right.history)
     steps = tuple(rule.steps())
     if not _must_show(rule, precision, steps) or not matches(ranks, steps):
         return None
@@ -42,9 +36,9 @@ def ignored_precision(
 
 def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) -> bool:
     """Whether ``precision`` is visible in ``steps``, which ``rule`` gives without it; clipped steps are left out."""
-    weights = rule.workload.start
+    weights = rule.problem.workload.start
     for step in steps:
-        window = rule.layout.window(rule.workload, step.window)
+        window = rule.problem.windows[step.window]
         form = rule.form(window, rule.coefficients(window))
         cast = tuple(nearest(weight, precision.compute) for weight in weights)
         low = (nearest(entry, precision.wire) for entry in form.gradient(cast))

@@ -7,10 +7,11 @@ from fractions import Fraction
 
 import pytest
 
-from conformance.oracle.perturbation import OneSampleMoved
+from conformance.oracle.power import OneSampleMoved
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Sample, Workload
 
 
@@ -22,7 +23,7 @@ def workload(*weights, loss="mean"):
 def moved(job, world, accumulation):
     layout = Layout.of(job, "accumulated", world, accumulation)
     [window] = layout.windows(job)
-    return OneSampleMoved(job, layout, PRECISIONS["fp32"]).coefficients(window)
+    return OneSampleMoved(Problem(job, layout, PRECISIONS["fp32"])).coefficients(window)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_single_sample_has_no_neighbour():
 def test_the_gradient_differs_and_all_else_is_the_same():
     job = replace(workload(*[1] * 8), schedule=(Fraction(1, 2),))
     layout = Layout.of(job, "accumulated", 2, 2)
-    [right] = Recurrence(job, layout, PRECISIONS["fp64"]).steps()
-    [wrong] = OneSampleMoved(job, layout, PRECISIONS["fp64"]).steps()
+    [right] = Recurrence(Problem(job, layout, PRECISIONS["fp64"])).steps()
+    [wrong] = OneSampleMoved(Problem(job, layout, PRECISIONS["fp64"])).steps()
     assert right.gradient.center != wrong.gradient.center
     assert wrong.weights.center == (1 - wrong.gradient.center[0] / 2,)

@@ -1,0 +1,101 @@
+"""Where more than one answer is right: what a trainer may do with a short window or an uneven last micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.deviation import Deviation, deviating
+from conformance.oracle.faults import MeanOfMicroBatchMeans
+from conformance.oracle.gradient import as_cast, enclosed, gradient
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
+from conformance.oracle.rounding import Ledger, odd_part
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Vector
+
+
+class AveragedInEveryMicroBatch(Recurrence):
+    """Ranks average after every backward, as DDP does without ``no_sync``.
+
+    Each average divides what was averaged before once more and adds it up again over the ranks. That changes nothing
+    but the rounding: with an odd world size a running average is no multiple of it, so exactness cannot be proved.
+    """
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
+        problem, textbook = self.problem, Ledger()
+        master = problem.precision.master
+        self.ledger.refuse("all-reduce", master, "a running average is divided in every micro-batch")
+        form = self.form(window, coefficients, part)
+        gradient(problem, window, form, weights, self.loss_scale, textbook)
+        if textbook.exact:
+            # Up to the first average nothing rounds; from there on only the master format does.
+            weights = as_cast(weights, problem.precision)
+            problem = replace(problem, precision=replace(problem.precision, compute=master))
+        # An average adds a term up over the ranks and multiplies it with a rounded constant.
+        further = window.length * (window.world_size + 1)
+        return enclosed(problem, window, form, weights, self.loss_scale, further)
+
+
+AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
+MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
+
+Deviations = tuple[Deviation[Recurrence], ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """An accepted reading: a problem as it is read, and deviations. ``name`` is None where there is only this one."""
+
+    name: str | None
+    problem: Problem
+    deviations: Deviations = ()
+
+    @property
+    def averages_early(self) -> bool:
+        """Whether it is for ranks that were seen to average before the last micro-batch of a window."""
+        return AVERAGES_EARLY in self.deviations
+
+    def recurrence(self, history: ScalerHistory | None = None, *further: Deviation[Recurrence]) -> Recurrence:
+        """The right answer by this reading, or one with ``further`` deviations."""
+        return deviating(Recurrence, (*further, *self.deviations))(self.problem, history)
+
+
+def readings(problem: Problem) -> tuple[Reading, ...]:
+    """The accepted readings, the strictest first."""
+    short = _of_a_short_window(problem)
+    if len(short) > 1:
+        return tuple(Reading(name, read) for name, read in short)
+    uneven = _of_an_uneven_window(problem)
+    found = uneven if len(uneven) > 1 else _of_averaging(problem)
+    return tuple(Reading(name, problem, deviations) for name, deviations in found)
+
+
+def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
+    """It may be averaged by its true length, or dropped."""
+    last, workload = problem.windows[-1], problem.workload
+    if last.length == last.nominal:
+        return [(None, problem)]
+    without = replace(problem, workload=replace(workload, batches=workload.batches[:-1]))
+    return [
+        ("the short last window is averaged by its true length", problem),
+        ("the short last window is dropped", without),
+    ]
+
+
+def _of_an_uneven_window(problem: Problem) -> list[tuple[str | None, Deviations]]:
+    """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops."""
+    sizes = {len(micro_batch) for share in problem.windows[-1].shares for micro_batch in share}
+    if len(sizes) == 1:
+        return [(None, ())]
+    return [
+        ("every sample weighs the same in an uneven window", ()),
+        ("every micro-batch weighs the same in an uneven window", (MICRO_BATCHES_ALIKE,)),
+    ]
+
+
+def _of_averaging(problem: Problem) -> list[tuple[str | None, Deviations]]:
+    """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
+    if odd_part(problem.layout.world_size) == 1 or problem.layout.accumulation == 1:
+        return [(None, ())]
+    return [(None, ()), ("ranks average in every micro-batch", (AVERAGES_EARLY,))]

@@ -1,0 +1,41 @@
+"""Deviations: a textbook with some of its decisions made otherwise.
+
+A textbook is a class of which each method is one decision. A deviation overrides one or a few of them and asks
+``super()`` for what it leaves as it is, so that several can be made at once. Whether it is wrong, accepted, or only a
+probe of the comparison is for the catalogue to say that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Generic, TypeVar
+
+Textbook = TypeVar("Textbook")
+Changed = TypeVar("Changed", covariant=True)
+
+
+@dataclass(frozen=True)
+class Deviation(Generic[Changed]):
+    """``text`` completes "it is a trainer that ...", ``textbook`` overrides the decisions."""
+
+    text: str
+    textbook: type[Changed]
+
+    @property
+    def decisions(self) -> frozenset[str]:
+        return frozenset(name for name in vars(self.textbook) if not name.startswith("__"))
+
+
+AnyDeviation = TypeVar("AnyDeviation", bound=Deviation[object])
+
+
+def deviating(textbook: type[Textbook], deviations: Sequence[Deviation[Textbook]]) -> type[Textbook]:
+    """``textbook`` with all of these deviations; where two change the same decision, the first has the last word."""
+    return type("Deviating", (*(one.textbook for one in deviations), textbook), {})
+
+
+def pairs(deviations: Sequence[AnyDeviation]) -> Iterator[tuple[AnyDeviation, AnyDeviation]]:
+    """Each two that change different decisions."""
+    return ((one, two) for one, two in combinations(deviations, 2) if not one.decisions & two.decisions)
