@@ -62,13 +62,13 @@ class Reading:
 
 
 def readings(problem: Problem) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first."""
-    short = _of_a_short_window(problem)
-    if len(short) > 1:
-        return tuple(Reading(name, read) for name, read in short)
-    uneven = _of_an_uneven_window(problem)
-    found = uneven if len(uneven) > 1 else _of_averaging(problem)
-    return tuple(Reading(name, problem, deviations) for name, deviations in found)
+    """The accepted readings, the strictest first: everything that a window leaves open, in all combinations."""
+    return tuple(
+        Reading("; ".join(name for name in (short, uneven, often) if name) or None, read, (*counting, *averaging))
+        for short, read in _of_a_short_window(problem)
+        for uneven, counting in _of_an_uneven_window(read)
+        for often, averaging in _of_averaging(read)
+    )
 
 
 def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
@@ -84,9 +84,12 @@ def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
 
 
 def _of_an_uneven_window(problem: Problem) -> list[tuple[str | None, Deviations]]:
-    """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops."""
+    """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops.
+
+    Not with a weighted loss: it says what every sample counts, and a mean of means is a catalogued fault.
+    """
     sizes = {len(micro_batch) for share in problem.windows[-1].shares for micro_batch in share}
-    if len(sizes) == 1:
+    if len(sizes) == 1 or problem.workload.loss == "weighted":
         return [(None, ())]
     return [
         ("every sample weighs the same in an uneven window", ()),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from conformance.oracle.accepted_readings import readings
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import separation
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
@@ -89,6 +89,33 @@ def test_a_mean_of_means_by_hand():
     )
     assert by_sample == (Fraction(1, 6),) * 6
     assert by_micro_batch == (Fraction(1, 8),) * 4 + (Fraction(1, 4),) * 2
+
+
+def test_what_a_window_leaves_open_combines():
+    """The last window of three ranks is short, and they may average in every micro-batch besides."""
+    long, often_long, dropped, often_dropped = readings(problem("short-window", "accumulated", 3, 2))
+    assert names((long, often_long, dropped, often_dropped)) == [
+        "the short last window is averaged by its true length",
+        "the short last window is averaged by its true length; ranks average in every micro-batch",
+        "the short last window is dropped",
+        "the short last window is dropped; ranks average in every micro-batch",
+    ]
+    for once, often in ((long, often_long), (dropped, often_dropped)):
+        assert (once.averages_early, often.averages_early) == (False, True)
+        assert [step.weights.center for step in run(often).steps] == [step.weights.center for step in run(once).steps]
+
+
+def test_a_weighted_loss_says_what_a_sample_counts():
+    """Also in an uneven window: averaging the means of its micro-batches is a catalogued fault."""
+    asked = problem("uneven-batch", "accumulated", 1, 2)
+    batches = tuple(
+        tuple(replace(sample, weight=Fraction(index % 3)) for index, sample in enumerate(batch))
+        for batch in asked.workload.batches
+    )
+    asked = replace(asked, workload=replace(asked.workload, batches=batches, loss="weighted"))
+    [only] = readings(asked)
+    assert (only.name, only.deviations) == (None, ())
+    assert "mean-of-micro-batch-means" in {fault.name for fault in applicable(asked)}
 
 
 @pytest.mark.parametrize("shape", [("batched", 2, 1)])
