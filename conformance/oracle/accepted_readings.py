@@ -22,11 +22,11 @@ class AveragedInEveryMicroBatch(Recurrence):
     but the rounding: with an odd world size a running average is no multiple of it, so exactness cannot be proved.
     """
 
-    def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         problem, textbook = self.problem, Ledger()
         master = problem.precision.master
         self.ledger.refuse("all-reduce", master, "a running average is divided in every micro-batch")
-        form = self.form(window, coefficients, part)
+        form = self.form(window, coefficients)
         gradient(problem, window, form, weights, self.loss_scale, textbook)
         if textbook.exact:
             # Up to the first average nothing rounds; from there on only the master format does.

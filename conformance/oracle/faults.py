@@ -263,8 +263,8 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
     """The mean of the clipped gradients of ``parts``, each of some micro-batches, which share out all of them."""
     coefficients, count = rule.coefficients(window), len(parts)
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
-    for number, part in enumerate(parts):
-        own = rule.averaged(window, weights, times(_only(coefficients, part), count), number)
+    for part in parts:
+        own = rule.averaged(window, weights, times(_only(coefficients, part), count))
         total = total.plus(rule.clip(own).scaled(Fraction(1, count)))
     return total
 

@@ -100,7 +100,7 @@ class Recurrence:
 
     def __init__(self, problem: Problem, history: ScalerHistory | None = None) -> None:
         self.problem, self.history = problem, history
-        self._forms: dict[tuple[int, int | None], NormalForm] = {}
+        self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
         self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger, self.symbols)
         self._skipped: set[int] = set()
@@ -155,19 +155,21 @@ class Recurrence:
         factor = self.over_ranks(window) * self.over_window(window) * self.over_samples(window)
         return counted if factor == 1 else times(counted, factor)
 
-    def averaged(self, window: Window, weights: Affine, coefficients: Vector, part: int | None = None) -> Affine:
-        """``sum_i coefficients[i] grad_i``, unclipped. ``part`` tells sums over parts of one window apart."""
-        form = self.form(window, coefficients, part)
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        """``sum_i coefficients[i] grad_i``, unclipped."""
+        form = self.form(window, coefficients)
         # A scaler that steps has seen finite gradients.
         finite = self.history is not None
         return gradient(self.problem, window, form, weights, self.loss_scale, self.ledger, finite)
 
-    def form(self, window: Window, coefficients: Vector, part: int | None = None) -> NormalForm:
-        """The window's loss as a quadratic form, kept for the next epoch; ``part`` as for :meth:`averaged`."""
-        key = (window.index % len(self.problem.workload.batches), part)
-        if key not in self._forms:
-            self._forms[key] = NormalForm.of(window, coefficients, self.problem.workload.bias)
-        return self._forms[key]
+    def form(self, window: Window, coefficients: Vector) -> NormalForm:
+        """The window's loss as a quadratic form, kept for the next epoch."""
+        kept = self._forms.setdefault(window.index % len(self.problem.workload.batches), [])
+        known = next((form for of, form in kept if of == coefficients), None)
+        if known is None:
+            known = NormalForm.of(window, coefficients, self.problem.workload.bias)
+            kept.append((coefficients, known))
+        return known
 
     def run(self, limit: int | None = None) -> Trajectory:
         """All of the first ``limit`` windows. Call it once.
