@@ -72,17 +72,24 @@ def matches(ranks: Sequence[RankEvidence], expected: Sequence[Step]) -> bool:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first window after which ranks hold different weights, and what each holds."""
+    """The first window after which ranks hold different weights, and what each holds.
 
-    attempt: int
+    ``step`` counts the optimizer steps that rank 0 has taken before it.
+    """
+
+    window: int
+    step: int
     weights: tuple[Observed, ...]
 
 
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
     """Ranks must agree to the bit after every window, whatever the precision: they see the same averaged gradients."""
-    for number, attempts in enumerate(zip(*(rank.attempts for rank in ranks), strict=False)):
+    step = 0
+    for attempts in zip(*(rank.attempts for rank in ranks), strict=False):
         if any(_differ(attempts[0], other) for other in attempts[1:]):
-            return Divergence(number, tuple(attempt.weights for attempt in attempts))
+            window = min(attempt.window for attempt in attempts)
+            return Divergence(window, step, tuple(attempt.weights for attempt in attempts))
+        step += attempts[0].stepped
     return None
 
 

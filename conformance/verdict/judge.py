@@ -96,7 +96,7 @@ def _without_oracle(judgement: Judgement) -> list[str]:
     wrong = [guard.text for guard in judgement.guards if not guard.holds][:1]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
-        wrong.append(f"the ranks hold different weights after window {judgement.divergence.attempt}")
+        wrong.append(f"the ranks hold different weights after window {judgement.divergence.window}")
     return wrong
 
 

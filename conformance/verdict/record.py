@@ -64,7 +64,7 @@ def record(case: Case, judgement: Judgement, seconds: float) -> dict[str, Any]:
         "diverged": None
         if judgement.divergence is None
         else {
-            "step": judgement.divergence.attempt,
+            "step": judgement.divergence.step,
             "weights": [list(w) for w in judgement.divergence.weights],
         },
         "first_difference": _difference(judgement, case.problem.workload.parameters),

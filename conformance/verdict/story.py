@@ -76,7 +76,7 @@ def _window(judgement: Judgement) -> int | None:
         steps = judgement.ranks[judgement.difference.rank].steps
         return steps[judgement.difference.step].window
     if judgement.divergence is not None:
-        return judgement.divergence.attempt
+        return judgement.divergence.window
     return max((window.number for window in judgement.run.windows), default=None)
 
 

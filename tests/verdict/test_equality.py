@@ -51,7 +51,7 @@ def test_one_ulp_on_one_rank_diverges(follow, ulp):
     weights[0] += ulp(weights[0], run.case)
     judgement = run.judged()
     assert judgement.verdict == "DIVERGED"
-    assert judgement.divergence.attempt == 3
+    assert (judgement.divergence.window, judgement.divergence.step) == (3, 3)
     assert judgement.divergence.weights[0] == judgement.divergence.weights[1] != judgement.divergence.weights[2]
     assert judgement.headline == "the ranks hold different weights after window 3"
     assert (judgement.difference.step, judgement.difference.rank) == (3, 2)
@@ -62,7 +62,7 @@ def test_ranks_that_agree_at_the_end_and_differ_in_between_diverge(follow):
     run.of("step", rank=1)[2]["weights"][0] += 1.0
     judgement = run.judged()
     assert run.of("step", rank=0)[-1]["weights"] == run.of("step", rank=1)[-1]["weights"]
-    assert (judgement.verdict, judgement.divergence.attempt) == ("DIVERGED", 2)
+    assert (judgement.verdict, judgement.divergence.window) == ("DIVERGED", 2)
 
 
 def test_one_ulp_on_all_ranks_alike_fails(follow, ulp):

@@ -71,7 +71,24 @@ def test_skip_on_one_rank_only_diverges(follow, rank):
     run, never = follow(OVERFLOW), follow(OVERFLOW, skips=set())
     run.ranks[rank] = never.ranks[rank]
     judgement = run.judged()
-    assert (judgement.verdict, judgement.divergence.attempt) == ("DIVERGED", 2)
+    assert (judgement.verdict, judgement.divergence.window) == ("DIVERGED", 2)
+
+
+def test_ranks_that_part_after_a_skip_are_told_by_window_and_by_step(follow):
+    run = follow(OVERFLOW)
+    run.of("step", rank=1)[3]["weights"][0] += 1
+    judgement = run.judged()
+    assert judgement.headline == "the ranks hold different weights after window 4"
+    assert (judgement.divergence.window, judgement.divergence.step) == (4, 3)
+
+
+def test_ranks_that_part_after_a_skip_that_nobody_saw_are_told_by_the_window_too(follow):
+    """A scaler of the trainer's own leaves a gap, which the forwards reveal."""
+    run = unseen(follow(OVERFLOW))
+    run.of("step", rank=1)[3]["weights"][0] += 1
+    judgement = run.judged()
+    assert judgement.headline == "the ranks hold different weights after window 4"
+    assert (judgement.divergence.window, judgement.divergence.step) == (4, 3)
 
 
 def test_scale_that_is_not_backed_off_fails(follow):
