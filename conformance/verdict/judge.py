@@ -11,7 +11,7 @@ from conformance.laws.checking import Finding, Verified, check, findings
 from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.power import PROBE, Power, power
+from conformance.oracle.power import PROBE, Power, bounded, power
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.runner.outcome import Outcome
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
@@ -156,14 +156,14 @@ def _trajectory(reading: Reading, history: ScalerHistory | None) -> Trajectory:
 def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     """The numbers are right; now show that they could have been found wrong."""
     workload = reading.problem.workload
-    moved = reading.recurrence(right.history, PROBE)
+    moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
         judgement.headline = "every window was skipped, which leaves nothing to compare; begin with a lower loss scale"
         return
     judgement.power = power(reading, right, HORIZON)
-    if first_difference(judgement.ranks, moved.steps(HORIZON)) is None:
-        judgement.headline = "the same check also holds for an answer with one sample moved to a neighbour"
+    if first_difference(judgement.ranks, moved) is None:
+        judgement.headline = "the same check does not rule out an answer with one sample moved to a neighbour"
     elif judgement.power is not None and not judgement.power.sufficient:
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
         if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:

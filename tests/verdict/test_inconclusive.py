@@ -19,7 +19,21 @@ def test_perturbed_answer_that_also_fits(follow, monkeypatch):
     monkeypatch.setattr(OneSampleMoved, "counted", Recurrence.counted)
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == "the same check also holds for an answer with one sample moved to a neighbour"
+    assert judgement.headline == "the same check does not rule out an answer with one sample moved to a neighbour"
+
+
+def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
+    """It cannot show that the check can fail, which says nothing of the bound of the right answer."""
+
+    def unbounded(self, window):
+        raise Unbounded("no bound")
+
+    run = follow("ddp-w2-fp32-adamw")
+    monkeypatch.setattr(OneSampleMoved, "counted", unbounded)
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline == "the same check does not rule out an answer with one sample moved to a neighbour"
+    assert judgement.trajectory is not None
 
 
 def test_gap_that_is_too_small(follow, monkeypatch):
