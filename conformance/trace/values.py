@@ -1,4 +1,4 @@
-"""How the recorder writes numbers: as JSON holds them, and exactly.
+"""Tensors, and how the recorder writes what they hold: as JSON holds it, and exactly.
 
 A float is written exactly (the float64 of a float32), one that is not finite as a string.
 """
@@ -6,7 +6,7 @@ A float is written exactly (the float64 of a float32), one that is not finite as
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
@@ -40,3 +40,18 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     own: Any = tensor.detach()
     part: torch.Tensor = own.to_local() if hasattr(own, "to_local") else own
     return part
+
+
+def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory that `tensor` lies in, on this rank."""
+    own = own_part(tensor)
+    return (own._values() if own.is_sparse else own).untyped_storage()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor itself, or all tensors in nested lists, tuples and values of dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)

@@ -150,7 +150,7 @@ def test_unscaling(record):
     trained(recording, amp)
     assert [event["delay_unscale"] for event in recording.of_kind("scale_loss_enter")] == [False]
     assert recording.of_kind("gradient_change") == []
-    recording.recorder.gradients.look()
+    recording.recorder.look()
     assert recording.of_kind("gradient_change") == []
 
 

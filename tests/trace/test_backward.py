@@ -201,7 +201,7 @@ def test_hooks_are_gone_with_the_recorder(training):
     recorder = training.recording.recorder
     recorder.__exit__(None, None, None)
     loss.backward()
-    assert recorder.flow.through() == []
+    assert recorder.flow.reached == []
     assert training.begins("backward") == []
 
 

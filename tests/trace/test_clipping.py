@@ -20,7 +20,7 @@ def model(recording):
     model = recording.task.model()
     model.weight.grad = torch.tensor([[3.0, 0.0]])
     model.bias.grad = torch.tensor([4.0])
-    recording.recorder.gradients.known()
+    recording.recorder.accounted()
     recording.events.clear()
     return model
 

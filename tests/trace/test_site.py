@@ -80,7 +80,7 @@ def test_no_line_of_the_users(record):
     recorder = record().recorder
     recorder.note("model")
     found = []
-    thread = threading.Thread(target=lambda: found.append(recorder._sites.of(None)))
+    thread = threading.Thread(target=lambda: found.append(recorder.sites.of(None)))
     thread.start()
     thread.join()
     assert found == [(here(-5), None)]

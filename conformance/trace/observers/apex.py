@@ -5,46 +5,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from conformance.trace.observers.scaler import note_skip
+from conformance.trace.common import note_skip
+from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import replaced, replaced_inside
+from conformance.trace.seams.patching import Seams, replaced, replaced_inside
 from conformance.trace.state.loss_scale import mark
 from conformance.trace.values import number
-
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
 
 SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"
 
 
-class ApexCalls:
-    """Notes calls of apex.amp, of those trainers too that imported its functions by name."""
+def observe(recording: Recording) -> Seams:
+    """Have apex's `initialize` and `scale_loss` noted, of those trainers too that imported them by name."""
+    skips: set[Callable[..., Any]] = set()
 
-    def __init__(self, recorder: Recorder, stack: ExitStack) -> None:
-        self._recorder = recorder
-        self._stack = stack
-        self._skips: set[Callable[..., Any]] = set()
-
-    def observe_scaling(self, module: ModuleType) -> None:
-        """To be called with the module that has `scale_loss`."""
-        self._stack.enter_context(replaced_inside(module.scale_loss, self.scale_loss))
-
-    def observe_initializing(self, module: ModuleType) -> None:
-        """To be called with the module that has `initialize`, which leaves the work to `_initialize` if enabled."""
-        self._stack.enter_context(replaced(module, "_initialize", self.initialize))
-
-    def initialize(self, original: Callable[..., Any], models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around what `amp.initialize` calls."""
+    def initialize(original: Callable[..., Any], models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+        # `amp.initialize` leaves the work to `_initialize` if enabled.
         result = original(models, optimizers, *args, **kwargs)
-        self._recorder.note("apex_initialize", models=len(_listed(models)), optimizers=len(_listed(optimizers)))
+        recording.note("apex_initialize", models=len(_listed(models)), optimizers=len(_listed(optimizers)))
         return result
 
-    def scale_loss(self, original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """Around the generator of `amp.scale_loss`: it stashes gradients at the beginning, and unscales at the end."""
-        recorder = self._recorder
+    def scale_loss(original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
+        # The generator of `amp.scale_loss`: it stashes gradients at the beginning, and unscales at the end.
         given = inspect.signature(original).bind(*args, **kwargs)
         given.apply_defaults()
         state, loss = inspect.unwrap(original).__globals__["_amp_state"], given.arguments["loss_id"]
@@ -55,38 +39,41 @@ class ApexCalls:
             "optimizers": len(optimizers),
             "scale": None if scale is None else number(scale),
         }
-        recorder.gradients.look()
-        with contextmanager(original)(*args, **kwargs) as scaled_loss:
-            recorder.gradients.known()
+        with ExitStack() as stack:
+            with recording.accounting():
+                scaled_loss = stack.enter_context(contextmanager(original)(*args, **kwargs))
             if scale is not None:
                 mark(scaled_loss, scale)
-            recorder.note("scale_loss_enter", **fields)
+            recording.note("scale_loss_enter", **fields)
             try:
                 yield scaled_loss
             finally:
-                recorder.gradients.look()
-        recorder.gradients.known()
+                recording.look()
+        recording.accounted()
         after = _scale(state, loss)
-        recorder.note("scale_loss_exit", **fields, scale_after=None if after is None else number(after))
+        recording.note("scale_loss_exit", **fields, scale_after=None if after is None else number(after))
         if scale is not None:
             for optimizer in optimizers:
-                self._observe_skip(optimizer, scale)
+                observe_skip(optimizer, scale)
 
-    def _observe_skip(self, optimizer: Any, scale: float) -> None:
-        """Have it noted when the step is asked for that apex has put one that does nothing in the place of."""
+    def observe_skip(optimizer: Any, scale: float) -> None:
+        # When it is to be skipped, apex has put a step that does nothing in the place of the next one.
         skip = optimizer.step
-        if not optimizer._amp_stash.already_patched or skip in self._skips:
+        if not optimizer._amp_stash.already_patched or skip in skips:
             return
 
         def noting_skip(*args: Any, **kwargs: Any) -> Any:
             # It puts the real step back.
             result = skip(*args, **kwargs)
-            self._skips.discard(noting_skip)
-            note_skip(self._recorder, optimizer, number(scale))
+            skips.discard(noting_skip)
+            note_skip(recording, optimizer, number(scale))
             return result
 
-        self._skips.add(noting_skip)
+        skips.add(noting_skip)
         optimizer.step = noting_skip
+
+    yield when_imported(SCALING, lambda module: [replaced_inside(module.scale_loss, scale_loss)])
+    yield when_imported(INITIALIZING, lambda module: [replaced(module, "_initialize", initialize)])
 
 
 def _listed(one_or_several: Any) -> list[Any]:
@@ -101,13 +88,3 @@ def _scale(state: Any, loss_id: int) -> float | None:
     if properties is None or not properties.enabled:
         return None
     return float(state.loss_scalers[loss_id].loss_scale())
-
-
-@contextmanager
-def observing_apex(recorder: Recorder) -> Iterator[None]:
-    """Have apex's `initialize` and `scale_loss` noted."""
-    with ExitStack() as stack:
-        calls = ApexCalls(recorder, stack)
-        acts = {SCALING: calls.observe_scaling, INITIALIZING: calls.observe_initializing}
-        stack.enter_context(when_imported(acts))
-        yield

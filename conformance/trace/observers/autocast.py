@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from conformance.trace.seams.patching import replaced
-
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
+from conformance.trace.emit import Recording
+from conformance.trace.seams.patching import Seams, replaced
 
 
-@contextmanager
-def observing_autocast(recorder: Recorder) -> Iterator[None]:
+def observe(recording: Recording) -> Seams:
     """Have it noted when an enabled autocast begins and ends; not where checkpointing repeats it in a backward."""
 
     def note(event: str, autocast: torch.autocast) -> None:
-        if autocast._enabled and not recorder.is_doing("backward"):
+        if autocast._enabled and not recording.is_inside("backward"):
             dtype = str(autocast.fast_dtype).removeprefix("torch.")
-            recorder.note(event, device=autocast.device, dtype=dtype, enabled=True)
+            recording.note(event, device=autocast.device, dtype=dtype, enabled=True)
 
     def enter(original: Callable[..., Any], autocast: torch.autocast) -> Any:
         result = original(autocast)
@@ -33,5 +29,5 @@ def observing_autocast(recorder: Recorder) -> Iterator[None]:
         note("autocast_exit", autocast)
         return result
 
-    with replaced(torch.autocast, "__enter__", enter), replaced(torch.autocast, "__exit__", leave):
-        yield
+    yield replaced(torch.autocast, "__enter__", enter)
+    yield replaced(torch.autocast, "__exit__", leave)

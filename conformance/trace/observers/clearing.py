@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from conformance.trace.seams.patching import replaced
+from conformance.trace.emit import Recording
+from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.watched import held_by
 
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
 
-
-@contextmanager
-def observing_clearing(recorder: Recorder) -> Iterator[None]:
+def observe(recording: Recording) -> Seams:
     """Have `zero_grad` noted. A class that has its own and does not call torch's is seen to zero by hand."""
 
     def by_optimizer(original: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -26,24 +22,19 @@ def observing_clearing(recorder: Recorder) -> Iterator[None]:
         return clear("model", original, model, model.parameters(), args, kwargs)
 
     def clear(by: str, original: Callable[..., Any], owner: Any, held: Any, args: Any, kwargs: Any) -> Any:
-        numbers = recorder.watched.numbers(held)
+        numbers = recording.watched.numbers(held)
         if not numbers:
             return original(owner, *args, **kwargs)
         set_to_none = bool(args[0] if args else kwargs.get("set_to_none", True))
-        recorder.gradients.look()
-        recorder.note(
-            "zero_grad",
-            by=by,
-            optimizer=recorder.optimizer(owner) if by == "optimizer" else None,
-            parameters=numbers,
-            set_to_none=set_to_none,
-        )
-        result = original(owner, *args, **kwargs)
-        recorder.gradients.known(are_zero=not set_to_none)
-        return result
+        with recording.accounting(zeroing=not set_to_none):
+            recording.note(
+                "zero_grad",
+                by=by,
+                optimizer=recording.optimizer(owner) if by == "optimizer" else None,
+                parameters=numbers,
+                set_to_none=set_to_none,
+            )
+            return original(owner, *args, **kwargs)
 
-    with (
-        replaced(torch.optim.Optimizer, "zero_grad", by_optimizer),
-        replaced(torch.nn.Module, "zero_grad", by_model),
-    ):
-        yield
+    yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
+    yield replaced(torch.nn.Module, "zero_grad", by_model)

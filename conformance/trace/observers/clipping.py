@@ -2,60 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
 
-from conformance.trace.seams.patching import replaced_inside
+from conformance.trace.emit import Recording
+from conformance.trace.seams.patching import Seams, replaced_inside
 from conformance.trace.values import number
-
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
 
 Original = Callable[..., Any]
 
 
-class Clipping:
-    """Notes the outermost call: clipping by norm is itself made of a norm and of scaling by it."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._is_running = False
+def observe(recording: Recording) -> Seams:
+    """Have clipping noted: the outermost call, for clipping by norm is itself made of a norm and of scaling by it."""
 
     def by_norm(
-        self, original: Original, parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any
+        original: Original, parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any
     ) -> Any:
-        """Around `clip_grad_norm_`."""
-        return self._clip(original, parameters, (max_norm, norm_type, *args), kwargs, kind="norm", norm_type=norm_type)
+        return clip(original, parameters, (max_norm, norm_type, *args), kwargs, kind="norm", norm_type=norm_type)
 
     def with_norm(
-        self, original: Original, parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
+        original: Original, parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Around `clip_grads_with_norm_`."""
-        return self._clip(original, parameters, (max_norm, total_norm, *args), kwargs, kind="norm", norm=total_norm)
+        return clip(original, parameters, (max_norm, total_norm, *args), kwargs, kind="norm", norm=total_norm)
 
-    def by_value(self, original: Original, parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
-        """Around `clip_grad_value_`."""
-        return self._clip(original, parameters, (clip_value, *args), kwargs, kind="value")
+    def by_value(original: Original, parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
+        return clip(original, parameters, (clip_value, *args), kwargs, kind="value")
 
-    def norm(self, original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Around `get_total_norm`."""
-        if self._is_running:
+    def total_norm(original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if recording.is_inside("clip"):
             return original(tensors, *args, **kwargs)
         tensors, given = _kept(tensors)
-        self._recorder.gradients.look()
+        recording.look()
         result = original(given, *args, **kwargs)
-        owners = self._recorder.watched.owners(tensors)
+        owners = recording.watched.owners(tensors)
         if owners:
-            self._recorder.note("norm", norm=number(float(result)), parameters=owners)
+            recording.note("norm", norm=number(float(result)), parameters=owners)
         return result
 
-    def _clip(
-        self,
+    def clip(
         original: Original,
         parameters: Any,
         args: tuple[Any, ...],
@@ -65,22 +53,18 @@ class Clipping:
         norm_type: float | None = None,
         norm: Any = None,
     ) -> Any:
-        if self._is_running:
+        if recording.is_inside("clip"):
             return original(parameters, *args, **kwargs)
-        recorder = self._recorder
         parameters, given = _kept(parameters)
-        numbers = recorder.watched.numbers(parameters)
-        recorder.gradients.look()
-        gradients = recorder.watched.gradients(recorder.watched.current, only=numbers) if numbers else None
-        self._is_running = True
-        try:
+        numbers = recording.watched.numbers(parameters)
+        recording.look()
+        gradients = recording.watched.gradients(recording.watched.current, only=numbers) if numbers else None
+        with recording.inside("clip"):
             result = original(given, *args, **kwargs)
-        finally:
-            self._is_running = False
         # Of no parameters at all: a generator of them was used up.
         if numbers or not parameters:
             total = result if norm is None else norm
-            recorder.note(
+            recording.note(
                 "clip",
                 kind=kind,
                 threshold=number(float(args[0])),
@@ -89,8 +73,13 @@ class Clipping:
                 parameters=numbers,
                 gradients=gradients,
             )
-            recorder.gradients.known()
+            recording.accounted()
         return result
+
+    yield replaced_inside(clip_grad.clip_grad_norm_, by_norm)
+    yield replaced_inside(clip_grad.clip_grad_value_, by_value)
+    yield replaced_inside(clip_grad._clip_grads_with_norm_, with_norm)
+    yield replaced_inside(clip_grad._get_total_norm, total_norm)
 
 
 def _kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
@@ -99,15 +88,3 @@ def _kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
         return [tensors], tensors
     kept = list(tensors)
     return kept, (tensor for tensor in kept) if isinstance(tensors, GeneratorType) else kept
-
-
-@contextmanager
-def observing_clipping(recorder: Recorder) -> Iterator[None]:
-    """Have clipping noted."""
-    clipping = Clipping(recorder)
-    with ExitStack() as stack:
-        stack.enter_context(replaced_inside(clip_grad.clip_grad_norm_, clipping.by_norm))
-        stack.enter_context(replaced_inside(clip_grad.clip_grad_value_, clipping.by_value))
-        stack.enter_context(replaced_inside(clip_grad._clip_grads_with_norm_, clipping.with_norm))
-        stack.enter_context(replaced_inside(clip_grad._get_total_norm, clipping.norm))
-        yield

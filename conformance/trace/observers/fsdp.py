@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from conformance.trace.observers.collectives import GRADIENTS, PARAMETERS
+from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import replaced
-
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.state.payloads import GRADIENTS, PARAMETERS
 
 MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
@@ -20,29 +17,25 @@ CARRIED = {"unshard": PARAMETERS, "post_backward": GRADIENTS}
 """Methods of `FSDPParamGroup` that issue collectives, and what those carry."""
 
 
-@contextmanager
-def observing_fsdp(recorder: Recorder) -> Iterator[None]:
+def observe(recording: Recording) -> Seams:
     """Have a model watched still when it is sharded, and known what FSDP2's collectives carry."""
 
     def carrying(what: str) -> Callable[..., Any]:
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            with recorder.collectives.carrying(what):
+            with recording.payloads.carrying(what):
                 return original(*args, **kwargs)
 
         return around
 
     def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
         original(group, *args, **kwargs)
-        for model in recorder.known("model"):
+        for model in recording.known("model"):
             if not set(group.modules).isdisjoint(model.modules()):
-                recorder.watched.add(model)
+                recording.watched.add(model)
 
-    with ExitStack() as stack:
+    def seams(module: ModuleType) -> Seams:
+        yield replaced(module.FSDPParamGroup, "__init__", construct)
+        for name, what in CARRIED.items():
+            yield replaced(module.FSDPParamGroup, name, carrying(what))
 
-        def observe(module: ModuleType) -> None:
-            stack.enter_context(replaced(module.FSDPParamGroup, "__init__", construct))
-            for name, what in CARRIED.items():
-                stack.enter_context(replaced(module.FSDPParamGroup, name, carrying(what)))
-
-        stack.enter_context(when_imported({MODULE: observe}))
-        yield
+    yield when_imported(MODULE, seams)

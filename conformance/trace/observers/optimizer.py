@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from conformance.trace.observers.horovod import synchronizes
+from conformance.trace.emit import Recording
+from conformance.trace.seams.patching import Seams
+from conformance.trace.state.horovod import synchronizes
 from conformance.trace.state.watched import Found, Watched, held_by
 from conformance.trace.values import Number, own_part
 
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
+
+def observe(recording: Recording) -> Seams:
+    """Have every torch optimizer's steps noted."""
+    steps = _Steps(recording)
+    yield register_optimizer_step_pre_hook(steps.before)
+    yield register_optimizer_step_post_hook(steps.after)
 
 
 @dataclass
@@ -33,13 +39,12 @@ class _Running:
     is_applied: bool = True
 
 
-class OptimizerSteps:
+class _Steps:
     """Notes one `step` for each outermost step, with the gradients that the innermost one saw."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._running: list[_Running] = []
-        self._foreign: list[torch.optim.Optimizer] = []
 
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -47,16 +52,16 @@ class OptimizerSteps:
         """Torch's global pre-hook; `args` begins with the optimizer."""
         caller = sys._getframe(1)
         self._forget_interrupted(caller)
-        recorder = self._recorder
-        parameters = recorder.watched.find(optimizer)
-        numbers = [] if parameters is None else recorder.watched.numbers(held_by(optimizer))
+        recording = self._recording
+        parameters = recording.watched.find(optimizer)
+        numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
         step = _Running(caller, parameters, numbers, synchronizes(optimizer))
-        step.doing.enter_context(recorder.doing("step"))
+        step.doing.enter_context(recording.inside("step"))
         self._running.append(step)
         if parameters is None:
-            self._note_foreign(optimizer)
+            self._note_other(optimizer)
             return None
-        recorder.optimizer(optimizer)
+        recording.optimizer(optimizer)
         self._read(optimizer, parameters)
         return self._with_reading_closure(optimizer, parameters, args, kwargs)
 
@@ -66,40 +71,40 @@ class OptimizerSteps:
         ended.doing.close()
         if ended.parameters is None or any(step.parameters is not None for step in self._running):
             return
-        recorder = self._recorder
-        recorder.watched.stepped(ended.parameters)
-        recorder.progress.stepped()
+        recording = self._recording
+        recording.watched.stepped(ended.parameters)
+        recording.progress.stepped()
         if not ended.is_applied:
             return
-        if recorder.forwards == 0 and not _any(ended):
-            recorder.note("state_init", weights=recorder.watched.weights())
+        if recording.forwards == 0 and not _any(ended):
+            recording.note("state_init", weights=recording.watched.weights())
         else:
-            recorder.note_topology()
-            recorder.note(
+            recording.topology()
+            recording.note(
                 "step",
-                step=recorder.steps,
-                forwards=recorder.forwards,
+                step=recording.steps,
+                forwards=recording.forwards,
                 gradients=ended.gradients,
-                weights=recorder.watched.weights(),
-                lr=_learning_rate(optimizer, recorder.watched),
-                scale=recorder.scale,
-                optimizer=recorder.optimizer(optimizer),
+                weights=recording.watched.weights(),
+                lr=_learning_rate(optimizer, recording.watched),
+                scale=recording.scale,
+                optimizer=recording.optimizer(optimizer),
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
             )
-            recorder.steps += 1
-        recorder.gradients.known()
+            recording.steps += 1
+        recording.accounted()
 
     def _read(self, optimizer: torch.optim.Optimizer, parameters: Found) -> None:
         # Many to look at, the gradients of a large model were when its scaler's step began.
-        if self._recorder.scale is None or self._recorder.watched.is_readable:
-            self._recorder.gradients.look()
+        if self._recording.scale is None or self._recording.watched.is_readable:
+            self._recording.look()
         # A fused optimizer is handed the scale and the overflow flag by GradScaler, and does the rest in its
         # kernel.
         scale = getattr(optimizer, "grad_scale", None)
         overflow = getattr(optimizer, "found_inf", None)
         outermost = next(step for step in self._running if step.parameters is not None)
-        outermost.gradients = self._recorder.watched.gradients(parameters, scale, only=outermost.numbers)
+        outermost.gradients = self._recording.watched.gradients(parameters, scale, only=outermost.numbers)
         outermost.is_applied = overflow is None or not bool(overflow)
 
     def _with_reading_closure(
@@ -138,18 +143,11 @@ class OptimizerSteps:
                 step.doing.close()
         self._running = [step for step in self._running if step.caller in alive]
 
-    def _note_foreign(self, optimizer: torch.optim.Optimizer) -> None:
-        if any(known is optimizer for known in self._foreign):
-            return
-        self._foreign.append(optimizer)
-        shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
-        self._recorder.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
-
-
-def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer in a framework's wrapper, which poses as one itself and keeps it under this name."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._recording.is_known("other optimizer", optimizer):
+            self._recording.number("other optimizer", optimizer)
+            shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
+            self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
 
 
 def _any(step: _Running) -> bool:
@@ -165,16 +163,3 @@ def _learning_rate(optimizer: torch.optim.Optimizer, watched: Watched) -> float 
             rate = group.get("lr")
             return None if rate is None else float(rate)
     return None
-
-
-@contextmanager
-def observing_steps(recorder: Recorder) -> Iterator[None]:
-    """Have every torch optimizer's steps noted."""
-    steps = OptimizerSteps(recorder)
-    before = register_optimizer_step_pre_hook(steps.before)
-    after = register_optimizer_step_post_hook(steps.after)
-    try:
-        yield
-    finally:
-        before.remove()
-        after.remove()

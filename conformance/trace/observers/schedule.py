@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from conformance.trace.seams.patching import replaced, with_subclasses
+from conformance.trace.emit import Recording
+from conformance.trace.seams.patching import Seams, replaced, with_subclasses
 from conformance.trace.values import Number, number
 
-if TYPE_CHECKING:
-    from conformance.trace.recorder import Recorder
 
-
-@contextmanager
-def observing_schedules(recorder: Recorder) -> Iterator[None]:
+def observe(recording: Recording) -> Seams:
     """Have steps of schedulers noted; of one that steps others, the outermost."""
-    is_running = False
 
     def step(original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_running
         optimizer = scheduler.optimizer
-        if is_running or recorder.watched.find(optimizer) is None:
+        if recording.is_inside("schedule") or recording.watched.find(optimizer) is None:
             return original(scheduler, *args, **kwargs)
         before = _rates(optimizer)
-        is_running = True
-        try:
+        with recording.inside("schedule"):
             result = original(scheduler, *args, **kwargs)
-        finally:
-            is_running = False
-        recorder.note(
+        recording.note(
             "schedule",
-            scheduler=recorder.number("scheduler", scheduler),
-            optimizer=recorder.optimizer(optimizer),
+            scheduler=recording.number("scheduler", scheduler),
+            optimizer=recording.optimizer(optimizer),
             lr_before=before,
             lr_after=_rates(optimizer),
             initial=scheduler._is_initial,
         )
         return result
 
-    with ExitStack() as stack:
-        for owner in with_subclasses(LRScheduler):
-            if "step" in vars(owner):
-                stack.enter_context(replaced(owner, "step", step))
-        yield
+    for owner in with_subclasses(LRScheduler):
+        if "step" in vars(owner):
+            yield replaced(owner, "step", step)
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[Number]:

@@ -3,51 +3,55 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TypeAlias
 
-Act: TypeAlias = Callable[[ModuleType], None]
+from conformance.trace.seams.patching import Seams
 
 
 @contextmanager
-def when_imported(acts: Mapping[str, Act]) -> Iterator[None]:
-    """Call each act with the module that it is named by: now if that has been imported, else right after."""
-    for name, act in acts.items():
+def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[None]:
+    """Within this, the `seams` of this module are entered: now if it has been imported, else right after."""
+    with ExitStack() as stack:
+
+        def act(module: ModuleType) -> None:
+            for seam in seams(module):
+                stack.enter_context(seam)
+
         if name in sys.modules:
             act(sys.modules[name])
-    finder = _Finder(acts)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
+        finder = _Finder(name, act)
+        sys.meta_path.insert(0, finder)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(finder)
 
 
 class _Finder(MetaPathFinder):
     """Finds nothing itself: has the loader that another finder names replaced by one that acts when it is done."""
 
-    def __init__(self, acts: Mapping[str, Act]) -> None:
-        self._acts = acts
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._act = act
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        act = self._acts.get(name)
-        if act is None:
+        if name != self._name:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, act)
+            spec.loader = _Loader(spec.loader, self._act)
         return spec
 
 
 class _Loader(Loader):
     """Loads as `loader` does, and leaves the module as if that had loaded it."""
 
-    def __init__(self, loader: Loader, act: Act) -> None:
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._act = act
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 Function = Callable[..., Any]
+Seams: TypeAlias = Iterable[AbstractContextManager[object]]
+"""What is to be entered, one after the other, to replace several functions for a while."""
 
 
 class Seam:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from conformance.trace.values import tensors_in
 
 _KEY = "conformance.loss_scale"
 _MOST_NODES = 64
@@ -23,7 +25,7 @@ _LINEAR = {
 
 def mark(tensors: Any, factor: float) -> None:
     """Remember that these tensors (one, or lists of them) are multiplied by `factor`."""
-    for tensor in _tensors(tensors):
+    for tensor in tensors_in(tensors):
         if tensor.grad_fn is not None:
             node: Any = tensor.grad_fn
             node.metadata[_KEY] = factor
@@ -61,11 +63,3 @@ def _factor(node: Any, scales: set[float]) -> float | None:
         return None
     factors = [tensor.item() for tensor in saved if isinstance(tensor, torch.Tensor) and tensor.numel() == 1]
     return next((factor for factor in factors if factor in scales), None)
-
-
-def _tensors(tensors: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tensors, torch.Tensor):
-        yield tensors
-    elif isinstance(tensors, list | tuple):
-        for tensor in tensors:
-            yield from _tensors(tensor)

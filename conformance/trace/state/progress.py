@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from conformance.trace.state.place import MicroBatches, Place, Rows
+from conformance.trace.state.position import MicroBatches, Position, Rows
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Progress:
 
     def __init__(self, windows: Sequence[MicroBatches] = ()) -> None:
         self._is_planned = bool(windows)
-        self._place = Place(windows)
+        self._position = Position(windows)
         # By number: the forwards since the last use of any.
         self._forwards: dict[int, _Forward] = {}
         self._is_any_used = False
@@ -54,11 +54,11 @@ class Progress:
 
     @property
     def window(self) -> int | None:
-        return self._place.window
+        return self._position.window
 
     @property
     def micro_batch(self) -> int | None:
-        return self._place.micro_batch
+        return self._position.micro_batch
 
     def forward(self, given: Rows, number: int) -> None:
         """A training forward of these rows; None for a row that is no sample, [] when they cannot be told. `number`
@@ -70,12 +70,12 @@ class Progress:
         rows = tuple(given)
         first = self._first_of(rows)
         if first is not None:
-            self._place.micro_batch = first.micro_batch
+            self._position.micro_batch = first.micro_batch
         elif self._is_once_more(rows):
-            self._place.micro_batch = self._through[rows]
+            self._position.micro_batch = self._through[rows]
         else:
             window = self.window
-            self._place.advance(rows)
+            self._position.advance(rows)
             if self.window != window:
                 self._forwards.clear()
                 self._through.clear()
@@ -109,7 +109,7 @@ class Progress:
             and not self._has_stepped
             and None not in rows
             and rows in self._through
-            and not self._place.has_next(rows)
+            and not self._position.has_next(rows)
         )
 
     def _settle(self) -> None:
@@ -117,8 +117,8 @@ class Progress:
         used = set()
         for forward in self._forwards.values():
             if forward.is_used:
-                if forward.is_repeated and forward.rows in used and self._place.has_next(forward.rows):
-                    self._place.advance(forward.rows)
+                if forward.is_repeated and forward.rows in used and self._position.has_next(forward.rows):
+                    self._position.advance(forward.rows)
                 used.add(forward.rows)
         self._forwards.clear()
         self._is_any_used = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,11 +33,12 @@ class Watched:
         self.knows_copies = shapes is not None
         self._measure(shapes or [])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._handed_out: list[Found] = []
-        self._numbers: dict[int, int] = {}
-        self._found: dict[int, Found] = {}
-        self._asked: dict[tuple[int, ...], list[int]] = {}
+        self._latest: Found = ()
         self._stepped: Found | None = None
+        self._numbers: dict[int, int] = {}
+        # Keeps all alive, so that their identities stay theirs.
+        self._found: dict[int, Found] = {}
+        self._followers: list[Callable[[torch.nn.Module], None]] = []
 
     def add(self, model: torch.nn.Module) -> None:
         """A model to watch; one that is watched already has its parameters read again."""
@@ -45,10 +47,20 @@ class Watched:
         self._hand_out(parameters)
         if not self.knows_copies:
             self._measure([tuple(parameter.shape) for parameter in parameters])
+        for act in self._followers:
+            act(model)
 
-    def models(self) -> list[torch.nn.Module]:
-        """The watched models that still exist."""
-        return [model for reference in self._models.values() if (model := reference()) is not None]
+    @contextmanager
+    def followed_by(self, act: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+        """Within this, `act` is called with each model that is added, and at once with those that there are."""
+        for reference in self._models.values():
+            if (model := reference()) is not None:
+                act(model)
+        self._followers.append(act)
+        try:
+            yield
+        finally:
+            self._followers.remove(act)
 
     def is_model(self, module: torch.nn.Module) -> bool:
         """Whether `module` is a watched model or, of the task's, a copy of it, which is watched from now on."""
@@ -66,22 +78,19 @@ class Watched:
     @property
     def current(self) -> Found:
         """The parameters that were stepped last, or were added last."""
-        return self._stepped or (self._handed_out[-1] if self._handed_out else ())
+        return self._stepped or self._latest
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
-        """The places of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
-        identities = tuple(map(id, tensors))
-        if identities not in self._asked:
-            found = {self._numbers[identity] for identity in identities if identity in self._numbers}
-            self._asked[identities] = sorted(found)
-        return self._asked[identities]
+        """The positions of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
+        known = self._numbers
+        return sorted({known[identity] for identity in map(id, tensors) if identity in known})
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether it is a watched parameter."""
         return id(tensor) in self._found
 
     def owners(self, gradients: Iterable[torch.Tensor]) -> list[int]:
-        """The places of the parameters whose `.grad` is among `gradients`."""
+        """The positions of the parameters whose `.grad` is among `gradients`."""
         identities = {id(gradient) for gradient in gradients}
         return [n for n, p in enumerate(self.current) if p is not None and id(p.grad) in identities]
 
@@ -106,8 +115,7 @@ class Watched:
         self._stepped = parameters
 
     def _hand_out(self, parameters: Found) -> Found:
-        self._handed_out.append(parameters)
-        self._asked.clear()
+        self._latest = parameters
         for number, parameter in enumerate(parameters):
             if parameter is not None:
                 self._numbers[id(parameter)] = number
@@ -149,6 +157,12 @@ class Watched:
 
 def _plain(value: Any) -> Any:
     return own_part(value).tolist() if isinstance(value, torch.Tensor) else value
+
+
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer in a framework's wrapper, which poses as one itself and keeps it under this name."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

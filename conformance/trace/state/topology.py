@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.observers.horovod import MODULE
+from conformance.trace.state.horovod import MODULE
 
 
 def reached() -> dict[str, Any]:

@@ -12,7 +12,7 @@ Rows: TypeAlias = Sequence[int | None]
 MicroBatches: TypeAlias = Sequence[Sequence[int]]
 
 
-class Place:
+class Position:
     """Follows windows of micro-batches of rows, all of whose forwards are of further micro-batches.
 
     window, micro_batch: those of the last rows; None before the first. The latter may be set to that of rows which were
@@ -32,7 +32,7 @@ class Place:
         self._windows = windows
         self._left: list[Counter[int]] = []
         self._through: list[Counter[int]] = []
-        self._places = [(n, m) for n, window in enumerate(windows) for m in range(len(window))]
+        self._positions = [(n, m) for n, window in enumerate(windows) for m in range(len(window))]
         self._ends = list(accumulate(len(micro_batch) for window in windows for micro_batch in window))
         self._seen = 0
         self._is_as_planned = True
@@ -54,44 +54,44 @@ class Place:
 
     def has_next(self, rows: Rows) -> bool:
         """Whether the window has these rows once more."""
-        place = bisect_right(self._ends, self._seen)
+        position = bisect_right(self._ends, self._seen)
         if self._is_as_planned or self._is_counting:
             return (
-                place < len(self._places)
-                and self._places[place][0] == self.window
-                and (self._is_counting or list(rows) == list(self._micro_batch_at(place)))
+                position < len(self._positions)
+                and self._positions[position][0] == self.window
+                and (self._is_counting or list(rows) == list(self._micro_batch_at(position)))
             )
         return Counter(rows) <= sum(self._left, Counter[int | None]())
 
-    def _micro_batch_at(self, place: int) -> Sequence[int]:
-        number, micro_batch = self._places[place]
+    def _micro_batch_at(self, position: int) -> Sequence[int]:
+        number, micro_batch = self._positions[position]
         return self._windows[number][micro_batch]
 
     def _follow(self, rows: Rows) -> bool:
         """Whether these are the rows that the plan has next. Nearly all are: this has to be quick."""
-        place = bisect_right(self._ends, self._seen)
-        if place == len(self._places):
+        position = bisect_right(self._ends, self._seen)
+        if position == len(self._positions):
             return False
-        number, micro_batch = self._places[place]
-        if list(rows) != list(self._micro_batch_at(place)):
+        number, micro_batch = self._positions[position]
+        if list(rows) != list(self._micro_batch_at(position)):
             return False
         self.window, self.micro_batch = number, micro_batch
-        self._seen = self._ends[place]
+        self._seen = self._ends[position]
         return True
 
     def _leave_plan(self) -> None:
         self._is_as_planned = False
         if self.window is not None:
             window = [Counter(micro_batch) for micro_batch in self._windows[self.window]]
-            ends = [end for (number, _), end in zip(self._places, self._ends, strict=True) if number == self.window]
+            ends = [end for (number, _), end in zip(self._positions, self._ends, strict=True) if number == self.window]
             count = bisect_right(ends, self._seen)
             self._through = window[:count]
             self._left = [Counter[int]() for _ in self._through] + window[count:]
 
     def _count(self, size: int) -> None:
-        place = bisect_right(self._ends, self._seen)
-        self.window, self.micro_batch = (*self._places, (len(self._windows), 0))[min(place, len(self._places))]
-        begin, end = (0, *self._ends)[min(place, len(self._ends) - 1) :][:2]
+        position = bisect_right(self._ends, self._seen)
+        self.window, self.micro_batch = (*self._positions, (len(self._windows), 0))[min(position, len(self._positions))]
+        begin, end = (0, *self._ends)[min(position, len(self._ends) - 1) :][:2]
         self._seen += size or end - begin
 
     def _consume(self, rows: Sequence[int], number: int) -> None:
@@ -105,7 +105,7 @@ class Place:
             left = next((counter for counter in self._left if counter[row] > 0), None)
             if left is not None:
                 left[row] -= 1
-        self._seen = self._ends[self._places.index((number, 0))] - len(self._windows[number][0])
+        self._seen = self._ends[self._positions.index((number, 0))] - len(self._windows[number][0])
         self._seen += sum(map(len, self._windows[number])) - sum(counter.total() for counter in self._left)
 
     def _window_of(self, rows: Counter[int]) -> int | None:

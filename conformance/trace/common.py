@@ -1,0 +1,59 @@
+"""Events that several observers note."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance.trace.emit import Recording
+from conformance.trace.values import Number
+
+
+def note_collective(
+    recording: Recording, op: str, tensors: Sequence[torch.Tensor], via: str, group: list[int], reduce: str | None
+) -> bool:
+    """A collective that is about to be issued over the ranks `group`; `tensors` are what this rank puts in.
+
+    The result is whether the trainer itself has gradients reduced by it.
+    """
+    if recording.during is None:
+        recording.look()
+    of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
+    recording.note("collective", op=op, reduce=reduce, **exchange(recording, tensors, via, group), of=of)
+    if is_the_trainers:
+        recording.gradients_change()
+    return is_the_trainers
+
+
+def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, group: list[int]) -> dict[str, Any]:
+    """What is noted of a collective and of a message alike."""
+    return {
+        "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        "elements": sum(tensor.numel() for tensor in tensors),
+        "group": group,
+        "via": via,
+        "phase": "training" if recording.forwards else "construction",
+        "during": recording.during,
+    }
+
+
+def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Number) -> None:
+    """A step was asked for and not taken, because gradients overflowed at `scale`."""
+    parameters = recording.watched.find(optimizer)
+    if parameters is None:
+        return
+    recording.progress.stepped()
+    gradients = recording.watched.gradients(parameters)
+    recording.note(
+        "skip",
+        forwards=recording.forwards,
+        scale=scale,
+        gradients_finite=None if gradients is None else not any(isinstance(gradient, str) for gradient in gradients),
+        gradients=gradients,
+        weights=recording.watched.weights(parameters),
+        optimizer=recording.optimizer(optimizer),
+        state=recording.watched.state(optimizer),
+    )
+    recording.accounted()

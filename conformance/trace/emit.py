@@ -1,0 +1,190 @@
+"""What observers write to: the recording of one rank, with what is known of it so far."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
+from typing import Any
+
+import torch
+
+from conformance.trace.state import horovod, topology
+from conformance.trace.state.flow import Flow
+from conformance.trace.state.gradients import Gradients
+from conformance.trace.state.nested import Nested
+from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.payloads import Payloads
+from conformance.trace.state.progress import Progress
+from conformance.trace.state.rows import Rows
+from conformance.trace.state.site import Sites
+from conformance.trace.state.watched import Watched, held_by, unwrapped
+from conformance.trace.state.wrappers import Wrappers
+from conformance.trace.values import Number
+
+DURING = ("forward", "backward", "synchronize", "step")
+"""What events name as being done; observers keep track of more."""
+
+
+class Recording:
+    """Notes what observers see, and holds what they share.
+
+    watched: the parameters of the watched model. wrappers: what the model is wrapped in.
+    progress: the position in the plan. rows: the samples of the task, None without one.
+    flow: which forwards a backward flows through. payloads: what collectives carry.
+    forwards, backwards, roots, steps: how many training forwards, backwards, graphs that these began in, and applied
+    optimizer steps there have been.
+    scale: the loss scale while an enabled GradScaler is in its `step`, else None.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[dict[str, Any]], None],
+        spec: dict[str, Any] | None = None,
+        rank: int = 0,
+        trainer_file: str | None = None,
+    ) -> None:
+        self._emit = emit
+        self._rank = rank
+        self._seq = count()
+        self._last_seq = -1
+        self._is_topology_noted = False
+        self._groups: set[torch.distributed.ProcessGroup] = set()
+        self._doing = Nested[object]()
+        self._numbers = Numbers()
+        self.sites = Sites(trainer_file)
+        self.progress = Progress.of(spec, rank)
+        self.rows = None if spec is None else Rows(spec["samples"]["x"])
+        self.watched = Watched(None if spec is None else shapes(spec["model"]))
+        self.payloads = Payloads(self.watched)
+        self.flow = Flow(self.progress.used)
+        self.wrappers = Wrappers()
+        self.forwards = self.backwards = self.roots = self.steps = 0
+        self.scale: Number = None
+        self._gradients = Gradients(self.watched, self.payloads)
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Emit {"event", "rank", "seq", "time", "window", "micro_batch", "where", **fields}, and "called_from" if that
+        is elsewhere. The fields are plain JSON values."""
+        where, called_from = self.sites.of(sys._getframe(1))
+        self._last_seq = next(self._seq)
+        noted = {
+            "event": event,
+            "rank": self._rank,
+            "seq": self._last_seq,
+            "time": time.monotonic(),
+            "window": self.progress.window,
+            "micro_batch": self.progress.micro_batch,
+            "where": where,
+        }
+        if called_from is not None:
+            noted["called_from"] = called_from
+        noted.update(fields)
+        self._emit(noted)
+
+    @contextmanager
+    def region(self, name: str, **fields: Any) -> Iterator[None]:
+        """Note that a region of this name is entered, and that it is left."""
+        self.note(f"{name}_enter", **fields)
+        try:
+            yield
+        finally:
+            self.note(f"{name}_exit", **fields)
+
+    def inside(self, what: object) -> AbstractContextManager[None]:
+        """Within this, `what` is being done: one of DURING, or anything that an observer wants to know again."""
+        return self._doing.inside(what)
+
+    def is_inside(self, what: object) -> bool:
+        """Whether `what` is being done, innermost or not."""
+        return what in self._doing
+
+    @property
+    def during(self) -> str | None:
+        """Which of DURING is being done, the innermost; None outside of all."""
+        return next((what for what in self._doing if isinstance(what, str) and what in DURING), None)
+
+    def look(self) -> None:
+        """Note `gradient_change`, or `zero_grad` by hand, if gradients have changed since they were last known."""
+        change = self._gradients.look(self._last_seq)
+        if change is None:
+            return
+        if change.cleared:
+            self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
+        if change.changed:
+            self.note("gradient_change", parameters=change.changed, factor=change.factor, since=change.since)
+        self._gradients.since = self._last_seq
+
+    def accounted(self, *, zeroed: bool = False) -> None:
+        """What has changed gradients until now is accounted for by what was noted; `zeroed`: by zeroing them."""
+        self._gradients.known(self._last_seq, are_zero=zeroed)
+
+    @contextmanager
+    def accounting(self, *, zeroing: bool = False) -> Iterator[None]:
+        """What changes gradients within this, unless it raises, is accounted for by what is noted within it."""
+        self.look()
+        yield
+        self.accounted(zeroed=zeroing)
+
+    def gradients_change(self) -> None:
+        """A collective that is noted is about to change gradients: until they are accounted for, anything may."""
+        self._gradients.is_stale = True
+
+    @property
+    def state_of_gradients(self) -> str | None:
+        """When they were last looked at: "none", "zero" or "some"; None without a watched model."""
+        return self._gradients.state()
+
+    def number(self, kind: str, thing: object) -> int:
+        """The small number of a "scaler", a "scheduler", a "model" ..., in order of first sight."""
+        return self._numbers.of(kind, thing)
+
+    def is_known(self, kind: str, thing: object) -> bool:
+        """Whether it has a number."""
+        return self._numbers.known(kind, thing) is not None
+
+    def known(self, kind: str) -> list[Any]:
+        """The numbered things of a kind that still exist."""
+        return self._numbers.alive(kind)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
+        """Its number; `optimizer` is noted at first sight."""
+        optimizer = unwrapped(optimizer)
+        is_new = not self.is_known("optimizer", optimizer)
+        number = self.number("optimizer", optimizer)
+        if is_new:
+            held = held_by(optimizer)
+            is_horovods, passes = horovod.settings(optimizer)
+            self.note(
+                "optimizer",
+                optimizer=number,
+                type=type(optimizer).__name__,
+                parameters=self.watched.numbers(held),
+                trainable=self.watched.numbers(parameter for parameter in held if parameter.requires_grad),
+                horovod=is_horovods,
+                backward_passes_per_step=passes,
+                state=len(optimizer.state) > 0,
+            )
+        return number
+
+    def topology(self) -> None:
+        """Note what was reached, once."""
+        if not self._is_topology_noted:
+            self._is_topology_noted = True
+            self.note("topology", **topology.reached())
+
+    def keep_alive(self, groups: Iterable[torch.distributed.ProcessGroup]) -> None:
+        """Hold on to process groups for as long as the recorder lives.
+
+        A trainer that destroys its process group before its DDP model is gone hangs now and then (torch
+        2.13): the model's reducer then owns the group and frees it with the GIL held, which joins the group's
+        threads while one of them waits for the GIL to let go of the last collective.
+        """
+        self._groups.update(groups)
+
+
+def shapes(model: dict[str, Any]) -> list[tuple[int, ...]]:
+    """The shapes of the parameters of the model that a spec describes."""
+    return [(1, model["features"]), *([(1,)] if model["bias"] else [])]

@@ -1,0 +1,96 @@
+"""What collectives and messages carry of the watched model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.distributed_c10d import Work
+
+from conformance.trace.state import horovod
+from conformance.trace.state.nested import Nested
+from conformance.trace.state.watched import Watched
+from conformance.trace.values import own_part, storage
+
+GRADIENTS, PARAMETERS = "gradients", "parameters"
+
+_HALF = torch.finfo(torch.bfloat16).eps
+"""Copies may be in a type of 16 bits."""
+
+
+class Payloads:
+    """Knows what collectives carry whose payload does not show it, and which of them may still write to gradients."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._carried = Nested[str | None]()
+        self._under_way: list[Work] = []
+        self.carrying = self._carried.inside
+        """Within `carrying(what)` collectives carry `what`: a framework fills buffers of its own with it."""
+
+    def of(self, tensors: Sequence[torch.Tensor], *, reduces: bool) -> tuple[str | None, bool]:
+        """What a collective carries, and whether it is the trainer itself that has gradients reduced by it."""
+        for what in self._carried:
+            return what, False
+        seen = self.seen_in(tensors, reduces=reduces)
+        return seen, seen == GRADIENTS
+
+    def seen_in(self, tensors: Sequence[torch.Tensor], *, reduces: bool = False) -> str | None:
+        """What shares its memory with `tensors`, of the watched model: GRADIENTS or PARAMETERS.
+
+        Copies of gradients count if they are to be reduced, of all or of those of one parameter.
+        """
+        # Looking for memory takes long in a model of many parameters that are averaged one by one.
+        if self._watched.owners(tensors):
+            return GRADIENTS
+        parameters, gradients = self.originals()
+        memory = {_address(tensor) for tensor in tensors} - {0}
+        if not memory.isdisjoint(map(_address, gradients)):
+            return GRADIENTS
+        if not memory.isdisjoint(map(_address, parameters)):
+            return PARAMETERS
+        copied = each_and_all(gradients) if reduces and self._watched.is_readable else []
+        return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
+
+    def originals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The parameters of the watched model, and the gradients that there are."""
+        parameters = [parameter for parameter in self._watched.current if parameter is not None]
+        return parameters, [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+    def issued(self, work: Work) -> None:
+        """The trainer has issued a collective on gradients, which may write to them until it is done."""
+        self._under_way.append(work)
+
+    @property
+    def are_changing_gradients(self) -> bool:
+        """Whether such a collective, or one of Horovod's, is not yet done."""
+        self._under_way = [work for work in self._under_way if not work.is_completed()]
+        return len(self._under_way) > 0 or horovod.is_averaging()
+
+
+def each_and_all(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """All of `tensors`, and each by itself: what a copy may be one of."""
+    return [tensors, *([tensor] for tensor in tensors)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Of the memory that `tensor` lies in; 0 if it has none."""
+    return storage(tensor).data_ptr()
+
+
+def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
+    """Whether `tensors` hold the values of `of`, up to rounding and, where these are several, to one factor."""
+    copy, original = _floats(tensors), _floats(of)
+    if copy.numel() != original.numel() or not original.any():
+        return False
+    largest = original.abs().argmax()
+    factor = copy[largest] / original[largest] if original.numel() > 1 else 1.0
+    return torch.allclose(copy, factor * original, rtol=_HALF, atol=0.0)
+
+
+def _floats(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of all tensors that have a fraction, in one."""
+    parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
+    return torch.cat(
+        [torch.empty(0, dtype=torch.float64), *(part.to_dense().flatten().double().cpu() for part in parts)]
+    )

@@ -1,0 +1,25 @@
+"""Which samples went into a forward."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Rows:
+    """Finds input rows among the samples'; in the dtype that they come in, for a trainer may cast its inputs."""
+
+    def __init__(self, x: list[list[float]]) -> None:
+        self._distinct = torch.tensor(list(dict.fromkeys(map(tuple, x))), dtype=torch.float64)
+        self._index: dict[torch.dtype, dict[tuple[float, ...], int]] = {}
+
+    def of(self, inputs: torch.Tensor) -> list[int | None]:
+        """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape."""
+        features = self._distinct.shape[-1]
+        if inputs.dim() == 0 or inputs.shape[-1] != features:
+            return []
+        if inputs.dtype not in self._index:
+            known = self._distinct.to(inputs.dtype).double().tolist()
+            self._index[inputs.dtype] = {tuple(row): index for index, row in reversed(list(enumerate(known)))}
+        index = self._index[inputs.dtype]
+        rows = inputs.detach().double().reshape(-1, features).tolist()
+        return [index.get(tuple(row)) for row in rows]
