@@ -132,6 +132,11 @@ def over_unix_sockets(folder: str) -> type[core.DistributedContext]:
 def a_place_for_checkpoints() -> Iterator[None]:
     """Off a cluster the Trainer ends with a checkpoint in the user's data folder, and puts into it a copy of the whole
     working directory; neither can be turned off."""
-    with tempfile.TemporaryDirectory() as data, tempfile.TemporaryDirectory() as empty, contextlib.chdir(empty):
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as data, tempfile.TemporaryDirectory() as empty:
         os.environ["XDG_DATA_HOME"] = data
-        yield
+        os.chdir(empty)
+        try:
+            yield
+        finally:
+            os.chdir(before)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ray
 import torch
@@ -120,7 +120,7 @@ class DistributedSGD:
         weights = ray.put(self.get_weights())
         ray.get([worker.set_weights.remote(weights) for worker in self._workers])
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> DistributedSGD:
         return self
 
     def __exit__(

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from dataclasses import fields
 from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
@@ -32,7 +32,7 @@ class Agent:
         self.lost = False
         self._front = front
 
-    def get(self) -> Self:
+    def get(self) -> Agent:
         """Raises HostLost."""
         if self.lost:
             raise self._gone()

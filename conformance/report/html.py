@@ -120,7 +120,7 @@ def _prose(value: str) -> Markup:
 
 
 def _asset(name: str) -> str:
-    return files("conformance.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return (files("conformance.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(content: str) -> str:

@@ -6,10 +6,10 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from .records import SCHEMA_VERSION, CaseRecord, Header, Mutants
 from .results import ResultsError
@@ -55,7 +55,7 @@ class ResultsWriter:
     def close(self) -> None:
         """Writes the footer and closes the file."""
         cases = self._counts.total()
-        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
         complete = cases == self._planned
         try:
             self._line(
@@ -65,7 +65,7 @@ class ResultsWriter:
         finally:
             self._file.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ResultsWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

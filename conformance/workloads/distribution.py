@@ -37,7 +37,8 @@ class Check:
 def columns_of(workload: Workload) -> Columns:
     """The features of all samples, of shape (features, samples)."""
     samples = [sample for batch in workload.batches for sample in batch]
-    return np.array([[float(value) for value in sample.x] for sample in samples]).T
+    columns: Columns = np.array([[float(value) for value in sample.x] for sample in samples]).T
+    return columns
 
 
 def checks(columns: Columns) -> list[Check]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nox
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -26,7 +26,7 @@ def pins(root: Path) -> dict[str, Version]:
 
 
 def requirements(root: Path) -> Iterator[Requirement]:
-    project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text())
+    project: dict[str, Any] = nox.project.load_toml(root / "pyproject.toml")
     extras = project["project"]["optional-dependencies"]
     for line in project["build-system"]["requires"] + project["project"]["dependencies"]:
         yield Requirement(line)

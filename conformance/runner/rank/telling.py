@@ -69,7 +69,7 @@ def _trim(trace: traceback.TracebackException) -> None:
     """Take the runner's own frames out of a traceback and of what led to it."""
     kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
     trace.stack = traceback.StackSummary.from_list(kept)
-    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
+    for other in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):
         if other is not None:
             _trim(other)
 

@@ -78,7 +78,9 @@ class Sites:
 
     def _learn(self, frame: FrameType) -> _Code:
         path = frame.f_code.co_filename
-        code = _Code(frame.f_code, path, frame.f_code.co_qualname, _is_users(frame.f_globals, path))
+        # Before Python 3.11 code does not know the class that it is in.
+        function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
+        code = _Code(frame.f_code, path, function, _is_users(frame.f_globals, path))
         self._known[id(code.itself)] = code
         if not code.is_users:
             _libraries[id(code.itself)] = code
