@@ -227,8 +227,8 @@ class Exchange(Event):
 class Collective(Exchange, noted="before it is issued"):
     op: Annotated[str, "its name"]
     reduce: Annotated[
-        Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum"] | None,
-        "null for what does not reduce",
+        Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum", "unknown"] | None,
+        "null for what does not reduce, `unknown` where torch keeps it from Python, as 2.6 does",
     ]
 
     @property

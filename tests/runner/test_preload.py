@@ -37,6 +37,25 @@ def test_after_warming_up_a_forked_child_can_train() -> None:
     assert _said(program) == "7\n"
 
 
+def test_warming_up_never_asks_for_gpus() -> None:
+    """An autocast of torch 2.6 does, even on the CPU, and where there is no NVML that starts CUDA."""
+    program = """
+import torch
+
+def asking(original):
+    def ask(self, *arguments, **options):
+        torch.cuda.is_available()
+        original(self, *arguments, **options)
+    return ask
+
+torch.cuda.is_available = lambda: bool(print("asked"))
+torch.autocast.__init__ = asking(torch.autocast.__init__)
+{between}
+"""
+    assert _said(program.format(between=WARM)) == ""
+    assert _said(program.format(between="torch.autocast('cpu')")) == "asked\n"
+
+
 def test_after_warming_up_a_recorder_changes_no_class() -> None:
     """That would be done anew in each rank."""
     program = """

@@ -29,7 +29,9 @@ def _keep_store(listener: socket.socket) -> NoReturn:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = listener.getsockname()
-    _hold(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()))
+    descriptor = listener.detach()
+    # The store that uses libuv cannot take over a listening socket in torch 2.6.
+    _hold(TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor, use_libuv=False))
 
 
 def _hold(store: object) -> NoReturn:

@@ -35,9 +35,15 @@ def warm_up() -> None:
     from torch.nn.functional import mse_loss
 
     from conformance.trace.recorder import Recorder
-    from conformance.trace.seams.patching import leaving_seams
+    from conformance.trace.seams.patching import leaving_seams, replaced
 
-    with torch.random.fork_rng(devices=()), leaving_seams(), Recorder(lambda event: None) as recorder:
+    # An autocast of torch 2.6 asks, even on the CPU, and where there is no NVML the answer starts CUDA.
+    with (
+        replaced(torch.cuda, "is_available", lambda original: False),
+        torch.random.fork_rng(devices=()),
+        leaving_seams(),
+        Recorder(lambda event: None) as recorder,
+    ):
         model = torch.nn.Linear(2, 1)
         recorder.watch(model)
         inputs, targets = torch.ones(2, 2), torch.ones(2, 1)

@@ -65,7 +65,7 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
         tensors = [] if payload is None else list(tensors_in(args[payload]))
         reduce = None
         if "reduce_op" in positions:
-            reduce = ReduceOp.RedOpType(args[positions["reduce_op"]].op()).name.lower()
+            reduce = reduction(args[positions["reduce_op"]])
         group = get_process_group_ranks(ProcessGroup.unbox(args[positions["process_group"]]))
         # The frame before this one is the seam's.
         by_reducer = _is_called_by_the_engine(sys._getframe(2)) and all(map(torch.is_floating_point, tensors))
@@ -78,6 +78,12 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
         return result
 
     return around
+
+
+def reduction(boxed: Any) -> str:
+    """The name of a reduction that is on its way to C++. torch 2.6 does not let Python see which it is."""
+    op = getattr(boxed, "op", None)
+    return "unknown" if op is None else ReduceOp.RedOpType(op()).name.lower()
 
 
 @cache

@@ -29,10 +29,15 @@ def observe(recording: Recording) -> Seams:
             optimizer=recording.optimizer(optimizer),
             lr_before=before,
             lr_after=_rates(optimizer),
-            initial=scheduler._is_initial,
+            initial=recording.is_inside("initial step"),
         )
         return result
 
+    def initial_step(original: Callable[..., Any], scheduler: LRScheduler) -> None:
+        with recording.inside("initial step"):
+            original(scheduler)
+
+    yield replaced(LRScheduler, "_initial_step", initial_step)
     for owner in with_subclasses(LRScheduler):
         if "step" in vars(owner):
             yield replaced(owner, "step", step)
