@@ -1,11 +1,17 @@
-"""Which GPUs ranks can use: those of the machine, unless their backend was built without CUDA."""
+"""Which GPUs ranks can use: those of the machine, unless their backend was built without CUDA; and how they are found
+without starting CUDA in a process that others are forked from."""
 
 from __future__ import annotations
 
+import os
+
 import horovod.torch as hvd
 import pytest
+import torch
 
 from conformance.runner.front.client import ForkServer, shared
+from conformance.runner.system.gpus import gpus
+from conformance.runner.zygote import safety
 
 MACHINE = {"devices": 2, "reason": None}
 WITHOUT = "Horovod was built without CUDA; build it again, next to a torch that has CUDA"
@@ -18,3 +24,43 @@ def test_a_backend_without_cuda_uses_none(trainer: str, monkeypatch: pytest.Monk
     usable = backend == "single" or hvd.cuda_built()
     with ForkServer(trainer, backend) as server:
         assert server.gpus == (MACHINE if usable else {"devices": 0, "reason": WITHOUT})
+
+
+@pytest.fixture
+def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that says that it is built with CUDA."""
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+
+
+@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_child_asks_how_many_there_are(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVML torch asks the CUDA runtime, after which no fork can use CUDA."""
+    us = os.getpid()
+
+    def device_count() -> int:
+        assert os.getpid() != us
+        return count
+
+    monkeypatch.setattr(torch.cuda, "device_count", device_count)
+    assert gpus() == {"devices": count, "reason": None if count else "no NVIDIA GPU or driver was found"}
+
+
+@pytest.mark.usefixtures("cuda_build")
+def test_a_torch_that_dies_of_the_question_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", os.abort)
+    assert gpus() == {"devices": 0, "reason": "torch fails when it is asked how many CUDA devices there are"}
+
+
+@pytest.mark.usefixtures("cuda_build")
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("is_spoilt", [False, True])
+def test_where_there_is_no_gpu_a_fork_loses_nothing_of_cuda(
+    is_spoilt: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many trainers call `torch.cuda.is_available()` on import, after which children cannot use CUDA."""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(safety, "_other_threads", list)
+    unsafe = safety.Unsafe("CUDA initialised", "Use CUDA") if is_spoilt and count else None
+    assert safety.why_not_fork() == unsafe

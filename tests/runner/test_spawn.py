@@ -36,7 +36,11 @@ def test_a_thread_started_on_import(write: Write, make_spec: MakeSpec) -> None:
     with ForkServer(target, "ddp") as server:
         assert server.mode == "spawn"
         assert server.mode_reason is not None
-        assert "weather" in server.mode_reason
+        assert server.mode_reason == (
+            f"{target} takes seconds a case, because each rank is a fresh Python that imports torch again: a fork "
+            "would be unsafe after its import, with 1 thread running (weather). Start threads inside its function, not "
+            "on import."
+        )
         outcome = server.run(make_spec("ddp"), LIMIT)
     for rank in outcome.ranks:
         assert rank.finished, rank

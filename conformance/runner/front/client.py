@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
@@ -34,7 +34,7 @@ class ForkServer:
 
     Attributes:
         declaration: what the trainer says that it supports.
-        mode, mode_reason: "fork", or "spawn" and why forking would be unsafe.
+        mode, mode_reason: "fork", or "spawn", and what that means, why it is so and what to do.
         versions: of python, torch, horovod (where it is the backend) and what the trainer requires.
         gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
     """
@@ -59,7 +59,7 @@ class ForkServer:
         self._server: ServerProcess | None = None
         self._starter: ServerStarter
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ForkServer:
         self._start()
         return self
 
@@ -115,7 +115,7 @@ class ForkServer:
         if hello["unsafe"] is not None:
             self._end(_END_LIMIT)
             self.mode = "spawn"
-            self.mode_reason = f"after importing {self._trainer} a fork would be unsafe: {hello['unsafe']}"
+            self.mode_reason = hello["unsafe"]
             server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
         return server
 

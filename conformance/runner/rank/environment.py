@@ -20,6 +20,8 @@ _EVERYWHERE = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "NCCL_SOCKET_IFNAME": INTERFACE,
     "HOROVOD_GLOO_IFACE": INTERFACE,
+    # With it `torch.cuda.is_available()` asks NVML, which does not keep a process from being forked from as CUDA does.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # PyArrow's allocator starts a thread on import, too.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # Ray has no other way to stay on loopback on Linux (ray/_private/services.py, get_node_ip_address).

@@ -29,7 +29,7 @@ from conformance.runner.zygote import safety
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
-def serve(client: Channel, request: dict[str, Any], unsafe: str | None) -> int:
+def serve(client: Channel, request: dict[str, Any], unsafe: safety.Unsafe | None) -> int:
     """Answer ``client`` until it is gone; the result is the exit code.
 
     ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not
@@ -60,7 +60,9 @@ def serve(client: Channel, request: dict[str, Any], unsafe: str | None) -> int:
     return 0
 
 
-def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
+def _prepare(
+    request: dict[str, Any], unsafe: safety.Unsafe | None
+) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
     """Raises TrainerError, Unavailable."""
     target, backend = request["target"], request["backend"]
     if request["spawn"]:
@@ -75,10 +77,24 @@ def _prepare(request: dict[str, Any], unsafe: str | None) -> tuple[AbstractConte
     hello = {
         "declaration": declaration.to_dict(),
         "versions": backends.versions(packages),
-        "unsafe": unsafe or safety.why_not_fork(),
+        "unsafe": _why_slow(target, unsafe, safety.why_not_fork()),
         "no_gpu": backends.why_no_gpu(backend),
     }
     return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
+
+
+def _why_slow(target: str, before: safety.Unsafe | None, after: safety.Unsafe | None) -> str | None:
+    """What to tell a user whose ranks cannot be forked: because of what was so before the import of ``target``, or is
+    so after it."""
+    slow = "takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe"
+    if before is not None:
+        cause = "Torch itself does that, or what every Python imports here, such as a .pth file or sitecustomize."
+        return f"Every trainer {slow} even before one is imported, with {before.what}. {cause}"
+    if after is not None:
+        return (
+            f"{target} {slow} after its import, with {after.what}. {after.instead} inside its function, not on import."
+        )
+    return None
 
 
 @contextmanager

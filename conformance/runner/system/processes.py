@@ -37,6 +37,16 @@ def fork(body: Callable[[], int]) -> int:
         os._exit(code)
 
 
+def answer_of_child(question: Callable[[], int]) -> int | None:
+    """What ``question`` answers in a child, so that whatever it starts ends with that; None if it fails.
+
+    The answer is the child's exit code: a number from 0 to 69.
+    """
+    _, status = os.waitpid(fork(question), 0)
+    code = os.waitstatus_to_exitcode(status)
+    return code if 0 <= code < _HARNESS_FAILED else None
+
+
 def ended(pid: int) -> int | None:
     """The wait status of a child that has ended, once its process group was killed; None while it runs."""
     if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:

@@ -6,29 +6,40 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 import torch
 import torch.distributed
 
+from conformance.runner.system import processes
+
 # Seconds.
 _SETTLE = 0.2
 
 
-def why_not_fork() -> str | None:
-    """What makes forking this process unsafe, in words, or None.
+@dataclass(frozen=True)
+class Unsafe:
+    """What makes a fork unsafe, and what to do about it where the trainer causes it."""
+
+    what: str
+    instead: str
+
+
+def why_not_fork() -> Unsafe | None:
+    """What makes forking this process unsafe, or None.
 
     A forked child has only the thread that forked, so what another thread had locked stays locked for ever;
     CUDA and the connections of a process group do not survive a fork at all.
     """
     if threads := _other_threads():
         plural = "s" if len(threads) > 1 else ""
-        return f"{len(threads)} thread{plural} running ({', '.join(threads)})"
+        return Unsafe(f"{len(threads)} thread{plural} running ({', '.join(threads)})", "Start threads")
     if _cuda_started():
-        return "CUDA initialised"
+        return Unsafe("CUDA initialised", "Use CUDA")
     if torch.distributed.GroupMember.WORLD is not None:
-        return "a process group of torch.distributed initialised"
+        return Unsafe("a process group of torch.distributed initialised", "Set it up")
     return None
 
 
@@ -57,15 +68,14 @@ def _threads_now() -> list[str]:
 
 
 def _cuda_started() -> bool:
-    return bool(torch.cuda.is_initialized()) or _child_finds_cuda_spoilt()
+    """Whether a child would find CUDA unusable, where there is a GPU to use.
 
-
-def _child_finds_cuda_spoilt() -> bool:
-    """Asking the driver how many devices there are is enough to spoil CUDA, and only a child can tell."""
+    Asking the CUDA runtime how many devices there are is enough, and only a child can tell. `torch.cuda.is_available()`
+    does so where there is no NVML, and many trainers call it on import; with no GPU that harms nothing.
+    """
     if torch.version.cuda is None:
         return False
-    child = os.fork()
-    if not child:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
-    _, status = os.waitpid(child, 0)
-    return status != 0
+    if torch.cuda.is_initialized():
+        return True
+    # Asked once more, the runtime spoils nothing more.
+    return processes.answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0
