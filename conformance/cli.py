@@ -278,7 +278,7 @@ def _unwritable(file: Path) -> str | None:
 def _report(options: argparse.Namespace, console: Console) -> int:
     from conformance.report import ResultsError, read_results
     from conformance.report.html import render_html
-    from conformance.report.terminal import render_terminal
+    from conformance.report.terminal import render_notes, render_terminal
 
     report = options.output or options.results.with_name(REPORT)
     try:
@@ -286,6 +286,7 @@ def _report(options: argparse.Namespace, console: Console) -> int:
         render_html(results, report)
     except ResultsError as error:
         return _say(str(error), USAGE)
+    render_notes(results.header.notes, console)
     render_terminal(results, console, report)
     return CONFORMING if results.conforming else NOT_CONFORMING
 

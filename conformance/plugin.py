@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import warnings
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
@@ -127,13 +128,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__ != "conformance.suite.test_conformance":
         return
     from conformance.runner.front.client import RunnerError
-    from conformance.suite.items import BadInput, collect
+    from conformance.suite.items import BadInput, SlowPath, collect
 
     selected = [metafunc.config.getoption(name, []) for name in ("trainer", "backend", "case")]
     try:
         items = collect(_servers(metafunc.config), *selected)
     except RunnerError as error:
         raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
+    for reason in _servers(metafunc.config).slow:
+        # Not raised: whatever filters there are, a user has to learn of it, and none may make it an error.
+        warning = warnings.WarningMessage(SlowPath(reason), SlowPath, __file__, 0)
+        metafunc.config.hook.pytest_warning_recorded.call_historic(
+            kwargs={"warning_message": warning, "when": "collect", "nodeid": "", "location": None}
+        )
     several = len({item.target for item in items}) > 1
     parameters = []
     for item in items:

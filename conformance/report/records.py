@@ -1,4 +1,4 @@
-"""The lines of a results file as frozen value classes: schema version 2, described in SCHEMA.md and
+"""The lines of a results file as frozen value classes: schema version 3, described in SCHEMA.md and
 schema.json.
 
 A field with a default may be absent from the file. Weights and gradients are flattened, one number a
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Numbers = tuple[float | None, ...]
 VerdictName = Literal[
@@ -31,7 +31,7 @@ class LawText:
 
 @dataclass(frozen=True)
 class Header:
-    """The first line: what ran, where, and how many cases were planned."""
+    """The first line: what ran, where, and how many cases were planned; `notes` are shown before anything else."""
 
     tool: str
     version: str
@@ -41,6 +41,7 @@ class Header:
     seed: int | None = None
     machine: dict[str, object] = field(default_factory=dict)
     laws: tuple[LawText, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ totals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.columns import Columns
@@ -25,6 +26,12 @@ MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
 MIXED = "✓ 4 + 1: four cases exact, one within its bound. 1/3: one case of three has this verdict."
 TONES = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
+
+
+def render_notes(notes: Sequence[str], console: Console) -> None:
+    """Prints the notes of a header: what a reader should know before all else."""
+    for note in notes:
+        console.print(Text(visible(note), "bold yellow"))
 
 
 def render_terminal(results: Results, console: Console, report: str | Path | None = None) -> None:

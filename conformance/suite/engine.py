@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conformance.laws.law import laws
 from conformance.plugin import SERVERS
 from conformance.report import ResultsWriter
-from conformance.suite.items import BadInput, Servers
+from conformance.report.terminal import render_notes
+from conformance.suite.items import BadInput, Servers, SlowPath
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(__file__).parent
-_SAFE_PATH = "PYTHONSAFEPATH"
+# Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
+_START_OF_WORKER = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv[-1])"
 _HARNESS = "the harness failed: "
 
 
@@ -39,7 +44,7 @@ class Engine:
 
     def __init__(self, results: Path, command: str, console: Console, servers: Servers | None = None) -> None:
         """``servers``: where the cases are run, if it is not on this machine alone."""
-        self._results, self._command, self._servers = results, command, servers
+        self._results, self._command, self._console, self._servers = results, command, console, servers
         self._writer: ResultsWriter | None = None
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -47,6 +52,7 @@ class Engine:
         )  # fmt: skip
         self._task = self._bar.add_task("collecting cases", total=None, counts="")
         self._counts: Counter[str] = Counter()
+        self._notes: list[str] = []
         self.planned = 0
         self.bad_input: list[str] = []
         self.failures: list[str] = []
@@ -69,7 +75,7 @@ class Engine:
         arguments = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
         for plugin in ("conformance.plugin", "xdist.plugin", "no:cacheprovider", "no:terminal"):
             arguments += ["-p", plugin]
-        arguments += ["--time-limit", str(time_limit), "-n", str(processes if processes > 1 else 0)]
+        arguments += ["--time-limit", str(time_limit), *(_workers(processes) if processes > 1 else ())]
         # Some cases take many times as long as others: none is to wait for one of these while there are idle workers.
         arguments += ["--maxschedchunk", "1"]
         for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
@@ -111,10 +117,11 @@ class Engine:
         if self._writer is None:
             self._start(ids)
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_newgateway(self, gateway: Any) -> None:
-        # It was for the start of the worker; Pythons that a trainer starts are none of our business.
-        gateway.remote_exec(f"import os; os.environ.pop({_SAFE_PATH!r}, None)").waitclose()
+    @pytest.hookimpl
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        # Each worker tells it.
+        if isinstance(warning_message.message, SlowPath) and (note := str(warning_message.message)) not in self._notes:
+            self._notes.append(note)
 
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -144,15 +151,17 @@ class Engine:
         self.planned = planned = len(ids)
         if not ids or any(BadInput.MARK in id for id in ids):
             return
+        render_notes(self._notes, self._console)
         self._bar.update(self._task, description="judging cases", total=planned)
         header = {
             "tool": "trainer-conformance",
             "version": version("trainer-conformance"),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": self._command,
             "seed": SEED,
             "planned": planned,
             "machine": machine(() if self._servers is None else self._servers.hosts),
+            "notes": self._notes,
             "laws": [{"law": law.id, "level": law.level, "says": law.says} for law in laws()],
         }
         with self._writing():
@@ -161,18 +170,22 @@ class Engine:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep out what a user has for other purposes: plugins and options for tests of his own, and a ``types.py`` in the
-    current folder, which a worker of xdist would import.
-    """
+    """Keep out what a user has for other purposes: plugins and options for tests of his own."""
     before = dict(os.environ)
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ.pop("PYTEST_PLUGINS", None)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = os.environ[_SAFE_PATH] = "1"
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         yield
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def _workers(processes: int) -> Sequence[str]:
+    """xdist's options for so many workers."""
+    python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", _START_OF_WORKER])
+    return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
 
 
 def machine(hosts: Sequence[str] = ()) -> dict[str, object]:

@@ -71,6 +71,10 @@ class Server(Protocol):
         """Raises RunnerError."""
 
 
+class SlowPath(UserWarning):
+    """Why the cases of a trainer take long, and what to do: a warning, since pytest brings those from its workers."""
+
+
 class Servers:
     """The fork servers of this process, one for each trainer and backend, started when they are first needed.
 
@@ -95,6 +99,12 @@ class Servers:
     def open(self, target: str, backend: str) -> Server:
         """A server that is not started yet."""
         return ForkServer(target, backend)
+
+    @property
+    def slow(self) -> list[str]:
+        """Why servers that run cannot fork their ranks, and what to do; each reason once."""
+        reasons = [server.mode_reason for server in self._servers.values()]
+        return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     def why_not(self, case: Case) -> str | None:
         """Why a case cannot be run here, whatever the trainer."""
