@@ -11,6 +11,8 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from conformance.trace.observers.collectives import reduction
+
 
 def operations(recording):
     return [(event["op"], event["bytes"], event["phase"]) for event in recording.of_kind("collective")]
@@ -198,3 +200,8 @@ def test_a_process_group_outlives_its_destruction(record, group):
     recording = record()
     dist.all_reduce(torch.ones(1))
     assert recording.recorder._groups == {dist.group.WORLD}
+
+
+def test_a_reduction_that_torch_keeps_from_python():
+    """As torch 2.6 does, by boxing it in an object without methods."""
+    assert reduction(object()) == "unknown"
