@@ -57,7 +57,7 @@ def _explained(finding: Finding, findings: Sequence[Finding], answers: Answers) 
     yield Text(f"{_shortened(str(finding.shown.call))} {_outcome(finding.shown, answers)}")
     for index, mistake in enumerate(finding.mistakes):
         also = "also " if index else ""
-        yield Text(f"It {also}looks as if it {mistake.does}. {mistake.mend}".replace("`", ""))
+        yield Text(f"It {also}looks as if it {mistake.text}. {mistake.fix}".replace("`", ""))
         before = _told_before(mistake.textbook, finding, findings)
         if before is not None:
             yield Text(f"{before} does so too: if this calls it, mend that first.")

@@ -129,10 +129,10 @@ def test_no_mistake_looks_right_or_like_another(function):
     for mistake in CATALOGUE:
         if function in mistake.functions:
             try:
-                enclosures[mistake.does] = numbers(mistaken([mistake]), function)
+                enclosures[mistake.text] = numbers(mistaken([mistake]), function)
             except ZeroDivisionError:
                 # No number where there is one point only: whoever makes it sees an exception.
-                enclosures[mistake.does] = None
+                enclosures[mistake.text] = None
     told = {name: boxes for name, boxes in enclosures.items() if boxes is not None}
     alike = [
         (one, other)
@@ -143,7 +143,7 @@ def test_no_mistake_looks_right_or_like_another(function):
     ]
     # Single precision allows for so much that it is tried last.
     assert [pair for pair in alike if pair[0] != "computes in single precision"] == []
-    assert CATALOGUE[-1].does == "computes in single precision"
+    assert CATALOGUE[-1].text == "computes in single precision"
     assert set(enclosures) - set(told) <= {"divides by the number of points less one"}
 
 

@@ -7,11 +7,11 @@ are the textbook with both decisions changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
 from conformance.exercise.mistakes import gradients, loops, results
 from conformance.exercise.mistakes.mistake import Mistake
 from conformance.exercise.textbook import Textbook
+from conformance.oracle.deviation import deviating, pairs
 
 # Tried in this order: what allows for the most is last.
 CATALOGUE = (*gradients.MISTAKES, *loops.MISTAKES, *results.MISTAKES)
@@ -20,11 +20,9 @@ CATALOGUE = (*gradients.MISTAKES, *loops.MISTAKES, *results.MISTAKES)
 def candidates(function: str) -> list[tuple[Mistake, ...]]:
     """What may be wrong with ``function``: one mistake, then two at once that concern different decisions."""
     single = [one for one in CATALOGUE if function in one.functions]
-    pairs = [(one, two) for one, two in combinations(single, 2) if not one.decisions & two.decisions]
-    return [*((one,) for one in single), *pairs]
+    return [*((one,) for one in single), *pairs(single)]
 
 
 def mistaken(mistakes: Sequence[Mistake]) -> Textbook:
     """The textbook with all of these decisions changed."""
-    made: Textbook = type("Mistaken", tuple(one.textbook for one in mistakes), {})()
-    return made
+    return deviating(Textbook, mistakes)()
