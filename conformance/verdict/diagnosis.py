@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.faults import applicable
+from conformance.oracle.deviation import pairs
+from conformance.oracle.faults import Fault, applicable
+from conformance.oracle.power import separation
 from conformance.oracle.recurrence import Recurrence, Trajectory
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence
@@ -19,25 +21,36 @@ _MOST = 3
 def diagnosis(reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]) -> str | None:
     """One sentence that names the faults, all of them where several make the same numbers; None if no fault makes them.
 
-    The rank that differs first is compared. A trainer with two faults often shows one before the other: then it is the
-    faults that explain the longest beginning, if that goes beyond the first difference.
+    The rank that differs first is compared. Two faults at once are named where no single one makes all its numbers. If
+    those do not either, it is the faults that explain the longest beginning, if that goes beyond the first difference:
+    a trainer with several faults often shows one before the others.
     """
     rank = ranks[difference.rank]
     windows = min(len(rank.steps) + len(right.skips), HORIZON)
+
+    def explains(*faults: Fault) -> tuple[bool, int]:
+        """Whether they make the numbers of all these windows, and of how many first steps."""
+        return _explains(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
+
+    known = applicable(reading.problem)
     explained: dict[tuple[bool, int], list[str]] = {}
-    for fault in applicable(reading.problem):
-        whole, steps = _explains(reading.recurrence(right.history, fault), rank, windows)
-        if steps > difference.step:
-            explained.setdefault((whole, steps), []).append(fault.text)
-    if not explained:
-        return None
+    for fault in known:
+        explained.setdefault(explains(fault), []).append(fault.text)
+    if not any(whole for whole, _ in explained):
+        for one, two in pairs(known):
+            whole, steps = explains(one, two)
+            if whole:
+                explained.setdefault((whole, steps), []).append(f"{one.text}, and {two.text}")
     (whole, steps), texts = max(explained.items())
+    if steps <= difference.step:
+        return None
     beginning = "" if whole else f"up to step {steps - 1} "
     return f"{beginning}the numbers are those of a trainer that {', or '.join(texts[:_MOST])}"
 
 
-def _explains(wrong: Recurrence, rank: RankEvidence, windows: int) -> tuple[bool, int]:
-    """Whether ``wrong`` gives the numbers of ``rank`` in all these windows, and in how many first steps it does."""
+def _explains(
+    wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int
+) -> tuple[bool, int]:
     steps = 0
     try:
         for step in wrong.steps(windows):
@@ -46,6 +59,11 @@ def _explains(wrong: Recurrence, rank: RankEvidence, windows: int) -> tuple[bool
             seen = rank.steps[steps]
             if outside(step.gradient, seen.gradients) is not None or outside(step.weights, seen.weights) is not None:
                 return False, steps
+            # A bound so wide that the right answer lies in it too explains nothing.
+            if steps == first_difference:
+                gap = separation(right.steps[steps], step)
+                if gap is not None and gap <= 1:
+                    return False, steps
             steps += 1
     except Unbounded:
         return False, steps

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults import CATALOGUE, SumOverRanks, SumOverWindow, applicable
+from conformance.oracle.deviation import deviating
+from conformance.oracle.faults import CATALOGUE, NotClipped, SumOverRanks, SumOverWindow, applicable
+from conformance.oracle.recurrence import Recurrence
 
 #: Where each fault shows: the first of these cases that it applies to.
 CASES = (
@@ -56,6 +60,42 @@ def test_two_faults_are_told_by_the_one_that_shows_first(follow):
         "up to step 2 the numbers are those of a trainer that "
         "adds up the micro-batches without dividing by their number"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "two"),
+    [
+        ("ddp-w2-acc3-fp32-momentum", "sum-over-ranks", "sum-over-window"),
+        ("ddp-w2-acc3-fp32-momentum", "not-synchronised", "momentum-lost"),
+        ("single-acc2-fp32-decay", "sample-dropped", "no-weight-decay"),
+        ("ddp-w2-fp32-adamw", "world-divided-twice", "weight-decay-twice"),
+    ],
+)
+def test_two_faults_at_once_are_both_named(follow, name, one, two):
+    faults = [fault for fault in CATALOGUE if fault.name in (one, two)]
+    judgement = follow(name, deviating(Recurrence, faults)).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    causes = judgement.diagnosis.removeprefix("the numbers are those of a trainer that ").split(", or ")
+    assert f"{faults[0].text}, and {faults[1].text}" in causes
+
+
+def test_two_faults_are_not_named_where_one_makes_the_same_numbers(follow):
+    """Two ranks and two micro-batches: two of these three cancel."""
+    faults = [fault for fault in CATALOGUE if fault.name in ("sum-over-ranks", "window-divided-twice", "loss-summed")]
+    diagnosis = follow("ddp-w2-acc2-fp32-momentum", deviating(Recurrence, faults)).judged().diagnosis
+    assert diagnosis == ("the numbers are those of a trainer that reduces the loss by a sum where a mean belongs")
+
+
+def test_a_bound_that_holds_the_right_answer_too_explains_nothing(follow, monkeypatch):
+    """However wide it is: then every wrong number lies in it."""
+
+    def widened(self, vector: Affine) -> Affine:
+        return vector.widen([Fraction(2**100)] * len(vector))
+
+    run = follow("single-acc2-fp32-clip-value")
+    run.of("step")[2]["gradients"][0] += 0.37
+    monkeypatch.setattr(NotClipped, "clip", widened)
+    assert run.judged().diagnosis is None
 
 
 def test_nonsense_has_no_diagnosis(follow):
