@@ -21,7 +21,7 @@ from typing import Any
 from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.rounding import gamma
 from conformance.workloads.precision import FP64, Format
-from conformance.workloads.workload import exact
+from conformance.workloads.workload import as_rational
 
 Point = tuple[Fraction, Fraction]
 Batch = Sequence[Point]
@@ -157,7 +157,7 @@ class Textbook:
         return self.finished(result, arguments)
 
     def loss_mse(self, m: float, data: Sequence[Sequence[float]]) -> Enclosure:
-        weight, points = exact(m), _points(data)
+        weight, points = as_rational(m), _points(data)
         setting = Setting(((points,),), 1)
         by = self.divisor(len(points), setting)
         used = self.used(points)
@@ -168,11 +168,11 @@ class Textbook:
 
     def grad_point(self, m: float, data: Sequence[float], N: int) -> Enclosure:
         [(x, y)] = _points([data])
-        return self._at(exact(m), self.derivative(x, y).times(1 / self.share(N)))
+        return self._at(as_rational(m), self.derivative(x, y).times(1 / self.share(N)))
 
     def grad_multi(self, m: float, data: Sequence[Sequence[float]]) -> Enclosure:
         points = _points(data)
-        return self._at(exact(m), self.mean(points, Setting(((points,),), 1)))
+        return self._at(as_rational(m), self.mean(points, Setting(((points,),), 1)))
 
     def train_loop(self, m: float, lr: float, dataset: Sequence[Sequence[float]], iterations: int) -> Enclosure:
         shard = tuple((point,) for point in _points(dataset))
@@ -200,11 +200,11 @@ class Textbook:
         return m.plus(step).widen([self._radius(line.terms, size)])
 
     def _train(self, m: float, lr: float, setting: Setting) -> Enclosure:
-        weight = first = Symbols().exactly((self.start(exact(m)),))
+        weight = first = Symbols().exactly((self.start(as_rational(m)),))
         for iteration in range(self.length(setting)):
             turn = self.turn(iteration, setting)
             lines = [self.mean(self.read(shard, turn), setting) for shard in setting.shards]
-            weight = self.stepped(weight, first, exact(lr), lines)
+            weight = self.stepped(weight, first, as_rational(lr), lines)
         return weight.enclosure()
 
     def _at(self, m: Fraction, line: Line) -> Enclosure:
@@ -216,4 +216,4 @@ class Textbook:
 
 
 def _points(data: Sequence[Sequence[float]]) -> tuple[Point, ...]:
-    return tuple((exact(x), exact(y)) for x, y in data)
+    return tuple((as_rational(x), as_rational(y)) for x, y in data)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from conformance.oracle.notebook import Descents, distance
+from conformance.oracle.float_descents import Descents, distance
 from conformance.workloads.multivariate import COEFFICIENTS
 
 from .figure import CLASSES

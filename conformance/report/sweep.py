@@ -18,7 +18,7 @@ from conformance.oracle.learning_rate import (
     outcome,
     settled,
 )
-from conformance.workloads.workload import exact
+from conformance.workloads.workload import as_rational
 
 from .scales import Axis, linear
 from .text import number
@@ -61,7 +61,7 @@ def settling(batches: Batches) -> Markup:
         f'<path class="wg" d="M{LEFT} {up(1)}H{RIGHT}"/>',
     ]
     for rate, cycle in cycles.items():
-        x, tone = _across(rate), _TONES[outcome(batches, exact(rate))]
+        x, tone = _across(rate), _TONES[outcome(batches, as_rational(rate))]
         if not cycle:
             parts.append(f'<path class="wx" d="M{x} {FOOT - 8}V{TOP + 4}m-4 5l4-5l4 5"/>')
             continue
@@ -83,18 +83,18 @@ def factor(batches: Batches) -> Markup:
     parts.append(f'<path class="wg" d="M{LEFT} {up(1)}H{RIGHT}M{LEFT} {up(-1)}H{RIGHT}"/><path class="wc" d="{line}"/>')
     for rate in RATES:
         _, value = _factor(batches, rate)
-        tone = _TONES[outcome(batches, exact(rate))]
+        tone = _TONES[outcome(batches, as_rational(rate))]
         parts.append(f'<path class="wd w-{tone}" d="M{_across(rate)} {up(value)}h0"/>')
     return Markup("".join(parts))
 
 
 def _factor(batches: Batches, rate: float) -> tuple[float, float]:
-    [value] = factors(batches, exact(rate))
+    [value] = factors(batches, as_rational(rate))
     return rate, float(value)
 
 
 def _cycle(batches: Batches, rate: float) -> Sequence[Fraction]:
-    return () if outcome(batches, exact(rate)) == "diverging" else settled(batches, exact(rate))
+    return () if outcome(batches, as_rational(rate)) == "diverging" else settled(batches, as_rational(rate))
 
 
 def _across(rate: float) -> int:

@@ -9,8 +9,8 @@ from functools import cache
 import numpy as np
 from markupsafe import Markup
 
+from conformance.oracle.float_descents import descents
 from conformance.oracle.normal_form import NormalForm
-from conformance.oracle.notebook import descents
 from conformance.workloads.distribution import ALPHA, Check, checks, columns_of
 from conformance.workloads.exercise import LINE, NOISY_LINE, Points, points
 from conformance.workloads.layout import Window

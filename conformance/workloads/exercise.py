@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from conformance.workloads.workload import SGD, Sample, Workload, exact
+from conformance.workloads.workload import SGD, Sample, Workload, as_rational
 
 Points = Sequence[tuple[float, float]]
 
@@ -16,7 +16,7 @@ TWO_WORKERS: Sequence[Sequence[Points]] = ((LINE[:2], LINE[2:]), (NOISY_LINE[:2]
 
 
 def points(pairs: Points) -> tuple[Sample, ...]:
-    return tuple(Sample((exact(x),), exact(y)) for x, y in pairs)
+    return tuple(Sample((as_rational(x),), as_rational(y)) for x, y in pairs)
 
 
 def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summary: str = "") -> Workload:
@@ -24,7 +24,7 @@ def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summa
     return Workload(
         name=name,
         batches=tuple(points(batch) for batch in batches),
-        optimizer=SGD(exact(lr)),
+        optimizer=SGD(as_rational(lr)),
         start=(Fraction(0),),
         epochs=epochs,
         summary=summary,

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from conformance.workloads.workload import SGD, Sample, Workload, exact
+from conformance.workloads.workload import SGD, Sample, Workload, as_rational
 
 SEED = 42
 SAMPLES = 1000
@@ -30,11 +30,11 @@ def multivariate() -> Workload:
     for row in rows.tolist():
         x = tuple(entry * GRID for entry in row)
         samples.append(Sample(x, sum((c * v for c, v in zip(COEFFICIENTS, x, strict=True)), Fraction(0))))
-    start = tuple(exact(value) for value in np.round(generator.standard_normal(FEATURES), 3).tolist())
+    start = tuple(as_rational(value) for value in np.round(generator.standard_normal(FEATURES), 3).tolist())
     return Workload(
         name="multivariate",
         batches=(tuple(samples),),
-        optimizer=SGD(exact(LEARNING_RATE)),
+        optimizer=SGD(as_rational(LEARNING_RATE)),
         start=tuple(Fraction(np.float32(float(value)).item()) for value in start),
         epochs=EPOCHS,
         summary="1000 samples of 4 uncorrelated normal features; gradient descent recovers 5 3 2 1.",

@@ -13,7 +13,7 @@ from typing import Literal
 Vector = tuple[Fraction, ...]
 
 
-def exact(value: float | int | str | Fraction) -> Fraction:
+def as_rational(value: float | int | str | Fraction) -> Fraction:
     """The rational value of ``value`` as a trainer receives it: strings and ints exactly, floats as doubles."""
     return Fraction(value)
 
@@ -43,10 +43,10 @@ class AdamW:
     """Adam with decoupled weight decay as :class:`torch.optim.AdamW` defines it."""
 
     lr: Fraction
-    beta1: Fraction = exact(0.9)
-    beta2: Fraction = exact(0.999)
-    eps: Fraction = exact(1e-8)
-    weight_decay: Fraction = exact(0.01)
+    beta1: Fraction = as_rational(0.9)
+    beta2: Fraction = as_rational(0.999)
+    eps: Fraction = as_rational(1e-8)
+    weight_decay: Fraction = as_rational(0.01)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from conformance.oracle.clipping import clipped
 from conformance.oracle.optimizers import update_rule
 from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
-from conformance.workloads.workload import SGD, AdamW, Clip, exact
+from conformance.workloads.workload import SGD, AdamW, Clip, as_rational
 
 from .training import DTYPES, exactly
 
@@ -37,15 +37,16 @@ def sgd(draw):
     momentum = draw(st.sampled_from([0.0, 0.1, 0.9]))
     nesterov = bool(momentum) and draw(st.booleans())
     dampening = 0.0 if nesterov else draw(st.sampled_from([0.0, 0.1, 0.9]))
-    decay = exact(draw(st.sampled_from([0.0, 0.1])))
-    return SGD(exact(draw(st.sampled_from([0.1, 0.001]))), exact(momentum), exact(dampening), nesterov, decay)
+    decay, lr = draw(st.sampled_from([0.0, 0.1])), draw(st.sampled_from([0.1, 0.001]))
+    return SGD(*map(as_rational, (lr, momentum, dampening)), nesterov, as_rational(decay))
 
 
 @st.composite
 def adamw(draw):
     betas = draw(st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.99, 0.9999), (0.9, 0.99999), (0.0, 0.5)]))
     lr, eps = draw(st.sampled_from([1.0, 0.01])), draw(st.sampled_from([1e-8, 1e-12, 1e-3]))
-    return AdamW(exact(lr), *map(exact, betas), eps=exact(eps), weight_decay=exact(draw(st.sampled_from([0.0, 0.1]))))
+    decay = draw(st.sampled_from([0.0, 0.1]))
+    return AdamW(as_rational(lr), *map(as_rational, (*betas, eps, decay)))
 
 
 def torchs(spec, parameter, flags):
@@ -81,7 +82,7 @@ def test_torchs_clipping_stays_in_the_bound(source, fmt, kind, threshold, foreac
     for parameter in parameters:
         parameter.grad = numbers(source, DTYPES[fmt.name])
     gradient = Symbols().exactly(exactly([parameter.grad for parameter in parameters]))
-    right = clipped(gradient, Clip(kind, exact(threshold)), fmt, Ledger())
+    right = clipped(gradient, Clip(kind, as_rational(threshold)), fmt, Ledger())
     if kind == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, threshold, foreach=foreach)
     else:

@@ -11,7 +11,7 @@ import pytest
 from conformance.oracle.learning_rate import outcome
 from conformance.report import dataset, ring, sweep, workloads
 from conformance.workloads.exercise import NOISY_LINE, points
-from conformance.workloads.workload import exact
+from conformance.workloads.workload import as_rational
 
 from .regression import Case
 
@@ -56,7 +56,7 @@ def test_a_column_that_is_not_normal_is_called_so(page: Callable[..., str], one_
 
 def test_every_learning_rate_is_marked_by_what_becomes_of_it() -> None:
     batches = [points([point]) for point in NOISY_LINE]
-    found = [outcome(batches, exact(rate)) for rate in sweep.RATES]
+    found = [outcome(batches, as_rational(rate)) for rate in sweep.RATES]
     drawn = sweep.settling(batches)
     assert drawn.count('class="wd w-good"') == found.count("converging") == 5
     assert drawn.count('class="wd w-doubt"') == found.count("oscillating") == 3

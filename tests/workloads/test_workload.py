@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from conformance.workloads.workload import SGD, Sample, Workload, exact
+from conformance.workloads.workload import SGD, Sample, Workload, as_rational
 
 
 def batch(*points: tuple[int, int]) -> tuple[Sample, ...]:
@@ -23,9 +23,9 @@ WORKLOAD = Workload(
 
 
 def test_a_float_is_taken_at_its_binary_value():
-    assert exact(0.1) == Fraction(3602879701896397, 2**55)
-    assert exact("0.1") == Fraction(1, 10)
-    assert exact(3) == 3
+    assert as_rational(0.1) == Fraction(3602879701896397, 2**55)
+    assert as_rational("0.1") == Fraction(1, 10)
+    assert as_rational(3) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformance.oracle.notebook import NODES, descents, distance
+from conformance.oracle.float_descents import NODES, descents, distance
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SHARD, multivariate
