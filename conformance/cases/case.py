@@ -20,7 +20,7 @@ class Case:
     """Names only, so that a case is cheap to make and to send; ``problem`` is what they stand for."""
 
     backend: str
-    kind: LayoutKind
+    layout: LayoutKind
     world_size: int
     accumulation: int
     precision: str
@@ -33,10 +33,10 @@ class Case:
         parts: list[str] = [self.device] if self.device != "cpu" else []
         parts.append(self.backend)
         parts += [f"w{self.world_size}"] if self.world_size > 1 else []
-        if self.kind == "accumulated":
+        if self.layout == "accumulated":
             parts.append(f"acc{self.accumulation}")
-        elif self.kind == "samples" or self.world_size == 1:
-            parts.append(self.kind)
+        elif self.layout == "samples" or self.world_size == 1:
+            parts.append(self.layout)
         return "-".join(parts)
 
     @property
@@ -55,7 +55,7 @@ class Case:
         Raises:
             ValueError: no global batch of this workload divides over the layout.
         """
-        return Problem(*standard(self.workload, self.kind, self.world_size, self.accumulation), self.arithmetic)
+        return Problem(*standard(self.workload, self.layout, self.world_size, self.accumulation), self.arithmetic)
 
     def spec(self) -> dict[str, Any]:
         """What a rank is told, as plain JSON values: floats, lists and names."""

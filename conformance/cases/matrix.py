@@ -16,22 +16,23 @@ from conformance.cases.case import Case, Device
 from conformance.workloads.layout import LayoutKind
 from conformance.workloads.precision import PRECISIONS
 
-Shape = tuple[LayoutKind, int, int]
+#: Its kind, world size and accumulation.
+Layout = tuple[LayoutKind, int, int]
 
-SINGLE: tuple[Shape, ...] = (
+SINGLE: tuple[Layout, ...] = (
     ("samples", 1, 1),
     ("batched", 1, 1),
     *(("accumulated", 1, accumulation) for accumulation in (2, 3, 4)),
 )
-DISTRIBUTED: tuple[Shape, ...] = tuple(
+DISTRIBUTED: tuple[Layout, ...] = tuple(
     ("batched" if accumulation == 1 else "accumulated", world_size, accumulation)
     for world_size in (2, 3, 4)
     for accumulation in (1, 2, 3, 4)
 )
-POINT_TO_POINT: tuple[Shape, ...] = tuple(shape for shape in DISTRIBUTED if shape[2] in (1, 2))
+POINT_TO_POINT: tuple[Layout, ...] = tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2))
 #: Where a framework starts new processes for each case, which takes seconds.
-LAUNCHED: tuple[Shape, ...] = (("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2))
-SHAPES: dict[str, tuple[Shape, ...]] = {
+LAUNCHED: tuple[Layout, ...] = (("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2))
+BACKEND_LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "single": SINGLE,
     "ddp": DISTRIBUTED,
     "horovod": DISTRIBUTED,
@@ -44,7 +45,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 _COMMON = ("fp64", "fp32", "bf16", "fp16")
-BACKEND_PRECISIONS = dict.fromkeys(SHAPES, _COMMON) | {
+BACKEND_PRECISIONS = dict.fromkeys(BACKEND_LAYOUTS, _COMMON) | {
     "single": (*_COMMON, "apex-O1"),
     "ddp": (*_COMMON, "apex-O1"),
     "horovod": (*_COMMON, "fp16-compression", "apex-O1"),
@@ -52,22 +53,22 @@ BACKEND_PRECISIONS = dict.fromkeys(SHAPES, _COMMON) | {
 #: These run on the CPU only, but for precisions that run on a GPU only.
 ON_CPU_ONLY = frozenset({"horovod", "ray", "ray-train"})
 
-ACCUMULATING = frozenset(shape for shape in (*SINGLE, *DISTRIBUTED) if shape[0] == "accumulated")
-REPRESENTATIVE = frozenset[Shape](
+ACCUMULATING = frozenset(layout for layout in (*SINGLE, *DISTRIBUTED) if layout[0] == "accumulated")
+REPRESENTATIVE = frozenset[Layout](
     {("accumulated", 1, 2), ("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2)}
 )
-EXERCISE = frozenset[Shape](
+EXERCISE = frozenset[Layout](
     {("samples", 1, 1), ("batched", 1, 1), ("accumulated", 1, 2), ("batched", 2, 1), ("accumulated", 2, 2)}
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Run ``workload`` in ``precisions`` on ``shapes`` (None: all)."""
+    """Run ``workload`` in ``precisions`` on ``layouts`` (None: all)."""
 
     workload: str
     precisions: tuple[str, ...] = tuple(PRECISIONS)
-    shapes: frozenset[Shape] | None = None
+    layouts: frozenset[Layout] | None = None
     core: bool = field(default=False, kw_only=True)
 
 
@@ -75,11 +76,11 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule("momentum", core=True),
     Rule("clip-value", core=True),
-    Rule("sgd", shapes=REPRESENTATIVE),
-    Rule("decay", shapes=REPRESENTATIVE),
-    Rule("weighted", shapes=REPRESENTATIVE),
-    Rule("clip-norm", shapes=REPRESENTATIVE),
-    Rule("adamw", shapes=REPRESENTATIVE),
+    Rule("sgd", layouts=REPRESENTATIVE),
+    Rule("decay", layouts=REPRESENTATIVE),
+    Rule("weighted", layouts=REPRESENTATIVE),
+    Rule("clip-norm", layouts=REPRESENTATIVE),
+    Rule("adamw", layouts=REPRESENTATIVE),
     Rule("overflow", ("fp16", "apex-O1"), REPRESENTATIVE | {("batched", 1, 1), ("batched", 4, 1)}),
     # Not for apex, whose scale grows after 2000 steps, which nothing can change.
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
@@ -91,7 +92,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "short-window",
         ("fp64", "fp32"),
-        frozenset(shape for shape in ACCUMULATING if shape[1] == 1)
+        frozenset(layout for layout in ACCUMULATING if layout[1] == 1)
         | {("accumulated", 2, 2), ("accumulated", 2, 3), ("accumulated", 4, 2)},
     ),
     Rule(
@@ -110,7 +111,7 @@ RULES: tuple[Rule, ...] = (
 #: Every world size and precision, with and without accumulation; and each workload that tells something else, once.
 POINT_TO_POINT_RULES: tuple[Rule, ...] = (
     Rule("momentum", core=True),
-    Rule("clip-value", shapes=frozenset({("batched", 4, 1), ("accumulated", 3, 2)}), core=True),
+    Rule("clip-value", layouts=frozenset({("batched", 4, 1), ("accumulated", 3, 2)}), core=True),
     *(
         Rule(workload, ("fp32", "fp16"), frozenset({("accumulated", 3, 2)}))
         for workload in ("decay", "weighted", "clip-norm", "adamw")
@@ -123,14 +124,14 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
 )
 
 
-_TWO = frozenset[Shape]({("batched", 2, 1)})
-_TWO_WINDOWED = frozenset[Shape]({("accumulated", 2, 2)})
-_THREE_WINDOWED = frozenset[Shape]({("accumulated", 3, 2)})
-_FOUR = frozenset[Shape]({("batched", 4, 1)})
+_TWO = frozenset[Layout]({("batched", 2, 1)})
+_TWO_WINDOWED = frozenset[Layout]({("accumulated", 2, 2)})
+_THREE_WINDOWED = frozenset[Layout]({("accumulated", 3, 2)})
+_FOUR = frozenset[Layout]({("batched", 4, 1)})
 
 #: Each workload where it is most likely to fail, and each precision, world size and accumulation at least once.
 LAUNCHED_RULES: tuple[Rule, ...] = (
-    Rule("momentum", shapes=_TWO_WINDOWED),
+    Rule("momentum", layouts=_TWO_WINDOWED),
     Rule("momentum", ("fp32", "bf16"), _THREE_WINDOWED),
     Rule("momentum", ("fp32",), _TWO | _FOUR),
     Rule("clip-value", ("fp16",), _TWO_WINDOWED),
@@ -143,7 +144,7 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
 )
 
 BACKEND_RULES: dict[str, tuple[Rule, ...]] = (
-    dict.fromkeys(SHAPES, RULES)
+    dict.fromkeys(BACKEND_LAYOUTS, RULES)
     | dict.fromkeys(("parameter-server", "ring", "ring-gather"), POINT_TO_POINT_RULES)
     | dict.fromkeys(("ray", "ray-train"), LAUNCHED_RULES)
 )
@@ -160,22 +161,22 @@ class Planned:
 def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iterator[Planned]:
     """All cases of one backend for a trainer, and one entry for each thing that the trainer does not declare.
 
-    A rule whose workload does not divide over one of its shapes is a ValueError: no case goes missing unnoticed.
+    A rule whose workload does not divide over one of its layouts is a ValueError: no case goes missing unnoticed.
 
     What runs on the CPU runs on a GPU with the core workloads only, and not with Horovod or Ray: the arithmetic is the
     same there. A precision that there is on a GPU only is not missed in a trainer that does not declare it.
     """
     refused: set[str] = set()
-    for shape in SHAPES[backend]:
+    for layout in BACKEND_LAYOUTS[backend]:
         for rule in BACKEND_RULES[backend]:
-            if rule.shapes is not None and shape not in rule.shapes:
+            if rule.layouts is not None and layout not in rule.layouts:
                 continue
             for precision in BACKEND_PRECISIONS[backend]:
                 if precision not in rule.precisions or not _runs_on(device, backend, rule, precision):
                     continue
                 if PRECISIONS[precision].on_gpu_only and precision not in declaration.precisions:
                     continue
-                case = Case(backend, *shape, precision, rule.workload, device)
+                case = Case(backend, *layout, precision, rule.workload, device)
                 reason = _unsupported(case, declaration)
                 if reason is None:
                     yield Planned(case)
@@ -193,8 +194,8 @@ def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
 def _unsupported(case: Case, declaration: Declaration) -> str | None:
     if case.backend not in declaration.backends:
         return _not_declared("backend", case.backend, declaration.backends)
-    if case.kind not in declaration.layouts:
-        return _not_declared("layout", case.kind, declaration.layouts)
+    if case.layout not in declaration.layouts:
+        return _not_declared("layout", case.layout, declaration.layouts)
     if case.precision not in declaration.precisions:
         return _not_declared("precision", case.precision, declaration.precisions)
     if case.world_size > 1 and case.world_size not in declaration.world_sizes:

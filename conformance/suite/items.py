@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
-from conformance.cases.matrix import SHAPES, plan
+from conformance.cases.matrix import BACKEND_LAYOUTS, plan
 from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
@@ -127,7 +127,7 @@ def collect(
     wrong: list[BadInput] = []
     for target in dict.fromkeys(targets) or REFERENCE:
         try:
-            items += _of(servers, target, backends or tuple(SHAPES), named=bool(targets and backends))
+            items += _of(servers, target, backends or tuple(BACKEND_LAYOUTS), named=bool(targets and backends))
         except TrainerError as error:
             wrong.append(BadInput(target, str(error)))
     if wrong:

@@ -28,7 +28,7 @@ def header(case: Case, trainer: str, target: str, command: str) -> dict[str, Any
         "trainer": trainer,
         "target": target,
         "backend": case.backend,
-        "layout": case.kind,
+        "layout": case.layout,
         "path": case.path,
         "world_size": case.world_size,
         "accumulation": case.accumulation,

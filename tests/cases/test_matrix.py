@@ -12,11 +12,11 @@ from conformance.adapter.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PR
 from conformance.cases import matrix
 from conformance.cases.case import Case
 from conformance.cases.matrix import (
+    BACKEND_LAYOUTS,
     BACKEND_PRECISIONS,
     BACKEND_RULES,
     POINT_TO_POINT_RULES,
     RULES,
-    SHAPES,
     Rule,
     plan,
 )
@@ -46,12 +46,12 @@ def device(precision):
 
 @cache
 def by_workload_and_precision():
-    """The shapes of all cases; backends share them, and the oracle does not know backends."""
-    shapes = defaultdict(set)
+    """The layouts of all cases; backends share them, and the oracle does not know backends."""
+    layouts = defaultdict(set)
     for planned in everything():
         case = planned.case
-        shapes[case.workload, case.precision].add((case.kind, case.world_size, case.accumulation))
-    return shapes
+        layouts[case.workload, case.precision].add((case.layout, case.world_size, case.accumulation))
+    return layouts
 
 
 def test_ids_are_unique():
@@ -63,11 +63,11 @@ def test_ids_are_unique():
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = [
-        Case(backend, *shape, precision, rule.workload, device(precision)).id
+        Case(backend, *layout, precision, rule.workload, device(precision)).id
         for backend in BACKENDS
         for rule in BACKEND_RULES[backend]
-        for shape in SHAPES[backend]
-        if rule.shapes is None or shape in rule.shapes
+        for layout in BACKEND_LAYOUTS[backend]
+        if rule.layouts is None or layout in rule.layouts
         for precision in BACKEND_PRECISIONS[backend]
         if precision in rule.precisions
     ]
@@ -80,9 +80,11 @@ def test_every_rule_and_precision_is_used():
     assert {precision for _, precision in pairs} == set(PRECISIONS)
     for backend in BACKENDS:
         for rule in BACKEND_RULES[backend]:
-            for shape in rule.shapes or ():
+            for layout in rule.layouts or ():
                 assert any(
-                    shape in SHAPES[other] for other in BACKENDS if BACKEND_RULES[other] is BACKEND_RULES[backend]
+                    layout in BACKEND_LAYOUTS[other]
+                    for other in BACKENDS
+                    if BACKEND_RULES[other] is BACKEND_RULES[backend]
                 ), rule
 
 
@@ -91,18 +93,18 @@ def test_core_workloads_run_on_every_path_in_every_precision():
     assert {rule.workload for rule in core} == {"momentum", "clip-value"}
     planned = {planned.case for planned in everything()}
     for backend in ("single", "ddp", "horovod"):
-        for shape in SHAPES[backend]:
+        for layout in BACKEND_LAYOUTS[backend]:
             for precision in BACKEND_PRECISIONS[backend]:
                 for rule in core:
-                    assert Case(backend, *shape, precision, rule.workload, device(precision)) in planned
+                    assert Case(backend, *layout, precision, rule.workload, device(precision)) in planned
 
 
 def test_world_sizes_and_accumulations_of_the_distributed_paths():
     for backend in ("ddp", "horovod"):
-        assert {(world, accumulation) for _, world, accumulation in SHAPES[backend]} == {
+        assert {(world, accumulation) for _, world, accumulation in BACKEND_LAYOUTS[backend]} == {
             (world, accumulation) for world in (2, 3, 4) for accumulation in (1, 2, 3, 4)
         }
-    assert {kind for kind, _, _ in SHAPES["single"]} == set(LAYOUTS)
+    assert {kind for kind, _, _ in BACKEND_LAYOUTS["single"]} == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("backend", ["parameter-server", "ring", "ring-gather"])
@@ -116,15 +118,15 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     }
     assert {case.workload for case in planned} == {rule.workload for rule in POINT_TO_POINT_RULES}
     # Theirs are cases that the other paths have as well.
-    others = {(case.kind, case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
-    assert {(c.kind, c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
+    others = {(case.layout, case.world_size, case.accumulation, case.precision, case.workload) for case in DDP}
+    assert {(c.layout, c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
 
 
 @pytest.mark.parametrize("backend", ["ray", "ray-train"])
 def test_a_backend_that_launches_runs_every_shape_and_precision_and_nothing_of_its_own(backend):
     cases = [planned.case for planned in plan(EVERYTHING, backend)]
-    assert {(case.kind, case.world_size, case.accumulation) for case in cases} == set(SHAPES[backend])
-    accumulated = {case.precision for case in cases if case.kind == "accumulated" and case.world_size == 2}
+    assert {(case.layout, case.world_size, case.accumulation) for case in cases} == set(BACKEND_LAYOUTS[backend])
+    accumulated = {case.precision for case in cases if case.layout == "accumulated" and case.world_size == 2}
     assert accumulated == set(BACKEND_PRECISIONS[backend])
     elsewhere = {replace(planned.case, backend=backend) for planned in plan(EVERYTHING, "ddp")}
     assert set(cases) <= elsewhere
@@ -218,9 +220,9 @@ PAIRS = sorted(by_workload_and_precision())
 
 
 def judged(workload, precision):
-    """The right answer for every shape that the pair runs in."""
-    for shape in sorted(by_workload_and_precision()[workload, precision]):
-        yield Case("ddp", *shape, precision, workload)
+    """The right answer for every layout that the pair runs in."""
+    for layout in sorted(by_workload_and_precision()[workload, precision]):
+        yield Case("ddp", *layout, precision, workload)
 
 
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)

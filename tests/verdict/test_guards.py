@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.cases.matrix import RULES, SHAPES
+from conformance.cases.matrix import BACKEND_LAYOUTS, RULES
 from conformance.oracle.faults import NotSynchronised
 
 
@@ -170,10 +170,12 @@ def test_every_workload_of_the_matrix_has_its_guards_hold(follow):
     """No guard is at odds with a workload: each on its first path that two ranks share, else on its first."""
     for rule in RULES:
         for backend in ("ddp", "single"):
-            shape = next((s for s in SHAPES[backend] if rule.shapes is None or s in rule.shapes), None)
-            if shape is not None:
+            layout = next(
+                (one for one in BACKEND_LAYOUTS[backend] if rule.layouts is None or one in rule.layouts), None
+            )
+            if layout is not None:
                 break
-        kind, world_size, accumulation = shape
+        kind, world_size, accumulation = layout
         middle = [f"w{world_size}"] * (world_size > 1)
         middle += [f"acc{accumulation}"] if kind == "accumulated" else [kind] * (world_size == 1)
         name = "-".join([backend, *middle, rule.precisions[-1].replace("fp16-compression", "fp32"), rule.workload])
