@@ -10,7 +10,6 @@ import argparse
 import copy
 import warnings
 from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import pytest
 from conformance.adapter.declaration import BACKENDS, PRECISIONS
 
 if TYPE_CHECKING:
-    from conformance.runner.front.zygote_process import Nursery
+    from conformance.runner.front.zygote_process import ZygoteProcess
     from conformance.suite.items import Servers
 
 
@@ -100,28 +99,26 @@ def _add_options(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
-    if (nursery := getattr(config, "workerinput", {}).get(_NURSERY)) is not None:
-        from conformance.runner.front.zygote_handle import shared
+    if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:
+        from conformance.runner.front.zygote_client import shared
 
-        shared.join(nursery)
+        shared.join(zygote)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config) -> None:
     """Import torch once for all workers; it begins while they start."""
     if config.getoption("trainer", None) is not None:
-        from conformance.runner.front.zygote_process import Nursery
+        from conformance.runner.front.zygote_process import ZygoteProcess
 
-        # Without one, each worker imports torch itself.
-        with suppress(OSError):
-            config.stash[NURSERY] = Nursery()
+        config.stash[ZYGOTE] = ZygoteProcess()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    nursery = node.config.stash.get(NURSERY, None)
-    if nursery is not None and node.gateway.spec.popen:
-        node.workerinput[_NURSERY] = nursery.address
+    zygote = node.config.stash.get(ZYGOTE, None)
+    if zygote is not None and node.gateway.spec.popen:
+        node.workerinput[_ZYGOTE] = zygote.address
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -186,15 +183,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     servers = config.stash.get(SERVERS, None)
     if servers is not None:
         servers.close()
-    nursery = config.stash.get(NURSERY, None)
-    if nursery is not None:
-        nursery.close()
+    zygote = config.stash.get(ZYGOTE, None)
+    if zygote is not None:
+        zygote.close()
 
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
-NURSERY: pytest.StashKey[Nursery] = pytest.StashKey()
+ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
 # Under which workers are told its address.
-_NURSERY = "conformance_nursery"
+_ZYGOTE = "conformance_zygote"
 
 
 def _servers(config: pytest.Config) -> Servers:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
-from contextlib import suppress
 from dataclasses import fields
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
-from conformance.launchers.network import tuned
-from conformance.runner.front.zygote_handle import ServerProcess
+from conformance.runner.front.zygote_client import ServerProcess
 from conformance.runner.outcome import HostLost, RunnerError
+from conformance.runner.system.callers import Caller, Callers
 from conformance.runner.system.protocol import Channel
 
 # Seconds; an agent answers at once, but for the wait for a server's end, on a machine that is busy with much else.
 _ANSWER_LIMIT = 60.0
 
 
-class Agent:
+class RemoteStarter:
     """The `ServerStarter` of one machine, at the other end of a connection."""
 
     def __init__(self, hello: Hello, channel: Channel, front: Front) -> None:
@@ -32,7 +30,7 @@ class Agent:
         self.lost = False
         self._front = front
 
-    def get(self) -> Agent:
+    def get(self) -> RemoteStarter:
         """Raises HostLost."""
         if self.lost:
             raise self._gone()
@@ -103,56 +101,6 @@ class Agent:
         return HostLost(f"our process on {self.name} (rank {self.hello.number} of the launch) is gone")
 
 
-class Caller(NamedTuple):
-    """Who has connected to a `Front`, and the first message that came."""
-
-    channel: Channel
-    message: dict[str, Any]
-
-
-class Callers:
-    """Those who connect to ``listener``. One who stays silent keeps nobody waiting."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
-        self._silent: set[Channel] = set()
-
-    def close(self) -> None:
-        for channel in self._silent:
-            channel.close()
-        self._listener.close()
-
-    def next(self, deadline: float, other: Channel | None = None) -> Caller | None:
-        """The next that sends a message; None if one from ``other`` comes before.
-
-        Raises TimeoutError at ``deadline``.
-        """
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            for channel in (*self._silent, *([other] if other else [])):
-                selector.register(channel, selectors.EVENT_READ)
-            while ready := selector.select(max(0.0, deadline - monotonic())):
-                for key, _ in ready:
-                    source = key.fileobj
-                    if source is other:
-                        return None
-                    if not isinstance(source, Channel):
-                        channel = Channel(tuned(self._listener.accept()[0]))
-                        self._silent.add(channel)
-                        selector.register(channel, selectors.EVENT_READ)
-                        continue
-                    is_open = source.fill()
-                    if is_open and not source.holds_message:
-                        continue
-                    selector.unregister(source)
-                    self._silent.remove(source)
-                    with suppress(ValueError):
-                        if is_open and (message := source.receive()) is not None:
-                            return Caller(source, message)
-                    source.close()
-        raise TimeoutError
-
-
 class Front:
     """Where agents and the servers that they start call.
 
@@ -160,10 +108,9 @@ class Front:
     """
 
     def __init__(self, listener: socket.socket, size: int) -> None:
-        #: Where agents are to call.
-        self.address: tuple[str, int] = listener.getsockname()
         self.callers = Callers(listener)
-        self.agents: list[Agent] = []
+        self.address = self.callers.address
+        self.agents: list[RemoteStarter] = []
         self._size = size
         self._tickets = 0
 
@@ -194,7 +141,7 @@ class Front:
         """Raises LaunchError."""
         channel, message = caller
         if message.keys() == {field.name for field in fields(Hello)}:
-            self.agents.append(Agent(Hello(**message), channel, self))
+            self.agents.append(RemoteStarter(Hello(**message), channel, self))
             return
         channel.close()
         if message.keys() == {"failure"}:

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.launch import Launch, number, parsed, written
+from conformance.launchers.context import LauncherContext, number, parsed, written
 from conformance.launchers.network import address_towards
 
 _NAMES = (
@@ -22,7 +22,7 @@ _REQUEST_LIMIT = 10.0
 _NOT_FOUND = 404
 
 
-def read(environ: Mapping[str, str]) -> Launch:
+def read(environ: Mapping[str, str]) -> LauncherContext:
     """Raises LaunchError."""
     missing = [name for name in _NAMES if name not in environ]
     if missing:
@@ -46,7 +46,7 @@ def read(environ: Mapping[str, str]) -> Launch:
             sleep(_PAUSE)
         return parsed(found)
 
-    return Launch(member, number(environ, "HOROVOD_SIZE"), address_towards(*store), 0, publish, find)
+    return LauncherContext(member, number(environ, "HOROVOD_SIZE"), address_towards(*store), 0, publish, find)
 
 
 def _ask(request: Request, store: tuple[str, int]) -> str | None:

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from conformance.cases.case import Case
-from conformance.launchers.front import Agent, Front
-from conformance.launchers.together import Share, Together
+from conformance.launchers.front import Front, RemoteStarter
+from conformance.launchers.spread_case import NodeMember, SpreadCase
 from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 from conformance.suite.items import Servers
 
@@ -19,7 +19,7 @@ class HostedServer:
     Entering raises what `ForkServer` raises; the line names the machine.
     """
 
-    def __init__(self, target: str, backend: str, agents: list[Agent]) -> None:
+    def __init__(self, target: str, backend: str, agents: list[RemoteStarter]) -> None:
         self._agents = agents
         self._servers = [ForkServer(target, backend, starter=agent.get) for agent in agents]
         self._closing = ExitStack()
@@ -53,8 +53,8 @@ class HostedServer:
         size = int(spec["world_size"])
         machines = min(size, len(self._agents))
         places = [rank * machines // size for rank in range(size)]
-        shares = [
-            Share(
+        nodes = [
+            NodeMember(
                 self._agents[number],
                 self._servers[number],
                 tuple(rank for rank, place in enumerate(places) if place == number),
@@ -62,7 +62,7 @@ class HostedServer:
             for number in range(machines)
         ]
         spec = {**spec, "hosts": [self._agents[place].name for place in places]}
-        return Together(shares, spec, time_limit).run()
+        return SpreadCase(nodes, spec, time_limit).run()
 
 
 class Hosts(Servers):

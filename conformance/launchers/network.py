@@ -23,7 +23,8 @@ _PAUSE = 0.1
 def listen(address: str, port: int = 0) -> socket.socket:
     """A listening socket at an IPv4 address of this machine. Raises LaunchError."""
     try:
-        return socket.create_server((address, port))
+        # Those who are accepted take over how it is tuned.
+        return tuned(socket.create_server((address, port)))
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise LaunchError(

@@ -65,7 +65,7 @@ def _agents(ray: Any) -> Hosts:
     front = Front(listen(ray.util.get_node_ip_address()), len(usable))
     try:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        actor = ray.remote(Agent)
+        actor = ray.remote(NodeActor)
         actors = []
         for number, node in enumerate(usable):
             where = affinity(node["NodeID"], soft=False)
@@ -100,7 +100,7 @@ def _check(ray: Any, actors: list[Any]) -> None:
         raise LaunchError(f"a node of the Ray cluster cannot run cases: {lines[-1].strip()}") from error
 
 
-class Agent:
+class NodeActor:
     """The actor. ``folder``: the front's own, which it works in too where its node has that."""
 
     def __init__(self, member: Member, folder: str) -> None:

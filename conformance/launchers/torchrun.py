@@ -10,13 +10,13 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.launch import Launch, number, parsed, written
+from conformance.launchers.context import LauncherContext, number, parsed, written
 from conformance.launchers.network import address_towards, connect
 
 _KEY = "conformance/front"
 
 
-def read(environ: Mapping[str, str]) -> Launch:
+def read(environ: Mapping[str, str]) -> LauncherContext:
     """RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS; MASTER_ADDR and MASTER_PORT. Raises LaunchError."""
     rank, size = ("RANK", "WORLD_SIZE") if "RANK" in environ else ("SLURM_PROCID", "SLURM_NTASKS")
     missing = [name for name in (rank, size, "MASTER_ADDR", "MASTER_PORT") if name not in environ]
@@ -34,10 +34,10 @@ def read(environ: Mapping[str, str]) -> Launch:
     master = environ["MASTER_ADDR"], number(environ, "MASTER_PORT")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return _by_store(member, number(environ, size), master)
-    return Launch(member, number(environ, size), *master, publish=lambda address: None, find=lambda: master)
+    return LauncherContext(member, number(environ, size), *master, publish=lambda address: None, find=lambda: master)
 
 
-def _by_store(member: Member, size: int, master: tuple[str, int]) -> Launch:
+def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherContext:
     """torchrun's agent has a store at the master's port already, and not always on the machine of rank 0."""
 
     def publish(address: tuple[str, int]) -> None:
@@ -49,7 +49,7 @@ def _by_store(member: Member, size: int, master: tuple[str, int]) -> Launch:
         except import_module("torch.distributed").DistError as error:
             raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens") from error
 
-    return Launch(member, size, address_towards(*master), 0, publish, find)
+    return LauncherContext(member, size, address_towards(*master), 0, publish, find)
 
 
 def _store(master: tuple[str, int]) -> Any:

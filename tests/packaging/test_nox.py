@@ -24,7 +24,7 @@ def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
-    for place in ("noxfile.py", "README.md", "conformance/runner/rank/backends.py"):
+    for place in ("noxfile.py", "README.md", "conformance/runner/rank/loading.py"):
         commits = re.findall(r"NVIDIA/apex@(\w*)", (root / place).read_text())
         assert commits == ["e13873debc4699d39c6861074b9a3b2a02327f92"], place
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.front.client import ForkServer, TrainerError
+from conformance.runner.front.client import ForkServer, TrainerError, shared
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -51,6 +51,8 @@ def test_thirty_cases_leave_nothing_behind(
     (folder := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", None)
+    # The next zygote is started with that folder.
+    shared.close()
     target = write(
         """
         import subprocess
@@ -64,6 +66,7 @@ def test_thirty_cases_leave_nothing_behind(
             outcome = server.run(make_spec("ddp" if number % 2 else "single", 1 + number % 2), LIMIT)
             assert all(rank.finished for rank in outcome.ranks)
             assert open_descriptors() == before
+    shared.close()
     assert tempfile.gettempdir() == str(folder)
     # Which torch makes when torch._dynamo is imported.
     assert [name for name in os.listdir(folder) if not name.startswith("torchinductor_")] == []
@@ -127,7 +130,7 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
     os.close(pipe)
     assert arrived
     processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
-    assert len(processes) == (2 if where == "before" else 5)
+    assert len(processes) == (3 if where == "before" else 6)
     front.send_signal(signal.SIGKILL)
     front.wait()
     for process in processes:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from conformance.runner.front.client import ForkServer, shared
+from conformance.runner.server import safety
 from conformance.runner.system.gpus import gpus
-from conformance.runner.zygote import safety
 
 MACHINE = {"devices": 2, "reason": None}
 WITHOUT = "Horovod was built without CUDA; build it again, next to a torch that has CUDA"

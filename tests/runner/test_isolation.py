@@ -124,7 +124,7 @@ def test_ddp_listens_on_loopback_only(write: Write, make_spec: MakeSpec) -> None
         outcome = server.run(make_spec("ddp"), LIMIT)
     for rank in outcome.ranks:
         found = json.loads(rank.output)
-        assert len({pid for _, pid in found}) == 3  # the keeper and both ranks
+        assert len({pid for _, pid in found}) == 3  # the rendezvous host and both ranks
         assert {address for address, _ in found} <= LOOPBACK
 
 

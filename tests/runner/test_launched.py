@@ -298,6 +298,6 @@ def test_a_trainer_that_starts_a_thread_on_import(serve: Callable[..., ForkServe
 
 
 def test_enter_outside_of_a_case() -> None:
-    ticket = {"host": "127.0.0.1", "ports": [1], "token": "", "trainer_file": None}
+    ticket = {"host": "127.0.0.1", "port": 1, "world_size": 1, "token": "", "trainer_file": None}
     with pytest.raises(RuntimeError, match="cannot enter the case as rank 0"), conformance.enter(ticket, 0):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from conformance.runner.front.client import ForkServer, RunnerError
-from conformance.runner.front.zygote_handle import Zygote, shared
+from conformance.runner.front.zygote_client import ZygoteClient, shared
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -26,9 +27,11 @@ def test_one_that_died_is_replaced(
     write: Write, make_spec: MakeSpec, descendants: Callable[[int], dict[int, Path]]
 ) -> None:
     before = shared.get()
-    (pid,) = descendants(os.getpid())
+    _, pid = descendants(os.getpid())
+    process = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    select.select([process], [], [])
+    os.close(process)
     with ForkServer(write(), "single") as server:
         (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
     assert rank.finished
@@ -39,4 +42,4 @@ def test_one_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
-        Zygote()
+        ZygoteClient()

@@ -2,150 +2,233 @@
 
 from __future__ import annotations
 
-import os
+import selectors
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import astuple
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from conformance.adapter.topology import Topology
-from conformance.runner.case import keeper
-from conformance.runner.case.launch import Launch
-from conformance.runner.case.part import Part
-from conformance.runner.case.peers import Alone, Peers
-from conformance.runner.case.seat import Seat
-from conformance.runner.case.supervision import Supervision
+from conformance.runner.case import rendezvous_host
+from conformance.runner.case.member import RankMember
+from conformance.runner.case.node_share import NodeShare
+from conformance.runner.case.rank_process import RankProcess
+from conformance.runner.case.rank_starter import RankStarter
+from conformance.runner.case.supervision import (
+    GRACE,
+    LEAVE_LIMIT,
+    START_LIMIT,
+    Action,
+    AllFinished,
+    AllStarted,
+    FirstFailure,
+    Limits,
+    Release,
+    Stop,
+    Supervision,
+)
 from conformance.runner.outcome import Outcome, RankOutcome, describe_status
 from conformance.runner.rank.environment import rank_environment
 from conformance.runner.rank.rank import Pipes
-from conformance.runner.system import linux, processes
+from conformance.runner.system import linux, stacks
+from conformance.runner.system.child import POLL, Child, sweep
 from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
-from conformance.runner.system.signals import ChildSignals
+
+# Seconds beyond the time limit of ranks that have others elsewhere: it is kept by whoever sees all of them.
+_SHARE_PATIENCE = 30.0
 
 
-class KeeperGone(Exception):
+class RendezvousLost(Exception):
     """The rendezvous ended under the ranks, for which none of them can be blamed."""
 
 
-class Case(ABC):
-    """``spec`` in fresh processes, for the client at the end of ``client``. ``peers``: its ranks that run elsewhere."""
+class ClientGone(Exception):
+    """The process that asked for the case is gone; nobody waits for its outcome."""
 
-    def __init__(self, spec: dict[str, Any], client: Channel, peers: Peers) -> None:
+
+class Case(ABC):
+    """``spec`` in fresh processes, for the client at the end of ``client``.
+
+    ``share``: the ranks to run here, where others run elsewhere; the client knows how all of them fare.
+    """
+
+    def __init__(self, spec: dict[str, Any], client: Channel, share: NodeShare | None = None) -> None:
         self._spec = spec
         self._client = client
-        self._peers = peers
-        self._seats: list[Seat] = []
-        self._keeper: int | None = None
+        self._share = share
+        self._members: list[RankMember] = []
+        self._rendezvous: Child | None = None
 
     def run(self, time_limit: float) -> Outcome:
         """``time_limit``: seconds, counted from when all ranks have started.
 
-        Raises ClientGone, KeeperGone.
+        Raises ClientGone, RendezvousLost.
         """
         began = monotonic()
+        patience = 0.0 if self._share is None else _SHARE_PATIENCE
+        limits = Limits(START_LIMIT, time_limit + patience, GRACE, LEAVE_LIMIT)
         with ExitStack() as self._clearing:
-            self._clearing.callback(processes.sweep, linux.children())
+            self._clearing.callback(sweep, linux.children())
             self._descriptors = self._clearing.enter_context(Descriptors())
-            self._signals = self._clearing.enter_context(ChildSignals())
-            self._clearing.callback(self._kill_all)
-            hold, release = self._descriptors.pipe()
+            self._clearing.callback(self._end_all)
+            hold, self._release = self._descriptors.pipe()
             self._start(hold)
             self._descriptors.close(hold)
-            supervision = Supervision(
-                self._seats,
-                time_limit,
-                self._peers,
-                check=self._check_keeper,
-                release=lambda: self._descriptors.close(release),
-            )
-            supervision.watch(self._signals, self._client)
-            ranks = self._outcomes(supervision.first_failed)
-        return Outcome(ranks, monotonic() - began, supervision.timed_out)
+            self._supervision = Supervision(self._members, limits, time_limit, began, may_leave=self._share is None)
+            self._selector = self._clearing.enter_context(selectors.DefaultSelector())
+            self._watch()
+            ranks = self._outcomes(self._supervision.first_failed)
+        return Outcome(ranks, monotonic() - began, self._supervision.timed_out)
 
     @abstractmethod
     def _start(self, hold: int) -> None:
-        """Start the case's processes. ``hold``: the pipe that closes when all ranks are through. Raises ClientGone."""
+        """Start the case's processes. ``hold``: the pipe that closes when they may leave. Raises ClientGone."""
 
     def _outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
-        return tuple(seat.outcome(first_failed) for seat in self._seats)
+        return tuple(member.outcome(first_failed) for member in self._members)
 
-    def _start_keeper(self, address: str) -> int:
+    def _watch(self) -> None:
+        """Until every rank has exited. Raises ClientGone, RendezvousLost."""
+        self._listen_to(self._client, self._hear)
+        for process in self._processes():
+            self._listen_to(process, partial(self._read, process))
+        for child in self._children():
+            if child.descriptor is not None:
+                # Which of them has ended is looked up below; a descriptor is closed then.
+                self._listen_to(child.descriptor, partial(self._selector.unregister, child.descriptor))
+        while not self._supervision.is_over:
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            self._look()
+            for action in self._supervision.advance(monotonic()):
+                self._act(action)
+
+    def _patience(self) -> float:
+        patience = max(0.0, self._supervision.deadline - monotonic())
+        is_silent = any(child.status is None and child.descriptor is None for child in self._children())
+        return min(POLL, patience) if is_silent else patience
+
+    def _listen_to(self, source: Any, react: Callable[[], object]) -> None:
+        """``react`` when there is something to read."""
+        self._selector.register(source, selectors.EVENT_READ, react)
+
+    def _read(self, member: RankMember) -> None:
+        if not member.read():
+            self._selector.unregister(member)
+
+    def _look(self) -> None:
+        """Note which processes have ended. Raises RendezvousLost."""
+        if self._rendezvous is not None and (status := self._rendezvous.poll()) is not None:
+            raise RendezvousLost(f"the process that hosts the rendezvous ended early: {describe_status(status)}")
+        for process in self._processes():
+            process.reap()
+
+    def _act(self, action: Action[RankMember]) -> None:
+        """Raises ClientGone."""
+        match action:
+            case AllStarted():
+                self._report(started=True)
+            case FirstFailure(rank, raised):
+                self._report(failed=rank, raised=raised)
+            case AllFinished():
+                self._report(finished=True)
+            case Release():
+                self._descriptors.close(self._release)
+            case Stop(members, because, is_late):
+                if is_late:
+                    self._report(late=because)
+                    stacks.request(members)
+                for member in members:
+                    member.kill(because)
+
+    def _report(self, **message: Any) -> None:
+        """Report to whoever sees all ranks, if not all are here. Raises ClientGone."""
+        if self._share is not None:
+            try:
+                self._client.send(message)
+            except OSError as error:
+                raise ClientGone from error
+
+    def _hear(self) -> None:
+        """Take in how the ranks elsewhere fare. Raises ClientGone."""
+        # A client whose ranks are all here says nothing until it is gone.
+        if self._share is None or not self._client.fill():
+            raise ClientGone
+        while self._client.holds_message:
+            match self._client.receive():
+                case {"failed": rank}:
+                    self._supervision.failed_elsewhere = rank
+                case {"late": because}:
+                    self._supervision.given_up = because
+                case {"release": True}:
+                    self._supervision.may_leave = True
+
+    def _start_rendezvous(self, address: str) -> int:
         """Returns the port of the case's rendezvous."""
-        listener = keeper.listen(address)
+        listener = rendezvous_host.listen(address)
 
         def body() -> int:
             self._forget()
-            keeper.keep(self._spec["backend"], listener, Topology.of(self._spec))
+            rendezvous_host.host(self._spec["backend"], listener, Topology.of(self._spec))
 
         with listener:
-            self._keeper = processes.fork(body)
+            self._rendezvous = Child(body)
             return int(listener.getsockname()[1])
 
-    def _check_keeper(self) -> None:
-        """Raises KeeperGone."""
-        if self._keeper is not None and (status := processes.ended(self._keeper)) is not None:
-            self._keeper = None
-            raise KeeperGone(f"the process that keeps the rendezvous ended early: {describe_status(status)}")
-
-    def _fork(self, kind: type[Seat], rank: int, hold: int, become: Callable[[Pipes], int], *kept: int) -> None:
-        """Give a process its seat. It keeps its pipes and the descriptors ``kept``."""
-        notices, write = self._descriptors.pipe()
-        output, stack, evidence = (self._descriptors.file() for _ in range(3))
-        seat = kind(rank, notices, evidence, output, stack)
-        pipes = Pipes(evidence, write, hold, stack)
-
-        def body() -> int:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            self._forget(*astuple(pipes), *kept)
+    def _fork(self, rank: int, hold: int, become: Callable[[Pipes], int]) -> RankProcess:
+        def body(pipes: Pipes) -> int:
+            self._forget(*astuple(pipes))
             return become(pipes)
 
-        seat.pid = processes.fork(body)
-        self._seats.append(seat)
-        self._descriptors.close(write)
+        process = RankProcess(rank, self._descriptors, hold, body)
+        self._members.append(process)
+        return process
 
     def _forget(self, *kept: int) -> None:
-        """In a child: let go of everything that is the server's."""
-        self._signals.restore()
+        """In a child: let go of everything that is the server's, but the descriptors ``kept``."""
+        for child in self._children():
+            child.close()
         self._client.close()
         self._descriptors.close_all_but(kept)
 
-    def _kill_all(self) -> None:
-        started = [seat.pid for seat in self._seats if not seat.gone]
-        for pid in started if self._keeper is None else [*started, self._keeper]:
-            processes.kill_and_reap(pid)
+    def _processes(self) -> Iterator[RankProcess]:
+        return (member for member in self._members if isinstance(member, RankProcess))
+
+    def _children(self) -> Iterator[Child]:
+        yield from (process.child for process in self._processes())
+        if self._rendezvous is not None:
+            yield self._rendezvous
+
+    def _end_all(self) -> None:
+        for child in self._children():
+            child.end()
 
 
 class StartedCase(Case):
-    """A case whose ranks we start; ``launch`` makes ranks of forked processes.
+    """A case whose ranks we start; ``become_rank`` makes ranks of forked processes."""
 
-    ``part``: the ranks to start here, if others run elsewhere.
-    """
-
-    def __init__(self, launch: Launch, spec: dict[str, Any], client: Channel, part: Part | None = None) -> None:
-        super().__init__(spec, client, Alone(client) if part is None else Peers(client))
-        self._launch = launch
-        self._part = part or Part(tuple(range(int(spec["world_size"]))))
+    def __init__(
+        self, become_rank: RankStarter, spec: dict[str, Any], client: Channel, share: NodeShare | None = None
+    ) -> None:
+        super().__init__(spec, client, share)
+        self._become_rank = become_rank
 
     def _start(self, hold: int) -> None:
-        port = self._rendezvous()
-        for rank in self._part.ranks:
-            self._start_rank(rank, hold, port)
+        share = self._share or NodeShare(tuple(range(int(self._spec["world_size"]))))
+        port = share.port
+        if port is None and self._spec["backend"] != "single":
+            port = self._start_rendezvous(share.address)
+            self._report(port=port)
+        for rank in share.ranks:
+            self._start_rank(rank, hold, share, port)
 
-    def _rendezvous(self) -> int | None:
-        """The port of the case's rendezvous, which is started if it is to be kept here. Raises ClientGone."""
-        if self._spec["backend"] == "single" or self._part.port is not None:
-            return self._part.port
-        port = self._start_keeper(self._part.address)
-        self._peers.tell(port=port)
-        return port
-
-    def _start_rank(self, rank: int, hold: int, port: int | None) -> None:
+    def _start_rank(self, rank: int, hold: int, share: NodeShare, port: int | None) -> None:
         def become(pipes: Pipes) -> int:
-            environment = rank_environment(self._spec, rank, port, self._part.address, self._part.interface)
-            return self._launch(self._spec, rank, pipes, environment)
+            environment = rank_environment(self._spec, rank, port, share.address, share.interface)
+            return self._become_rank(self._spec, rank, pipes, environment)
 
-        self._fork(Seat, rank, hold, become)
+        self._fork(rank, hold, become)

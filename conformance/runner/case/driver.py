@@ -13,15 +13,12 @@ from dataclasses import replace
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
 from conformance.runner.rank.rank import Pipes, file_of
-from conformance.runner.rank.telling import Sender, described, exit_code
+from conformance.runner.rank.reporting import Sender, described, exit_code
 from conformance.runner.system import stacks
 
 
-def run(load: Callable[[], Train], job: Job, pipes: Pipes, open_until_done: int) -> int:
-    """Run the function that ``load`` returns; the result is the exit code.
-
-    ``open_until_done``: the end of a pipe that is closed when no worker will be launched any more.
-    """
+def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
+    """Run the function that ``load`` returns; the result is the exit code."""
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     make_importable_for_workers()
@@ -37,7 +34,6 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes, open_until_done: int)
         send({"event": "raised", **what, "at": time.monotonic()})
         return exit_code(error)
     send({"event": "finished"})
-    os.close(open_until_done)
     # Frameworks end their workers with the driver: these may still be at their last events.
     os.read(pipes.release, 1)
     return 0

@@ -1,23 +1,27 @@
-"""A case whose workers the trainer starts itself: its function runs in one process, the driver, and each rank is a
-process that stands in for the worker which enters as that rank.
+"""A case whose workers the trainer starts itself: its function runs in one process, the driver, and each rank is the
+worker that enters as that rank.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from time import monotonic
 from typing import Any
 
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
-from conformance.runner.case import driver, keeper, relay
+from conformance.runner.case import driver, rendezvous_host
 from conformance.runner.case.case import Case
-from conformance.runner.case.peers import Alone
-from conformance.runner.case.seat import DRIVER, Seat
+from conformance.runner.case.supervision import DRIVER
+from conformance.runner.case.worker import Worker
 from conformance.runner.outcome import RankOutcome
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.rank.rank import Pipes
+from conformance.runner.system.callers import Caller, Callers
 from conformance.runner.system.protocol import Channel
 
 
@@ -25,66 +29,61 @@ class LaunchedCase(Case):
     """``spec``, by way of the function that ``load`` returns in the driver."""
 
     def __init__(self, load: Callable[[], Train], spec: dict[str, Any], session: Any, client: Channel) -> None:
-        super().__init__(spec, client, Alone(client))
+        super().__init__(spec, client)
         self._load = load
         self._session = session
+        self._token = secrets.token_hex(16)
 
     def _start(self, hold: int) -> None:
         world_size = int(self._spec["world_size"])
-        token = secrets.token_hex(16)
-        is_over, open_until_done = self._descriptors.pipe()
-        ports = [self._start_stand_in(rank, hold, token, is_over) for rank in range(world_size)]
-        self._descriptors.close(is_over)
-        ticket = {"host": LOOPBACK, "ports": ports, "token": token}
+        self._callers = Callers(rendezvous_host.listen(LOOPBACK))
+        self._clearing.callback(self._callers.close)
+        self._workers = [Worker(rank) for rank in range(world_size)]
+        for worker in self._workers:
+            self._clearing.callback(worker.close)
+        self._members += self._workers
+        host, port = self._callers.address
+        ticket = {"host": host, "port": port, "world_size": world_size, "token": self._token}
         job = Job(world_size, int(self._spec["steps"]), ticket, self._session)
 
         def become(pipes: Pipes) -> int:
-            return driver.run(self._load, job, pipes, open_until_done)
+            self._callers.close()
+            return driver.run(self._load, job, pipes)
 
-        self._fork(Seat, DRIVER, hold, become, open_until_done)
-        self._descriptors.close(open_until_done)
+        self._driver = self._fork(DRIVER, hold, become)
 
-    def _start_stand_in(self, rank: int, hold: int, token: str, is_over: int) -> int:
-        """Returns the port at which the worker enters."""
-        with keeper.listen(LOOPBACK) as listener:
+    def _watch(self) -> None:
+        self._listen_to(self._callers, self._admit)
+        super()._watch()
 
-            def become(pipes: Pipes) -> int:
-                return relay.stand_in(listener, token, self._spec, pipes, is_over)
+    def _admit(self) -> None:
+        """Let those enter who are waiting to."""
+        with suppress(TimeoutError):
+            while (caller := self._callers.next(monotonic())) is not None:
+                worker = self._called(caller)
+                if worker is None or not worker.enter(caller.channel, self._spec):
+                    caller.channel.close()
+                else:
+                    self._listen_to(worker, partial(self._read, worker))
 
-            self._fork(StandIn, rank, hold, become, is_over)
-            return int(listener.getsockname()[1])
+    def _called(self, caller: Caller) -> Worker | None:
+        """The rank that a caller is to be, if it knows the token."""
+        match caller.message:
+            case {"token": str(token), "rank": int(rank)} if 0 <= rank < len(self._workers):
+                return self._workers[rank] if secrets.compare_digest(token, self._token) else None
+        return None
+
+    def _look(self) -> None:
+        super()._look()
+        if self._driver.delivered or self._driver.has_exited:
+            # Who has come before the end of the driver may enter yet.
+            self._admit()
+            for worker in self._workers:
+                worker.stay_out()
 
     def _outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
         *ranks, trainer = super()._outcomes(first_failed)
         return tuple(_with_driver(rank, trainer) for rank in ranks)
-
-
-class StandIn(Seat):
-    """The seat of a worker, by way of the process that stands in for it."""
-
-    @property
-    def failure(self) -> tuple[bool, float, int] | None:
-        failed = super().failure
-        # Where nobody entered, the driver is to blame.
-        if failed is None or not self.started:
-            return None
-        # What came first. A framework ends all workers when one has raised, so that a death may be the consequence.
-        _, at, rank = failed
-        return False, at, rank
-
-    def _note(self, notice: dict[str, Any]) -> None:
-        if notice["event"] == relay.GONE:
-            self._failed_at = notice["at"]
-        else:
-            super()._note(notice)
-
-    def _exit(self, after: int | None) -> str:
-        if not self.started:
-            return f"no worker entered the case as rank {self.rank}"
-        if self.killed_because or self.delivered or self.raised:
-            return super()._exit(after)
-        text = f"the worker of rank {self.rank} was gone before it finished"
-        return text if after is None else f"{text}, after rank {after} failed"
 
 
 def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:

@@ -1,128 +1,199 @@
-"""Waiting for the ranks of one case: who delivered, who failed first, and when to stop waiting."""
+"""What to do about the ranks of one case, by what is known of them and by the clock.
+
+A state machine without processes: it reads what `Member` names, and says what is to be done. It serves the server,
+whose members are ranks, and the front of several machines, whose members are all ranks of a node.
+"""
 
 from __future__ import annotations
 
-import selectors
-from collections.abc import Callable, Sequence
-from time import monotonic
-
-from conformance.runner.case.peers import Peers
-from conformance.runner.case.seat import Seat, called
-from conformance.runner.system import stacks
-from conformance.runner.system.protocol import Channel
-from conformance.runner.system.signals import ChildSignals
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 # Seconds. Importing torch and a trainer in fresh interpreters, several at once, may take long.
 START_LIMIT = 120.0
-# A peer's collectives fail at once or hang for ever when a rank is gone; this lets the former be told.
+# A peer's collectives fail at once or hang for ever when a rank is gone; this lets the former report it.
 GRACE = 2.0
 # From the release to the exit, between which a rank has nothing left to do.
 LEAVE_LIMIT = 5.0
 
-
-def late(time_limit: float | None) -> str:
-    """Why nobody waits any longer for ranks that run since ``time_limit`` seconds, or (None) did not even start."""
-    if time_limit is None:
-        return f"because it had not started after {START_LIMIT:g} s"
-    return f"at the time limit of {time_limit:g} s"
+#: The "rank" of a process that belongs to the case as a whole.
+DRIVER = -1
 
 
-class Supervision:
-    """Watches ``seats`` until every process is gone; calls ``release`` once all of them, and their peers, are through.
+class Failure(NamedTuple):
+    """What went wrong with a rank before it delivered; of two failures the lesser one came first.
 
-    ``check`` is called whenever a child process has ended, and raises if the case cannot go on.
+    A death without a word counts before anything raised: peers raise as soon as its connections are gone, and the death
+    itself is seen only later.
     """
 
-    def __init__(
-        self,
-        seats: Sequence[Seat],
-        time_limit: float,
-        peers: Peers,
-        *,
-        check: Callable[[], None],
-        release: Callable[[], None],
-    ) -> None:
-        self._seats = seats
-        self._peers = peers
-        self._check = check
+    raised: bool
+    at: float
+    rank: int
+
+
+class Member(Protocol):
+    """What is known of a rank, or of all ranks of a node."""
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def delivered(self) -> bool:
+        """The trainer's function has returned, and all evidence is there."""
+
+    @property
+    def has_exited(self) -> bool: ...
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Phase(Enum):
+    """How far a case has come. Each phase has a time limit of its own."""
+
+    STARTING = auto()
+    RUNNING = auto()
+    FAILED = auto()
+    RELEASED = auto()
+
+
+class Limits(NamedTuple):
+    """Seconds for each phase."""
+
+    start: float
+    run: float
+    grace: float
+    leave: float
+
+
+class AllStarted(NamedTuple):
+    """Every member has started, or exited."""
+
+
+class FirstFailure(NamedTuple):
+    """This failure came first, of those that are known."""
+
+    rank: int
+    raised: bool
+
+
+class AllFinished(NamedTuple):
+    """Nothing more is expected of any member: each has delivered, or exited."""
+
+
+class Release(NamedTuple):
+    """Let the members leave."""
+
+
+@dataclass(frozen=True)
+class Stop(Generic[M]):
+    """Stop waiting for ``members``.
+
+    Attributes:
+        because: the reason, in words that complete "killed".
+        is_late: they hang; they are not waited for because of a failure, nor after their release.
+    """
+
+    members: tuple[M, ...]
+    because: str
+    is_late: bool
+
+
+Action: TypeAlias = AllStarted | FirstFailure | AllFinished | Release | Stop[M]
+
+
+class Supervision(Generic[M]):
+    """Reports about ``members``, stops those that nobody has to wait for, and lets them leave together.
+
+    Attributes:
+        deadline: when to call `advance` at the latest.
+        may_leave: members may leave when all have finished; if not, they wait for those of other machines.
+        failed_elsewhere: the rank that failed first, where other machines were heard too.
+        given_up: why nobody waits any longer, if somebody else decided so.
+    """
+
+    def __init__(self, members: Sequence[M], limits: Limits, time_limit: float, now: float, *, may_leave: bool) -> None:
+        """``time_limit``: what the user knows as the limit. ``now``: seconds by any clock, for `advance` too."""
+        self._members = members
+        self._limits = limits
         self._time_limit = time_limit
-        self._release = release
-        self._started = self._failed = self._through = self._released = False
-        self._told: tuple[bool, float, int] | None = None
-        self._deadline = monotonic() + START_LIMIT
-        self._late: list[Seat] = []
+        self.phase = Phase.STARTING
+        self.deadline = now + limits.start
+        self.may_leave = may_leave
+        self.failed_elsewhere: int | None = None
+        self.given_up: str | None = None
+        self._have_started = self._have_finished = self._has_stopped = False
+        self._reported: Failure | None = None
+        self._late: tuple[M, ...] = ()
 
     @property
     def first_failed(self) -> int | None:
         """The rank whose failure came first, so that the others' may be its consequence."""
-        if self._peers.first_failed is not None:
-            return self._peers.first_failed
-        return None if self._first_here is None else self._first_here[-1]
-
-    @property
-    def _first_here(self) -> tuple[bool, float, int] | None:
-        return min((seat.failure for seat in self._seats if seat.failure), default=None)
+        if self.failed_elsewhere is not None:
+            return self.failed_elsewhere
+        return None if self._first_failure is None else self._first_failure.rank
 
     @property
     def timed_out(self) -> bool:
-        return any(not seat.delivered for seat in self._late)
+        return any(not member.delivered for member in self._late)
 
-    def watch(self, signals: ChildSignals, client: Channel) -> None:
-        """Raises ClientGone, and what ``check`` raises."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(signals.descriptor, selectors.EVENT_READ)
-            selector.register(client, selectors.EVENT_READ)
-            for seat in self._seats:
-                selector.register(seat.descriptor, selectors.EVENT_READ, seat)
-            while not (self._peers.released and all(seat.gone for seat in self._seats)):
-                ended = False
-                for key, _ in selector.select(max(0.0, self._deadline - monotonic())):
-                    if key.fileobj is client:
-                        self._peers.hear()
-                    elif key.fileobj == signals.descriptor:
-                        signals.drain()
-                        ended = True
-                    elif not key.data.read():
-                        selector.unregister(key.fileobj)
-                if ended:
-                    self._check()
-                    for seat in self._seats:
-                        seat.reap()
-                self._advance()
+    @property
+    def is_over(self) -> bool:
+        return self.may_leave and all(member.has_exited for member in self._members)
 
-    def _advance(self) -> None:
-        now = monotonic()
-        if not self._started and all(seat.started or seat.gone for seat in self._seats):
-            self._started = True
-            self._deadline = now + self._time_limit + self._peers.patience
-            self._peers.tell(started=True)
-        if self._first_here is not None and self._first_here != self._told:
-            self._told = self._first_here
-            self._peers.tell(failed=self._told[-1], raised=self._told[0])
-        if not self._failed and self.first_failed is not None:
-            self._failed = True
-            self._deadline = now + GRACE
-        if not self._through and all(seat.through for seat in self._seats):
-            self._through = True
-            self._peers.tell(through=True)
-        if self._through and self._peers.released and not self._released:
-            self._released = True
-            self._release()
-            self._deadline = now + LEAVE_LIMIT
-        elif now >= self._deadline or (self._peers.late is not None and not self._through and not self._late):
-            self._stop_waiting()
-            self._deadline = now + LEAVE_LIMIT
+    def advance(self, now: float) -> Iterator[Action[M]]:
+        """What is to be done now."""
+        if not self._have_started and all(member.started or member.has_exited for member in self._members):
+            self._have_started = True
+            if self.phase is Phase.STARTING:
+                self._enter(Phase.RUNNING, now + self._limits.run)
+            yield AllStarted()
+        failure = self._first_failure
+        if failure is not None and failure != self._reported:
+            self._reported = failure
+            yield FirstFailure(failure.rank, failure.raised)
+        if self.first_failed is not None and self.phase in (Phase.STARTING, Phase.RUNNING):
+            self._enter(Phase.FAILED, now + self._limits.grace)
+        if not self._have_finished and all(member.delivered or member.has_exited for member in self._members):
+            self._have_finished = True
+            yield AllFinished()
+        if self._have_finished and self.may_leave and self.phase is not Phase.RELEASED:
+            self._enter(Phase.RELEASED, now + self._limits.leave)
+            yield Release()
+        elif now >= self.deadline or (self.given_up and not self._have_finished and not self._has_stopped):
+            self._has_stopped = True
+            self.deadline = now + self._limits.leave
+            yield self._stop()
 
-    def _stop_waiting(self) -> None:
-        waited_for = [seat for seat in self._seats if not (seat.gone if self._released else seat.through)]
-        if self._released:
-            because = "because it did not leave after it delivered"
-        elif self.first_failed is not None:
-            because = f"after {called(self.first_failed)} failed"
-        else:
-            self._late = waited_for
-            because = self._peers.late or late(self._time_limit if self._started else None)
-            self._peers.tell(late=because)
-            stacks.request([(seat.pid, seat.stack_file) for seat in waited_for])
-        for seat in waited_for:
-            seat.kill(because)
+    @property
+    def _first_failure(self) -> Failure | None:
+        return min((member.failure for member in self._members if member.failure), default=None)
+
+    def _enter(self, phase: Phase, deadline: float) -> None:
+        self.phase = phase
+        self.deadline = deadline
+
+    def _stop(self) -> Stop[M]:
+        if self.phase is Phase.RELEASED:
+            remaining = tuple(member for member in self._members if not member.has_exited)
+            return Stop(remaining, "because it did not leave after it delivered", is_late=False)
+        remaining = tuple(member for member in self._members if not (member.delivered or member.has_exited))
+        if self.first_failed is not None:
+            return Stop(remaining, f"after {called(self.first_failed)} failed", is_late=False)
+        self._late = remaining
+        return Stop(remaining, self.given_up or self._too_late(), is_late=True)
+
+    def _too_late(self) -> str:
+        if self._have_started:
+            return f"at the time limit of {self._time_limit:g} s"
+        return f"because it had not started after {START_LIMIT:g} s"
+
+
+def called(rank: int) -> str:
+    return "the trainer's function" if rank == DRIVER else f"rank {rank}"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
 from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
-from conformance.runner.front.zygote_handle import ServerProcess, ServerStarter, shared
+from conformance.runner.front.zygote_client import ServerProcess, ServerStarter, shared
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable
 from conformance.runner.system import stacks
 from conformance.runner.system.descriptors import last_line

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conformance.runner.rank.telling import described
+from conformance.runner.rank.reporting import described
 from conformance.runner.system.protocol import Channel
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class Entry:
         self._line = _Line(ticket, rank)
         self._recorder = Recorder(self._line.send, self._line.spec, rank, ticket["trainer_file"])
         self._recorder.note("started", pid=os.getpid())
-        with self._telling():
+        with self._reporting():
             self._task = Task(self._line.spec, rank, self._recorder)
 
     @contextmanager
     def working(self) -> Iterator[Task]:
         """Inside, this process is this rank. What is raised inside is reported, and ends the entry."""
-        with self._telling(), self._recorder:
+        with self._reporting(), self._recorder:
             yield self._task
 
     def finish(self) -> None:
@@ -73,7 +73,7 @@ class Entry:
         self._line.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -86,14 +86,13 @@ class _Line:
     """The connection to the harness. A thread attends to it, because a worker that hangs cannot."""
 
     def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
-        ports = ticket["ports"]
-        if not 0 <= rank < len(ports):
-            raise ValueError(f"no rank {rank} in a case of world size {len(ports)}")
+        if not 0 <= rank < ticket["world_size"]:
+            raise ValueError(f"no rank {rank} in a case of world size {ticket['world_size']}")
         self._lock = threading.Lock()
         try:
-            self._socket = socket.create_connection((ticket["host"], ports[rank]))
+            self._socket = socket.create_connection((ticket["host"], ticket["port"]))
             self._channel = Channel(self._socket)
-            self._channel.send({"token": ticket["token"]})
+            self._channel.send({"token": ticket["token"], "rank": rank})
             spec = self._channel.receive()
         except OSError as error:
             raise RuntimeError(_turned_away(rank)) from error

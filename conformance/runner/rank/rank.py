@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conformance.adapter.loading import Train
-from conformance.runner.rank import backends, rendezvous
+from conformance.runner.rank import loading, store_prefix
 from conformance.runner.rank.preload import preload
-from conformance.runner.rank.telling import Sender, described, exit_code
+from conformance.runner.rank.reporting import Sender, described, exit_code
 from conformance.runner.system import stacks
 
 
@@ -40,7 +40,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
-    rendezvous.separate_groups()
+    store_prefix.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
     code = attempt(load, spec, rank, send)
     if code is None:
@@ -76,25 +76,25 @@ def file_of(train: Train) -> str | None:
     return None if code is None else code.co_filename
 
 
-def main(job: str, target: str) -> None:
-    """The entry point of a spawned rank; ``job`` is the descriptor of the file that `spawn_job` wrote."""
+def main(descriptor: str, target: str) -> None:
+    """The entry point of a spawned rank; ``descriptor`` is that of the file that `spawn_job` wrote."""
     sys.argv[:] = [target]
-    with open(int(job), encoding="utf-8") as file:
-        told = json.load(file)
-    pipes = Pipes(**told["pipes"])
+    with open(int(descriptor), encoding="utf-8") as file:
+        job = json.load(file)
+    pipes = Pipes(**job["pipes"])
     stacks.answer_requests(pipes.stack)
 
     def load() -> Train:
         preload()
         gc.enable()
-        return backends.load_for(target, told["backend"])[0]
+        return loading.load_for(target, job["backend"])[0]
 
-    code = run(load, told["spec"], told["rank"], pipes)
+    code = run(load, job["spec"], job["rank"], pipes)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def spawn_job(backend: str, spec: dict[str, Any], rank: int, pipes: Pipes) -> str:
-    """What a spawned rank has to be told, as text for its job file."""
+    """What a spawned rank needs to know, as text for its job file."""
     return json.dumps({"backend": backend, "spec": spec, "rank": rank, "pipes": asdict(pipes)})

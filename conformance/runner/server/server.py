@@ -12,18 +12,18 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from conformance.adapter.loading import Train, TrainerError
-from conformance.runner.case import keeper
-from conformance.runner.case.case import Case, KeeperGone, StartedCase
-from conformance.runner.case.launch import Launch, forked, spawned
+from conformance.runner.case import rendezvous_host
+from conformance.runner.case.case import Case, ClientGone, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
-from conformance.runner.case.part import Part
-from conformance.runner.case.peers import ClientGone
+from conformance.runner.case.node_share import NodeShare
+from conformance.runner.case.rank_starter import RankStarter, forked, spawned
 from conformance.runner.outcome import Outcome, Unavailable
-from conformance.runner.rank import backends
+from conformance.runner.rank import loading
+from conformance.runner.server import safety
 from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, processes, stacks
+from conformance.runner.system import linux, stacks
+from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
-from conformance.runner.zygote import safety
 
 #: Makes the case that a message of the client asks for.
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
@@ -66,19 +66,19 @@ def _prepare(
     """Raises TrainerError, Unavailable."""
     target, backend = request["target"], request["backend"]
     if request["spawn"]:
-        keeper.preload(backend)
+        rendezvous_host.preload(backend)
         if request["spawn"] == "driver":
-            return _launching(lambda: backends.load_for(target, backend)[0]), {}
+            return _launching(lambda: loading.load_for(target, backend)[0]), {}
         return _starting(spawned(target, backend)), {}
-    train, declaration = backends.load_for(target, backend)
-    keeper.preload(backend)
+    train, declaration = loading.load_for(target, backend)
+    rendezvous_host.preload(backend)
     gc.freeze()
     packages = [*declaration.requires, *(["horovod"] if backend == "horovod" else [])]
     hello = {
         "declaration": declaration.to_dict(),
-        "versions": backends.versions(packages),
+        "versions": loading.versions(packages),
         "unsafe": _why_slow(target, unsafe, safety.why_not_fork()),
-        "no_gpu": backends.why_no_gpu(backend),
+        "no_gpu": loading.why_no_gpu(backend),
     }
     return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
 
@@ -98,12 +98,12 @@ def _why_slow(target: str, before: safety.Unsafe | None, after: safety.Unsafe | 
 
 
 @contextmanager
-def _starting(launch: Launch) -> Iterator[MakeCase]:
+def _starting(become_rank: RankStarter) -> Iterator[MakeCase]:
     """Cases whose ranks we start."""
 
     def make_case(message: dict[str, Any], client: Channel) -> Case:
-        part = Part.from_dict(message["part"]) if "part" in message else None
-        return StartedCase(launch, message["spec"], client, part)
+        share = NodeShare.from_dict(message["share"]) if "share" in message else None
+        return StartedCase(become_rank, message["spec"], client, share)
 
     yield make_case
 
@@ -116,7 +116,7 @@ def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
         yield lambda message, client: LaunchedCase(load, message["spec"], session.value(), client)
     finally:
         session.end()
-        processes.sweep(set())
+        sweep(set())
 
 
 def _answer(client: Channel, make_case: MakeCase) -> None:
@@ -127,7 +127,7 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
             outcome = make_case(message, client).run(message["time_limit"])
         except SessionFailed as error:
             outcome = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began)
-        except KeeperGone as error:
+        except RendezvousLost as error:
             client.send({"failure": str(error)})
             continue
         client.send_json(outcome.to_json())

@@ -9,20 +9,20 @@ import os
 import select
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from conformance.adapter.declaration import session_of
 from conformance.adapter.loading import Train
 from conformance.runner.case.driver import make_importable_for_workers
 from conformance.runner.case.supervision import START_LIMIT
-from conformance.runner.rank.telling import described
-from conformance.runner.system import processes, protocol
+from conformance.runner.rank.reporting import described
+from conformance.runner.system import protocol
+from conformance.runner.system.child import Child
 
 _CHUNK = 1 << 16
 # Seconds to leave the session's context; then it is killed.
 _END_LIMIT = 8.0
-_POLL = 0.01
 
 
 class SessionFailed(Exception):
@@ -34,58 +34,52 @@ class Session:
 
     def __init__(self, load: Callable[[], Train]) -> None:
         self._load = load
-        self._pid: int | None = None
+        self._child: Child | None = None
         self._hold = -1
         self._value: Any = None
 
     def value(self) -> Any:
         """What the session has yielded. Raises SessionFailed."""
-        if self._pid is None or processes.ended(self._pid) is not None:
+        if self._child is None or self._child.poll() is not None:
             self._forget()
             self._start()
         return self._value
 
     def end(self) -> None:
         """Leave the session; what it has started is gone afterwards, in good order if it can be."""
-        if self._pid is None:
-            return
-        os.close(self._hold)
-        deadline = monotonic() + _END_LIMIT
-        while processes.ended(self._pid) is None:
-            if monotonic() >= deadline:
-                processes.kill_and_reap(self._pid)
-                break
-            sleep(_POLL)
-        self._pid = None
+        if self._child is not None:
+            os.close(self._hold)
+            self._child.end(_END_LIMIT)
+            self._child = None
 
     def _start(self) -> None:
-        answer, told = os.pipe()
+        answer, write = os.pipe()
         held, self._hold = os.pipe()
 
         def body() -> int:
             os.close(answer)
             os.close(self._hold)
-            return _keep(self._load, told, held)
+            return _enter(self._load, write, held)
 
-        self._pid = processes.fork(body)
-        os.close(told)
+        self._child = Child(body)
+        os.close(write)
         os.close(held)
         try:
-            said = _read_line(answer, monotonic() + START_LIMIT)
+            answered = _read_line(answer, monotonic() + START_LIMIT)
         finally:
             os.close(answer)
-        if "value" not in said:
+        if "value" not in answered:
             self.end()
-            raise SessionFailed(f"the trainer's session {said.get('failed', 'ended before it began')}")
-        self._value = said["value"]
+            raise SessionFailed(f"the trainer's session {answered.get('failed', 'ended before it began')}")
+        self._value = answered["value"]
 
     def _forget(self) -> None:
-        if self._pid is not None:
+        if self._child is not None:
             os.close(self._hold)
-            self._pid = None
+            self._child = None
 
 
-def _keep(load: Callable[[], Train], told: int, held: int) -> int:
+def _enter(load: Callable[[], Train], write: int, held: int) -> int:
     make_importable_for_workers()
     with ExitStack() as stack:
         try:
@@ -95,8 +89,8 @@ def _keep(load: Callable[[], Train], told: int, held: int) -> int:
             what = described(error)
             print(what["traceback"], flush=True)
             answer = {"failed": f"raised {what['type']}: {what['message']}".splitlines()[0]}
-        os.write(told, protocol.encode(answer))
-        os.close(told)
+        os.write(write, protocol.encode(answer))
+        os.close(write)
         if "value" in answer:
             os.read(held, 1)
     return 0

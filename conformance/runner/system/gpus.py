@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from conformance.runner.system import processes
+from conformance.runner.system.child import answer_of_child
 
 
 def gpus() -> dict[str, Any]:
@@ -14,7 +14,7 @@ def gpus() -> dict[str, Any]:
     if torch.version.cuda is None:
         return {"devices": 0, "reason": f"torch {torch.__version__} is built without CUDA"}
     # Without NVML, as on a machine without a driver, torch asks the CUDA runtime, and that starts CUDA.
-    count = processes.answer_of_child(torch.cuda.device_count)
+    count = answer_of_child(torch.cuda.device_count)
     if count is None:
         return {"devices": 0, "reason": "torch fails when it is asked how many CUDA devices there are"}
     return {"devices": count, "reason": None if count else "no NVIDIA GPU or driver was found"}

@@ -111,7 +111,7 @@ class Channel:
         """
         deadline = None if timeout is None else monotonic() + timeout
         while not self.holds_message:
-            if deadline is not None and not self._is_readable(deadline - monotonic()):
+            if deadline is not None and not self.is_readable(deadline - monotonic()):
                 raise TimeoutError(f"no message came within {timeout:g} s")
             if not self.fill():
                 return None
@@ -142,7 +142,7 @@ class Channel:
     @property
     def hung_up(self) -> bool:
         """The other end is gone, and nothing that it sent is left."""
-        if self._unread or not self._is_readable(0.0):
+        if self._unread or not self.is_readable(0.0):
             return False
         try:
             return not self._connection.recv(1, socket.MSG_PEEK)
@@ -159,12 +159,17 @@ class Channel:
                 continue
         self.close()
 
+    def cut(self) -> None:
+        """End the connection: the other end sees that, and so does whoever reads at this end."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
     def take_descriptors(self) -> list[int]:
         """The descriptors that came with the messages received so far; the caller owns them."""
         taken, self._descriptors = self._descriptors, []
         return taken
 
-    def _is_readable(self, timeout: float) -> bool:
+    def is_readable(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until something has come, or the other end is gone."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)

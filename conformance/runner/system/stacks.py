@@ -8,36 +8,60 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-#: What asks a process for its stacks.
-REQUEST = signal.SIGUSR1
+_REQUEST = signal.SIGUSR1
 _PATIENCE = 2.0
 _QUIET = 0.05
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _OURS = str(Path(__file__).parents[2]) + os.sep
 
 
+class Answering(Protocol):
+    """Who can be asked for stacks."""
+
+    def ask_for_stack(self) -> bool:
+        """False if it cannot answer."""
+
+    def stack_size(self) -> int:
+        """How much of an answer there is so far."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that has called `answer_requests`; ``file`` is what it writes to."""
+
+    pid: int
+    file: int
+
+    def ask_for_stack(self) -> bool:
+        os.kill(self.pid, _REQUEST)
+        return True
+
+    def stack_size(self) -> int:
+        return os.fstat(self.file).st_size
+
+
 def answer_requests(descriptor: int) -> None:
     """Have this process write the stacks of all its threads to ``descriptor`` when `request` asks."""
-    faulthandler.register(REQUEST, file=descriptor, all_threads=True)
+    faulthandler.register(_REQUEST, file=descriptor, all_threads=True)
 
 
-def request(processes: Iterable[tuple[int, int]]) -> None:
-    """Ask each (process id, descriptor of its stack file) and wait until the files stop growing.
+def request(asked: Iterable[Answering]) -> None:
+    """Ask each and wait until no more of an answer comes.
 
-    A process that cannot answer (stopped, or its handler replaced) costs two seconds and leaves nothing.
+    One that cannot answer (stopped, or its handler replaced) costs two seconds and leaves nothing.
     """
-    processes = list(processes)
-    before = [os.fstat(descriptor).st_size for _, descriptor in processes]
-    for pid, _ in processes:
-        os.kill(pid, REQUEST)
+    before = {one: one.stack_size() for one in asked}
+    waiting = [one for one in before if one.ask_for_stack()]
+    last: list[int] = []
     deadline = time.monotonic() + _PATIENCE
-    last: list[int] = before
     while time.monotonic() < deadline:
         time.sleep(_QUIET)
-        sizes = [os.fstat(descriptor).st_size for _, descriptor in processes]
-        if sizes == last and all(now > old for now, old in zip(sizes, before, strict=True)):
+        sizes = [one.stack_size() for one in waiting]
+        if sizes == last and all(now > before[one] for one, now in zip(waiting, sizes, strict=True)):
             return
         last = sizes
 

@@ -1,4 +1,6 @@
-"""The process that imports torch once, stays single-threaded, and forks a server for each trainer."""
+"""The process that imports torch once and stays single-threaded; each worker that connects gets a fork of it, which
+forks a server for each trainer.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +8,58 @@ import gc
 import os
 import platform
 import resource
+import select
+import shutil
 import signal
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import torch
 
 from conformance.runner.rank.preload import preload, warm_up
-from conformance.runner.server import server
-from conformance.runner.system import linux, processes
+from conformance.runner.server import safety, server
+from conformance.runner.system import linux
+from conformance.runner.system.child import Child
 from conformance.runner.system.gpus import gpus
 from conformance.runner.system.protocol import Channel
-from conformance.runner.zygote import safety
 
-_POLL = 0.005
 # Seconds that servers have to end their ranks when the front process is gone.
 _PATIENCE = 3.0
 
 
-def main(connection: str, name: str) -> None:
-    """``connection``: the descriptor of this end of the socket; ``name`` is for readers of process lists."""
-    client = Channel(socket.socket(fileno=int(connection)))
+def main(listener: str, folder: str) -> None:
+    """``listener``: the descriptor of the socket that workers connect to, which is in ``folder``.
+
+    The end of the standard input ends this process; ``folder`` is removed then.
+    """
+    hold = _replace_input()
     prepare()
-    answer(client)
+    zygotes: list[Child] = []
+    with socket.socket(fileno=int(listener)) as workers:
+        while hold not in select.select([workers.fileno(), hold], [], [])[0]:
+            zygotes = [zygote for zygote in zygotes if zygote.poll() is None]
+            worker, _ = workers.accept()
+            with worker:
+                zygotes.append(Child(partial(_become_zygote, Channel(worker), workers, hold, zygotes)))
+    for zygote in zygotes:
+        zygote.end(None)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace_input() -> int:
+    """A copy of the standard input, which is empty from now on: it is not for those that are forked from here."""
+    hold = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return hold
 
 
 def prepare() -> None:
     """Make this process one that others are forked from."""
-    # The front process may have blocked or ignored what our children are to be told by.
+    # The front process may have blocked or ignored the signals that our children are sent.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A rank that aborts must not leave a core file in the user's folder.
@@ -47,54 +72,62 @@ def prepare() -> None:
     linux.gather_memory()
 
 
-def answer(client: Channel) -> None:
+def _become_zygote(client: Channel, workers: socket.socket, hold: int, others: list[Child]) -> int:
     """Be the zygote of ``client`` until it is gone."""
+    workers.close()
+    os.close(hold)
+    for other in others:
+        other.close()
+    # The client ends it, so that its servers are ended in good order whatever becomes of the process above.
+    linux.outlive_parent()
+    if (hello := client.receive()) is None:
+        return 0
+    os.environ.clear()
+    os.environ.update(hello["environment"])
+    (output,) = client.take_descriptors()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     client.send({"versions": versions, "gpus": gpus()})
-    Zygote(client).run()
+    ZygoteLoop(client).run()
+    return 0
 
 
-class Zygote:
+class ZygoteLoop:
     """Forks servers and waits for their end, as it is asked to."""
 
     def __init__(self, client: Channel) -> None:
         self._client = client
-        self._servers: set[int] = set()
+        self._servers: dict[int, Child] = {}
 
     def run(self) -> None:
         try:
             while (request := self._client.receive()) is not None:
                 if "end" in request:
-                    self._client.send({"status": self._end(request["end"], request["patience"])})
+                    status = self._servers.pop(request["end"]).end(request["patience"])
+                    self._client.send({"status": status})
                 else:
                     self._client.send({"pid": self._fork(request, *self._client.take_descriptors())})
         finally:
             deadline = time.monotonic() + _PATIENCE
-            for pid in list(self._servers):
-                self._end(pid, deadline - time.monotonic())
+            for server_process in self._servers.values():
+                server_process.end(max(0.0, deadline - time.monotonic()))
 
     def _fork(self, request: dict[str, Any], connection: int, output: int) -> int:
         unsafe = safety.why_not_fork()
 
         def body() -> int:
             self._client.close()
+            for other in self._servers.values():
+                other.close()
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
             return server.serve(Channel(socket.socket(fileno=connection)), request, unsafe)
 
-        pid = processes.fork(body)
+        child = Child(body)
         os.close(connection)
         os.close(output)
-        self._servers.add(pid)
-        return pid
-
-    def _end(self, pid: int, patience: float) -> int:
-        """Wait ``patience`` seconds for a server to end, then kill it. The result is its wait status."""
-        deadline = time.monotonic() + patience
-        while (status := processes.ended(pid)) is None:
-            if time.monotonic() >= deadline:
-                processes.kill(pid)
-            time.sleep(_POLL)
-        self._servers.discard(pid)
-        return status
+        self._servers[child.pid] = child
+        return child.pid

@@ -13,7 +13,7 @@ from time import monotonic
 import torch
 import torch.distributed
 
-from conformance.runner.system import processes
+from conformance.runner.system.child import answer_of_child
 
 # Seconds.
 _SETTLE = 0.2
@@ -78,4 +78,4 @@ def _cuda_started() -> bool:
     if torch.cuda.is_initialized():
         return True
     # Asked once more, the runtime spoils nothing more.
-    return processes.answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0
+    return answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0

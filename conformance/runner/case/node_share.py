@@ -1,4 +1,4 @@
-"""A part of a case: the ranks that one of several machines starts."""
+"""A node's share of a case: the ranks that one of several machines starts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from conformance.runner.rank.environment import INTERFACE, LOOPBACK
 
 
 @dataclass(frozen=True)
-class Part:
+class NodeShare:
     """The ranks to start here, and where they meet the others.
 
     Attributes:
         ranks: their numbers.
         address: the IPv4 address of the case's rendezvous.
-        port: where it listens; None if it is to be kept here.
+        port: where it listens; None if it is to be hosted here.
         interface: the network interface for what ranks say to each other.
     """
 
@@ -28,5 +28,5 @@ class Part:
         return {**vars(self), "ranks": list(self.ranks)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Part:
+    def from_dict(cls, values: dict[str, Any]) -> NodeShare:
         return cls(**{**values, "ranks": tuple(values["ranks"])})

@@ -14,26 +14,26 @@ from conformance.runner.system import interpreter
 from conformance.runner.system.descriptors import nameless_file
 
 
-class Launch(Protocol):
+class RankStarter(Protocol):
     """Becomes the rank, and returns its exit code if it returns at all."""
 
     def __call__(self, spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int: ...
 
 
-def forked(train: Train) -> Launch:
+def forked(train: Train) -> RankStarter:
     """Go on from what the server has imported."""
 
-    def launch(spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int:
+    def become_rank(spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int:
         os.environ.update(environment)
         return rank.run(lambda: train, spec, number, pipes)
 
-    return launch
+    return become_rank
 
 
-def spawned(target: str, backend: str) -> Launch:
+def spawned(target: str, backend: str) -> RankStarter:
     """Start over in a fresh interpreter, which imports everything itself."""
 
-    def launch(spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int:
+    def become_rank(spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int:
         job = nameless_file()
         os.write(job, rank.spawn_job(backend, spec, number, pipes).encode())
         os.lseek(job, 0, os.SEEK_SET)
@@ -42,4 +42,4 @@ def spawned(target: str, backend: str) -> Launch:
         command = interpreter.command("conformance.runner.rank.rank", str(job), target)
         os.execve(sys.executable, command, {**os.environ, **environment})
 
-    return launch
+    return become_rank

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,8 @@ from typing import Any
 import pytest
 
 from conformance.runner.front.client import ForkServer, RunnerError
-from conformance.runner.front.zygote_handle import Zygote, _Shared
-from conformance.runner.front.zygote_process import Joined, Nursery
+from conformance.runner.front.zygote_client import Shared, ZygoteClient
+from conformance.runner.front.zygote_process import ZygoteProcess
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -21,12 +25,12 @@ Descendants = Callable[[int], dict[int, Path]]
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def process() -> Iterator[ZygoteProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OF_THE_FRONT", "before")
-        nursery = Nursery()
-    yield nursery
-    nursery.close()
+        process = ZygoteProcess()
+    yield process
+    process.close()
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +39,23 @@ def of_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def joined(nursery: Nursery) -> Iterator[_Shared]:
-    """What a worker has that was told of the nursery."""
-    joined = _Shared()
-    joined.join(nursery.address)
+def joined(process: ZygoteProcess) -> Iterator[Shared]:
+    """What a worker has that was told of the process."""
+    joined = Shared()
+    joined.join(process.address)
     yield joined
     joined.close()
 
 
-def nurseries(descendants: Descendants) -> set[int]:
-    return {pid for pid, folder in descendants(os.getpid()).items() if b".nursery" in (folder / "cmdline").read_bytes()}
+@pytest.fixture
+def ancestor(process: ZygoteProcess) -> int:
+    """The process id of what zygotes are forked from."""
+    return process._process.pid
 
 
-def test_zygotes_are_forked_from_it(nursery: Nursery, descendants: Descendants) -> None:
-    (ancestor, *_) = sorted(nurseries(descendants))
+def test_zygotes_are_forked_from_it(process: ZygoteProcess, ancestor: int, descendants: Descendants) -> None:
     before = set(descendants(ancestor))
-    first, second = (Zygote(Joined(nursery.address)) for _ in range(2))
+    first, second = (ZygoteClient(process.address) for _ in range(2))
     assert len(set(descendants(ancestor)) - before) == 2
     assert first.versions == second.versions
     assert first.running and second.running
@@ -60,14 +65,14 @@ def test_zygotes_are_forked_from_it(nursery: Nursery, descendants: Descendants) 
     assert not any(Path("/proc", str(pid), "exe").exists() for pid in set(descendants(ancestor)) - before)
 
 
-def test_it_runs_cases(joined: _Shared, write: Write, make_spec: MakeSpec) -> None:
+def test_it_runs_cases(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
     with ForkServer(write(), "ddp", starter=joined.get) as server:
         outcome = server.run(make_spec("ddp", 2), LIMIT)
     assert [rank.finished for rank in outcome.ranks] == [True, True]
 
 
 def test_its_zygotes_have_the_environments_of_their_workers(
-    joined: _Shared, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+    joined: Shared, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_WORKER", "later")
     monkeypatch.delenv("OF_THE_FRONT")
@@ -77,21 +82,21 @@ def test_its_zygotes_have_the_environments_of_their_workers(
     assert rank.output == "later None\n"
 
 
-def test_a_zygote_that_died_is_replaced_from_it(joined: _Shared, descendants: Descendants) -> None:
-    (ancestor, *_) = sorted(nurseries(descendants))
+def test_a_zygote_that_died_is_replaced_from_it(joined: Shared, ancestor: int, descendants: Descendants) -> None:
     elsewhere = set(descendants(ancestor))
     before = joined.get()
     (pid,) = set(descendants(ancestor)) - elsewhere
     os.kill(pid, signal.SIGKILL)
-    assert before._process.channel.receive(LIMIT) is None
+    assert before._channel.receive(LIMIT) is None
     assert not before.running
     after = joined.get()
     assert after is not before
     assert len(set(descendants(ancestor)) - elsewhere - {pid}) == 1
 
 
-def test_what_is_said_of_a_zygote_that_is_gone(joined: _Shared, write: Write, descendants: Descendants) -> None:
-    (ancestor, *_) = sorted(nurseries(descendants))
+def test_what_is_said_of_a_zygote_that_is_gone(
+    joined: Shared, ancestor: int, write: Write, descendants: Descendants
+) -> None:
     elsewhere = set(descendants(ancestor))
     zygote = joined.get()
     (pid,) = set(descendants(ancestor)) - elsewhere
@@ -101,22 +106,54 @@ def test_what_is_said_of_a_zygote_that_is_gone(joined: _Shared, write: Write, de
 
 
 def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
-    gone = Nursery()
+    gone = ZygoteProcess()
     gone.close()
-    shared = _Shared()
+    shared = Shared()
     shared.join(gone.address)
     before = set(descendants(os.getpid()))
     assert shared.get().running
-    assert len(set(descendants(os.getpid())) - before) == 1
+    assert len(set(descendants(os.getpid())) - before) == 2
     shared.close()
 
 
 def test_why_torch_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('built for another machine')")
     monkeypatch.syspath_prepend(tmp_path)
-    nursery = Nursery()
-    shared = _Shared()
-    shared.join(nursery.address)
+    process = ZygoteProcess()
+    shared = Shared()
+    shared.join(process.address)
     with pytest.raises(RunnerError, match=r"^the process that imports torch .* built for another machine$"):
         shared.get()
-    nursery.close()
+    process.close()
+
+
+def test_a_folder_for_temporary_files_whose_name_is_too_long_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / ("long-" * 30)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    process = ZygoteProcess()
+    client = ZygoteClient(process.address)
+    assert client.running
+    client.close()
+    process.close()
+    assert not list(folder.iterdir())
+
+
+def test_a_process_whose_front_was_killed_leaves_no_folder(tmp_path: Path) -> None:
+    script = (
+        "from conformance.runner.front.client import shared; shared.get(); print(shared.get()._process._process.pid)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{script}; input()"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as front:
+        assert front.stdout is not None
+        process = os.pidfd_open(int(front.stdout.readline()))
+        assert list(tmp_path.glob("conformance-*"))
+        front.kill()
+    select.select([process], [], [])
+    os.close(process)
+    assert not list(tmp_path.glob("conformance-*"))

@@ -10,14 +10,16 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from conformance.runner.front.zygote_process import Joined, Started, ZygoteProcess
+from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.runner.outcome import RunnerError, describe_status
-from conformance.runner.system import stacks
+from conformance.runner.rank.environment import base_environment
+from conformance.runner.system import sockets, stacks
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
 from conformance.runner.system.protocol import Channel
 
 # Seconds to import torch, on a machine that is busy with much else.
 _START_LIMIT = 300.0
+_CLOSE_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,28 @@ class ServerStarter(Protocol):
         """Have a server print the stacks of its threads; the result is the last that it printed."""
 
 
-class Zygote:
-    """A running zygote: the `ServerStarter` of this machine."""
+class ZygoteClient:
+    """The connection to a zygote, forked from a `ZygoteProcess`: the `ServerStarter` of this machine."""
 
-    def __init__(self, process: ZygoteProcess | None = None) -> None:
-        """``process``: where it runs already; by default one is started. Raises RunnerError when it ends at once."""
+    def __init__(self, address: str | None = None) -> None:
+        """``address``: of somebody else's process; by default one is started, and ends with this.
+
+        Raises RunnerError when it ends at once, OSError when nobody is there.
+        """
         self._lock = threading.Lock()
         self._outputs: dict[int, int] = {}
-        self._process = process or Started()
+        self._process = None
+        if address is None:
+            self._process = ZygoteProcess()
+            address = self._process.address
         self.owner = os.getpid()
+        self._output = nameless_file()
+        connection = socket.socket(socket.AF_UNIX)
+        self._channel = Channel(connection)
         try:
-            hello = self._receive(_START_LIMIT)
+            with sockets.short_name(address) as name:
+                connection.connect(name)
+            hello = self._ask({"environment": base_environment(os.environ)}, self._output, timeout=_START_LIMIT)
             self.versions: dict[str, str] = hello["versions"]
             self.gpus: dict[str, Any] = hello["gpus"]
         except BaseException:
@@ -66,7 +79,7 @@ class Zygote:
 
     @property
     def running(self) -> bool:
-        return self._process.running
+        return not self._channel.hung_up
 
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ours, theirs = socket.socketpair()
@@ -104,64 +117,63 @@ class Zygote:
         return tail(self._outputs[pid])
 
     def stack(self, pid: int) -> str:
-        stacks.request([(pid, self._outputs[pid])])
+        stacks.request([stacks.Process(pid, self._outputs[pid])])
         return self.said(pid)
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
-        self._process.close()
+        self._channel.hang_up(_CLOSE_LIMIT)
+        os.close(self._output)
+        if self._process is not None:
+            self._process.close()
 
-    def _ask(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], *descriptors: int, timeout: float | None = None) -> dict[str, Any]:
         with self._lock:
             try:
-                self._process.channel.send(request, descriptors)
+                self._channel.send(request, descriptors)
+                answer = self._channel.receive(timeout)
+            except TimeoutError as error:
+                raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
             except OSError as error:
                 raise self._failure() from error
-            return self._receive(None)
-
-    def _receive(self, timeout: float | None) -> dict[str, Any]:
-        try:
-            answer = self._process.channel.receive(timeout)
-        except TimeoutError as error:
-            raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
         if answer is None:
             raise self._failure()
         return answer
 
     def _failure(self) -> RunnerError:
         """What to say of a zygote that is gone."""
-        how = self._process.how_it_ended()
-        said = last_line(tail(self._process.output)) or "nothing"
-        return RunnerError(f"the process that imports torch {how}; it last printed: {said}")
+        words = None if self._process is None else self._process.last_words()
+        words = words or f"ended; it last printed: {last_line(tail(self._output)) or 'nothing'}"
+        return RunnerError(f"the process that imports torch {words}")
 
 
-class _Shared:
-    """At most one zygote in this process."""
+class Shared:
+    """At most one zygote for this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._zygote: Zygote | None = None
-        self._nursery: str | None = None
+        self._zygote: ZygoteClient | None = None
+        self._address: str | None = None
 
-    def join(self, nursery: str) -> None:
-        """From now on, have zygotes forked by the nursery at this address."""
-        self._nursery = nursery
+    def join(self, address: str) -> None:
+        """From now on, have zygotes forked by another's `ZygoteProcess` at this address."""
+        self._address = address
 
-    def get(self) -> Zygote:
+    def get(self) -> ZygoteClient:
         """The running zygote, started if there is none. Raises RunnerError."""
         with self._lock:
             if self._zygote is not None and not (self._is_ours() and self._zygote.running):
                 self._drop()
             if self._zygote is None:
-                self._zygote = self._joined() or Zygote()
+                self._zygote = self._joined() or ZygoteClient()
             return self._zygote
 
-    def _joined(self) -> Zygote | None:
-        """None without a nursery; and with one that fails, as one of our own tells why, or does better."""
-        if self._nursery is None:
+    def _joined(self) -> ZygoteClient | None:
+        """None where there is nothing to join, or it fails: a process of our own reports why, or does better."""
+        if self._address is None:
             return None
         try:
-            return Zygote(Joined(self._nursery))
+            return ZygoteClient(self._address)
         except (OSError, RunnerError):
             return None
 
@@ -180,5 +192,5 @@ class _Shared:
         self._zygote = None
 
 
-shared = _Shared()
+shared = Shared()
 atexit.register(shared.close)

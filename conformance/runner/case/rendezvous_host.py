@@ -1,4 +1,4 @@
-"""The process that holds a case's rendezvous, so that it outlives any rank."""
+"""The process that hosts a case's rendezvous, so that it outlives any rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
-def keep(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
+def host(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
     """Serve the rendezvous of ``backend`` on ``listener`` until this process is killed."""
     if backend == "horovod":
-        _keep_horovod(listener, topology)
-    _keep_store(listener)
+        _host_horovod(listener, topology)
+    _host_store(listener)
 
 
-def _keep_store(listener: socket.socket) -> NoReturn:
+def _host_store(listener: socket.socket) -> NoReturn:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, port = listener.getsockname()
@@ -40,7 +40,7 @@ def _hold(store: object) -> NoReturn:
         signal.pause()
 
 
-def _keep_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
+def _host_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
     """Horovod's own `RendezvousServer` listens on every interface, so its parts are put together here."""
     http: Any = import_module("horovod.runner.http.http_server")
     hosts: Any = import_module("horovod.runner.common.util.hosts")
@@ -57,7 +57,7 @@ def _keep_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
 
 
 def preload(backend: str) -> None:
-    """Import what `keep` needs, so that a forked keeper has it."""
+    """Import what `host` needs, so that a forked process has it."""
     if backend == "horovod":
         import_module("horovod.runner.http.http_server")
         import_module("horovod.runner.common.util.hosts")

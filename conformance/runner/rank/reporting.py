@@ -1,4 +1,4 @@
-"""What a process of a case tells the server: events, and what it raised.
+"""What a process of a case reports to the server: events, and what it raised.
 
 Events are evidence for later, and go to a file, where they outlive the process: a pipe would wake the server for each
 of them. It is called for those that it waits for.

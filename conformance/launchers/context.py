@@ -11,7 +11,7 @@ from conformance.launchers.agent import Member
 
 
 @dataclass(frozen=True)
-class Launch:
+class LauncherContext:
     """One process's view of its launch.
 
     Attributes:
@@ -29,9 +29,9 @@ class Launch:
 
 
 class Read(Protocol):
-    """Reads a `Launch` from the environment of one of its processes. Raises LaunchError."""
+    """Reads a `LauncherContext` from the environment of one of its processes. Raises LaunchError."""
 
-    def __call__(self, environ: Mapping[str, str]) -> Launch: ...
+    def __call__(self, environ: Mapping[str, str]) -> LauncherContext: ...
 
 
 def number(environ: Mapping[str, str], name: str) -> int:

@@ -1,0 +1,197 @@
+"""One case whose ranks lie on several machines: each runs its share, and all learn what becomes of the others."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from conformance.launchers.front import RemoteStarter
+from conformance.runner.case.node_share import NodeShare
+from conformance.runner.case.supervision import (
+    GRACE,
+    LEAVE_LIMIT,
+    START_LIMIT,
+    Action,
+    Failure,
+    FirstFailure,
+    Limits,
+    Release,
+    Stop,
+    Supervision,
+)
+from conformance.runner.front.client import SLACK, ForkServer, Outcome, RankOutcome, RunnerError
+from conformance.runner.system.protocol import Channel
+
+
+class NodeMember:
+    """The ranks that one machine runs, and what is known of them.
+
+    Attributes:
+        started, delivered, failure: what its server has reported of all of them.
+        outcome: theirs, once it is here. lost: why none will come.
+        is_dismissed: it was told to stop, or to leave; its outcome is all that it still owes.
+    """
+
+    def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: tuple[int, ...]) -> None:
+        self.starter = starter
+        self.server = server
+        self.ranks = ranks
+        self.channel: Channel | None = None
+        self.started = self.delivered = self.is_dismissed = False
+        self.failure: Failure | None = None
+        self.outcome: Outcome | None = None
+        self.lost: str | None = None
+
+    @property
+    def has_exited(self) -> bool:
+        return self.outcome is not None or self.lost is not None
+
+    def begin(self, spec: dict[str, Any], time_limit: float, address: str, port: int | None) -> Channel:
+        """The connection by which it reports. Raises what `ForkServer` raises."""
+        share = NodeShare(self.ranks, address, port, self.starter.hello.interface)
+        self.channel = self.server.channel()
+        self.send({"spec": spec, "time_limit": time_limit, "share": share.to_dict()})
+        return self.channel
+
+    def send(self, message: dict[str, Any]) -> None:
+        """A server that is gone is noticed by its silence."""
+        if self.channel is not None and not self.has_exited:
+            with suppress(OSError):
+                self.channel.send(message)
+
+    def fail(self, raised: bool, rank: int) -> None:
+        failure = Failure(raised, monotonic(), rank)
+        self.failure = failure if self.failure is None else min(self.failure, failure)
+
+    def outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
+        if self.outcome is not None:
+            ranks = self.outcome.ranks
+        else:
+            ranks = tuple(
+                RankOutcome(rank, (), False, self.lost or "", "", None, None if rank == first_failed else first_failed)
+                for rank in self.ranks
+            )
+        return tuple(replace(rank, host=self.starter.name) for rank in ranks)
+
+
+class SpreadCase:
+    """``spec`` on all of ``nodes``; the first hosts the rendezvous."""
+
+    def __init__(self, nodes: Sequence[NodeMember], spec: dict[str, Any], time_limit: float) -> None:
+        self._nodes = nodes
+        self._spec = spec
+        self._time_limit = time_limit
+        self._harness_failure: str | None = None
+
+    def run(self) -> Outcome:
+        """Raises RunnerError, and what `ForkServer` raises."""
+        began = monotonic()
+        # Each machine keeps these limits too; the slack is for what they report.
+        limits = Limits(START_LIMIT + SLACK, self._time_limit, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK)
+        self._supervision = Supervision(self._nodes, limits, self._time_limit, began, may_leave=True)
+        with selectors.DefaultSelector() as self._selector:
+            try:
+                self._begin(self._nodes[0], None)
+                while not self._supervision.is_over:
+                    self._wait()
+                    for action in self._supervision.advance(monotonic()):
+                        self._act(action)
+            except BaseException:
+                for node in self._nodes:
+                    if node.channel is not None and node.outcome is None:
+                        node.server.bury(0.0)
+                raise
+        if self._harness_failure is not None:
+            raise RunnerError(f"{self._spec['case']}: {self._harness_failure}")
+        ranks = [rank for node in self._nodes for rank in node.outcomes(self._supervision.first_failed)]
+        timed_out = any(node.outcome is not None and node.outcome.timed_out for node in self._nodes)
+        return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out)
+
+    def _begin(self, node: NodeMember, port: int | None) -> None:
+        channel = node.begin(self._spec, self._time_limit, self._nodes[0].starter.hello.address, port)
+        self._selector.register(node.starter.channel, selectors.EVENT_READ, (node, None))
+        self._selector.register(channel, selectors.EVENT_READ, (node, channel))
+
+    def _wait(self) -> None:
+        """Take in what nodes report."""
+        for key, _ in self._selector.select(max(0.0, self._supervision.deadline - monotonic())):
+            node, channel = key.data
+            if node.has_exited:
+                continue
+            if channel is None:
+                # Those who start servers speak when they are asked, and nobody has.
+                node.starter.lost = True
+                self._give_up(node, f"our process on {node.starter.name} is gone")
+            else:
+                self._hear(node, channel)
+
+    def _hear(self, node: NodeMember, channel: Channel) -> None:
+        while not node.has_exited:
+            try:
+                message = channel.receive(SLACK)
+            except OSError:
+                message = None
+            if message is None:
+                self._give_up(node)
+                return
+            self._note(node, message)
+            if not channel.holds_message:
+                return
+
+    def _note(self, node: NodeMember, message: dict[str, Any]) -> None:
+        match message:
+            case {"port": port}:
+                for other in self._nodes[1:]:
+                    self._begin(other, port)
+            case {"started": True}:
+                node.started = True
+            case {"failed": rank, "raised": raised}:
+                node.fail(raised, rank)
+            case {"late": because}:
+                self._supervision.given_up = because
+            case {"finished": True}:
+                node.delivered = True
+            case {"failure": reason}:
+                self._harness_failure = f"{node.starter.name}: {reason}"
+                self._give_up(node, reason)
+            case _:
+                node.outcome = Outcome.from_dict(message)
+                self._forget(node)
+
+    def _act(self, action: Action[NodeMember]) -> None:
+        match action:
+            case FirstFailure(rank, _):
+                self._send({"failed": rank})
+            case Release():
+                self._send({"release": True})
+                for node in self._nodes:
+                    node.is_dismissed = True
+            case Stop(nodes, because):
+                for node in nodes:
+                    if node.is_dismissed:
+                        self._give_up(node, f"nothing more came from {node.starter.name}")
+                    node.is_dismissed = True
+                self._send({"late": because})
+
+    def _give_up(self, node: NodeMember, why: str | None = None) -> None:
+        """No more is expected of a node; ``why``, unless its server has hung up."""
+        self._forget(node)
+        how = node.server.bury() if why is None else node.server.bury(0.0)
+        node.lost = why or f"on {node.starter.name} {how}"
+        node.fail(False, node.ranks[0])
+        for other in self._nodes:
+            if other.channel is None:
+                other.lost = f"not started: {node.lost}"
+
+    def _forget(self, node: NodeMember) -> None:
+        for channel in (node.channel, node.starter.channel):
+            if channel is not None and channel.fileno() in self._selector.get_map():
+                self._selector.unregister(channel)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        for node in self._nodes:
+            node.send(message)

@@ -1,0 +1,119 @@
+"""A rank that is a worker of a framework, at the other end of a connection."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from conformance.runner.case.member import RankMember
+from conformance.runner.case.supervision import Failure
+from conformance.runner.rank.reporting import NOTICES
+from conformance.runner.system.protocol import Channel, Lines, to_json
+
+_LONGEST_STACK = 20_000
+
+
+class Worker(RankMember):
+    """A rank that one process enters (`conformance.enter`). When we hang up, that process ends."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self._channel: Channel | None = None
+        self._has_exited = False
+        self._lines: list[bytes] = []
+        self._stack = ""
+
+    @property
+    def has_exited(self) -> bool:
+        return self._has_exited
+
+    @property
+    def failure(self) -> Failure | None:
+        failure = super().failure
+        # Where nobody entered, the driver is to blame.
+        if failure is None or not self.started:
+            return None
+        # What came first: a framework ends all workers when one has raised, so that a death may be the consequence.
+        return failure._replace(raised=False)
+
+    def enter(self, channel: Channel, spec: dict[str, Any]) -> bool:
+        """Let the process at the other end be this rank; False if another one was before, or it is gone."""
+        if self._channel is not None or self._has_exited:
+            return False
+        try:
+            channel.send(spec)
+        except OSError:
+            return False
+        self._channel = channel
+        return True
+
+    def stay_out(self) -> None:
+        """From now on nobody can enter."""
+        if self._channel is None:
+            self._has_exited = True
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def fileno(self) -> int:
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def read(self) -> bool:
+        if self._channel is None or not self._channel.fill():
+            self._has_exited = True
+            self._fail(monotonic())
+            return False
+        while self._channel.holds_message and (message := self._channel.receive()) is not None:
+            self._take(message)
+        return True
+
+    def kill(self, because: str) -> None:
+        if not self._has_exited:
+            self.killed_because = because
+            self.stay_out()
+            if self._channel is not None:
+                self._channel.cut()
+
+    def ask_for_stack(self) -> bool:
+        if self._channel is None or self._has_exited:
+            return False
+        try:
+            self._channel.send({"ask": "stack"})
+        except OSError:
+            return False
+        return True
+
+    def stack_size(self) -> int:
+        while self._channel is not None and self._channel.is_readable(0.0) and self.read():
+            continue
+        return len(self._stack)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "stack" in message:
+            self._stack += message["stack"]
+            return
+        # The clock of another machine says nothing here.
+        message.pop("at", None)
+        self._lines.append(to_json(message))
+        if message["event"] in NOTICES:
+            self._note({**message, "at": monotonic()})
+
+    def _events(self) -> Lines:
+        return Lines(self._lines)
+
+    def _printed(self) -> tuple[str, str]:
+        """A framework has its workers' output, and hands it to the driver or not."""
+        return "", self._stack[-_LONGEST_STACK:]
+
+    def _exit(self, after: int | None) -> str:
+        if not self.started:
+            return f"no worker entered the case as rank {self.rank}"
+        if self.killed_because:
+            return f"killed {self.killed_because}"
+        if self.delivered:
+            return "exited 0"
+        text = "exited 1 before it finished"
+        if not self.raised:
+            text = f"the worker of rank {self.rank} was gone before it finished"
+        return text if after is None else f"{text}, after rank {after} failed"

@@ -1,0 +1,81 @@
+"""Waiting for those who connect to a socket, and for the first that each of them says."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NamedTuple
+
+from conformance.runner.system.protocol import Channel
+
+
+class Caller(NamedTuple):
+    """Who has connected, and the first message that came."""
+
+    channel: Channel
+    message: dict[str, Any]
+
+
+class Callers:
+    """Those who connect to ``listener``. One who stays silent keeps nobody waiting."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.address: tuple[str, int] = listener.getsockname()
+        self._listener = listener
+        self._silent: set[Channel] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Readable when it is worth while to ask for the `next`."""
+        return self._selector.fileno()
+
+    def close(self) -> None:
+        self._selector.close()
+        for channel in self._silent:
+            channel.close()
+        self._listener.close()
+
+    def next(self, deadline: float, other: Channel | None = None) -> Caller | None:
+        """The next that sends a message; None if one from ``other`` comes before.
+
+        Raises TimeoutError at ``deadline``.
+        """
+        if other is None:
+            return self._next(deadline, None)
+        self._selector.register(other, selectors.EVENT_READ)
+        try:
+            return self._next(deadline, other)
+        finally:
+            self._selector.unregister(other)
+
+    def _next(self, deadline: float, other: Channel | None) -> Caller | None:
+        while ready := self._selector.select(max(0.0, deadline - monotonic())):
+            for key, _ in ready:
+                if key.fileobj is other:
+                    return None
+                if not isinstance(key.fileobj, Channel):
+                    self._accept()
+                elif (caller := self._heard(key.fileobj)) is not None:
+                    return caller
+        raise TimeoutError
+
+    def _accept(self) -> None:
+        channel = Channel(self._listener.accept()[0])
+        self._silent.add(channel)
+        self._selector.register(channel, selectors.EVENT_READ)
+
+    def _heard(self, channel: Channel) -> Caller | None:
+        """The caller, if its first message is complete; one that hangs up, or sends no message, is let go."""
+        is_open = channel.fill()
+        if is_open and not channel.holds_message:
+            return None
+        self._selector.unregister(channel)
+        self._silent.remove(channel)
+        with suppress(ValueError):
+            if is_open and (message := channel.receive()) is not None:
+                return Caller(channel, message)
+        channel.close()
+        return None

@@ -1,0 +1,176 @@
+"""When to wait for ranks, to stop them and to release them: the state machine, by a clock that nobody waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from conformance.runner.case.supervision import (
+    DRIVER,
+    START_LIMIT,
+    Action,
+    AllFinished,
+    AllStarted,
+    Failure,
+    FirstFailure,
+    Limits,
+    Phase,
+    Release,
+    Stop,
+    Supervision,
+)
+
+LIMITS = Limits(start=120.0, run=60.0, grace=2.0, leave=5.0)
+
+
+@dataclass(eq=False)
+class Rank:
+    started: bool = False
+    delivered: bool = False
+    has_exited: bool = False
+    failure: Failure | None = None
+
+    def dies(self, rank: int, at: float, *, raised: bool = False) -> None:
+        self.has_exited = True
+        self.failure = Failure(raised, at, rank)
+
+
+class Case:
+    """Two ranks, started at 0 by the clock."""
+
+    def __init__(self, *, may_leave: bool = True) -> None:
+        self.ranks = self.zero, self.one = Rank(), Rank()
+        self.supervision = Supervision(self.ranks, LIMITS, 60.0, 0.0, may_leave=may_leave)
+
+    def at(self, now: float) -> list[Action[Rank]]:
+        return list(self.supervision.advance(now))
+
+    def start(self, now: float) -> None:
+        self.zero.started = self.one.started = True
+        assert self.at(now) == [AllStarted()]
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+def test_ranks_that_deliver_leave_together(case: Case) -> None:
+    assert case.at(1.0) == []
+    case.start(10.0)
+    assert case.supervision.deadline == 70.0
+    case.zero.delivered = True
+    assert case.at(20.0) == []
+    case.one.delivered = True
+    assert case.at(21.0) == [AllFinished(), Release()]
+    assert case.supervision.phase is Phase.RELEASED
+    assert not case.supervision.is_over
+    case.zero.has_exited = case.one.has_exited = True
+    assert case.at(22.0) == []
+    assert case.supervision.is_over and not case.supervision.timed_out
+    assert case.supervision.first_failed is None
+
+
+def test_ranks_that_hang(case: Case) -> None:
+    case.start(0.0)
+    case.zero.delivered = True
+    assert case.at(59.9) == []
+    assert case.at(60.0) == [Stop((case.one,), "at the time limit of 60 s", is_late=True)]
+    assert case.supervision.timed_out
+    assert case.supervision.deadline == 65.0
+    # Nothing of a stopped rank is held against it.
+    case.one.delivered = True
+    assert not case.supervision.timed_out
+
+
+def test_ranks_that_do_not_start(case: Case) -> None:
+    case.zero.started = True
+    assert case.at(START_LIMIT) == [Stop(case.ranks, "because it had not started after 120 s", is_late=True)]
+
+
+def test_a_failure_leaves_the_others_a_moment(case: Case) -> None:
+    case.start(0.0)
+    case.one.dies(1, at=5.0)
+    assert case.at(6.0) == [FirstFailure(1, raised=False)]
+    assert case.supervision.deadline == 8.0
+    assert case.at(8.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
+    assert not case.supervision.timed_out
+
+
+def test_a_failure_before_others_have_started_leaves_them_no_longer(case: Case) -> None:
+    case.one.dies(1, at=1.0)
+    assert case.at(1.0) == [FirstFailure(1, raised=False)]
+    case.zero.started = True
+    assert case.at(2.0) == [AllStarted()]
+    assert case.supervision.phase is Phase.FAILED
+    assert case.at(3.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
+
+
+def test_a_death_without_a_word_comes_before_what_peers_raise_of_it(case: Case) -> None:
+    case.start(0.0)
+    case.zero.dies(0, at=5.0, raised=True)
+    assert case.at(5.0) == [FirstFailure(0, raised=True)]
+    case.one.dies(1, at=5.1)
+    assert case.at(5.1)[0] == FirstFailure(1, raised=False)
+    assert case.supervision.first_failed == 1
+
+
+def test_all_that_failed_are_released(case: Case) -> None:
+    case.zero.dies(0, at=1.0)
+    case.one.dies(1, at=1.0)
+    assert case.at(1.0) == [AllStarted(), FirstFailure(0, raised=False), AllFinished(), Release()]
+    assert case.supervision.is_over
+
+
+def test_a_rank_that_does_not_leave(case: Case) -> None:
+    case.start(0.0)
+    case.zero.delivered = case.one.delivered = case.one.has_exited = True
+    case.at(1.0)
+    assert case.at(5.9) == []
+    because = "because it did not leave after it delivered"
+    assert case.at(6.0) == [Stop((case.zero,), because, is_late=False)]
+    assert case.at(11.0) == [Stop((case.zero,), because, is_late=False)]
+    assert not case.supervision.timed_out
+
+
+def test_the_driver_is_called_what_it_is(case: Case) -> None:
+    case.start(0.0)
+    case.one.dies(DRIVER, at=1.0)
+    case.at(1.0)
+    assert case.at(3.0) == [Stop((case.zero,), "after the trainer's function failed", is_late=False)]
+
+
+class TestRanksThatHaveOthersElsewhere:
+    @pytest.fixture
+    def case(self) -> Case:
+        return Case(may_leave=False)
+
+    def test_they_wait_for_the_others(self, case: Case) -> None:
+        case.start(0.0)
+        case.zero.delivered = case.one.delivered = True
+        assert case.at(1.0) == [AllFinished()]
+        assert case.at(50.0) == []
+        case.supervision.may_leave = True
+        assert case.at(51.0) == [Release()]
+        assert case.supervision.deadline == 56.0
+
+    def test_a_failure_elsewhere_leaves_them_a_moment(self, case: Case) -> None:
+        case.start(0.0)
+        case.supervision.failed_elsewhere = 3
+        assert case.at(1.0) == []
+        assert case.at(3.0) == [Stop(case.ranks, "after rank 3 failed", is_late=False)]
+
+    def test_what_was_heard_of_all_ranks_counts_before_what_is_seen_here(self, case: Case) -> None:
+        case.start(0.0)
+        case.one.dies(1, at=1.0)
+        case.supervision.failed_elsewhere = 3
+        assert case.at(1.0) == [FirstFailure(1, raised=False)]
+        assert case.supervision.first_failed == 3
+
+    def test_they_stop_when_somebody_else_gives_up(self, case: Case) -> None:
+        case.start(0.0)
+        case.supervision.given_up = "at the time limit of 60 s"
+        assert case.at(1.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
+        assert case.at(1.1) == []
+        assert case.supervision.timed_out
