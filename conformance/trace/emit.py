@@ -152,21 +152,22 @@ class Recording:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """Its number; `optimizer` is noted at first sight."""
         optimizer = unwrapped(optimizer)
-        is_new = not self.is_known("optimizer", optimizer)
+        known = self._numbers.known("optimizer", optimizer)
+        if known is not None:
+            return known
         number = self.number("optimizer", optimizer)
-        if is_new:
-            held = held_by(optimizer)
-            is_horovods, passes = horovod.settings(optimizer)
-            self.note(
-                "optimizer",
-                optimizer=number,
-                type=type(optimizer).__name__,
-                parameters=self.watched.numbers(held),
-                trainable=self.watched.numbers(parameter for parameter in held if parameter.requires_grad),
-                horovod=is_horovods,
-                backward_passes_per_step=passes,
-                state=len(optimizer.state) > 0,
-            )
+        held = held_by(optimizer)
+        is_horovods, passes = horovod.settings(optimizer)
+        self.note(
+            "optimizer",
+            optimizer=number,
+            type=type(optimizer).__name__,
+            parameters=self.watched.numbers(held),
+            trainable=self.watched.numbers(parameter for parameter in held if parameter.requires_grad),
+            horovod=is_horovods,
+            backward_passes_per_step=passes,
+            state=len(optimizer.state) > 0,
+        )
         return number
 
     def topology(self) -> None:

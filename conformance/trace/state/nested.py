@@ -22,6 +22,13 @@ class Nested(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return (entered.what for entered in reversed(self._entered))
 
+    def __contains__(self, what: object) -> bool:
+        # Asked often: a loop takes half the time of a generator.
+        for entered in self._entered:
+            if entered.what == what:
+                return True
+        return False
+
 
 class _Entered(AbstractContextManager[None], Generic[T]):
     """Contexts of several threads, or of steps that were interrupted, need not end in order: each removes itself."""
