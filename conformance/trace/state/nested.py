@@ -23,11 +23,8 @@ class Nested(Generic[T]):
         return (entered.what for entered in reversed(self._entered))
 
     def __contains__(self, what: object) -> bool:
-        # Asked often: a loop takes half the time of a generator.
-        for entered in self._entered:
-            if entered.what == what:
-                return True
-        return False
+        # Asked often: a list takes half the time of the generator.
+        return what in [entered.what for entered in self._entered]
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):
