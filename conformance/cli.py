@@ -198,9 +198,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.report import ResultsError, read_results
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
+    from conformance.results import ResultsError, read_results
     from conformance.suite.engine import Engine
 
     if options.address is not None and options.launcher != "ray":
@@ -276,9 +276,9 @@ def _unwritable(file: Path) -> str | None:
 
 
 def _report(options: argparse.Namespace, console: Console) -> int:
-    from conformance.report import ResultsError, read_results
     from conformance.report.html import render_html
     from conformance.report.terminal import render_notes, render_terminal
+    from conformance.results import ResultsError, read_results
 
     report = options.output or options.results.with_name(REPORT)
     try:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from itertools import groupby
 
-from .records import CaseRecord, Certificate, Rank, Stage
+from conformance.results.records import NOT_CONFORMING, CaseRecord, Certificate, Rank, Stage
+
 from .series import complete_plot
 from .text import duration, number, plural, telling
-from .verdicts import LOOKS, NOT_CONFORMING, Look
+from .verdicts import LOOKS, Look
 
 OUTPUT_FAILED, OUTPUT_PASSED = 4000, 400
 

@@ -9,8 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from conformance.results.records import Finding, Moment
+
 from .laws import Breach, Checked
-from .records import Finding, Moment
 from .text import plural, visible
 
 _MOST = 3

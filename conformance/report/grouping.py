@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import TypeVar
 
 from conformance.adapter.declaration import BACKENDS, PRECISIONS
+from conformance.results import Results
+from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
 
-from .records import CaseRecord
-from .results import Results
 from .text import natural
-from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, Look, worst
+from .verdicts import LOOKS, Look, worst
 
 K = TypeVar("K", bound=Hashable)
 

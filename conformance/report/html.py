@@ -17,16 +17,17 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from conformance.results import Results, ResultsError
+from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
+
 from . import evidence, grouping, ring, text, workloads
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked
-from .records import CaseRecord
-from .results import Results, ResultsError
 from .series import Plot, plot
 from .summary import summary
 from .traffic import traffic
-from .verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED
+from .verdicts import LOOKS
 
 
 def render_html(results: Results, path: str | Path) -> None:

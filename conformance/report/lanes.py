@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .records import Moment, Timeline
+from conformance.results.records import Moment, Timeline
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from .records import CaseRecord, Finding, LawText
-from .results import Results
+from conformance.results import Results
+from conformance.results.records import CaseRecord, Finding, LawText
 
 
 @dataclass(frozen=True)

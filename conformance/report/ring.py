@@ -8,9 +8,9 @@ from functools import cache
 from markupsafe import Markup
 
 from conformance.oracle.ring import Message, contributions, schedule
+from conformance.results import Results
 
 from .figure import CLASSES
-from .results import Results
 
 #: Backends whose ranks all reduce, and those that the ring is the alternative to.
 BACKENDS = frozenset({"ring", "ring-gather", "parameter-server", "ddp", "horovod"})

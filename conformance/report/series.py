@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .records import CaseRecord, Numbers, Step
+from conformance.results.records import CaseRecord, Step, Vector
 
 Quantity = Literal["weights", "gradient"]
 MOST_SERIES, MOST_POINTS = 6, 60
@@ -94,7 +94,7 @@ def _at_x(step: Step, by_window: bool) -> int:
     return step.window if by_window else step.step
 
 
-def _columns(step: Step, quantity: Quantity) -> tuple[Numbers | None, ...]:
+def _columns(step: Step, quantity: Quantity) -> tuple[Vector | None, ...]:
     if quantity == "weights":
         return step.expected, step.observed, step.error, step.bound
     return step.gradient_expected, step.gradient_observed, step.gradient_error, step.gradient_bound

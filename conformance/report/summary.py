@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from .results import Results
+from conformance.results import Results
+from conformance.results.records import NOT_CONFORMING
+
 from .text import plural, visible
-from .verdicts import NOT_CONFORMING
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from conformance.results import Results
+from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+
 from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
 from .laws import breaches, checked
-from .records import CaseRecord
-from .results import Results
 from .summary import summary
 from .text import number, plural, telling, visible
-from .verdicts import NOT_RUN, PASSED
 
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import groupby
 
+from conformance.results import Results
+from conformance.results.records import CaseRecord, RankTraffic, Traffic
+
 from .grouping import Path, trainers
-from .records import CaseRecord, RankTraffic, Traffic
-from .results import Results
 from .text import natural
 
 FORMULAS = {

@@ -73,10 +73,6 @@ LOOKS = {
     )
 }  # fmt: skip
 
-NOT_RUN = ("UNSUPPORTED", "UNAVAILABLE")
-PASSED = ("PASS (exact)", "PASS (bounded)")
-NOT_CONFORMING = tuple(verdict for verdict in LOOKS if verdict not in NOT_RUN + PASSED)
-
 
 def worst(verdicts: Iterable[str]) -> Look:
     """The worst of these verdicts; one that did not run only if nothing ran."""

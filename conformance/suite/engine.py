@@ -21,8 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from conformance.laws.law import laws
 from conformance.plugin import SERVERS
-from conformance.report import ResultsWriter
 from conformance.report.terminal import render_notes
+from conformance.results import ResultsWriter
+from conformance.results.plain import record
+from conformance.results.records import CaseRecord, Header, LawText
 from conformance.suite.items import BadInput, Servers, SlowPath
 from conformance.workloads.multivariate import SEED
 
@@ -138,9 +140,10 @@ class Engine:
         if getattr(report, "bad_input", None):
             self.bad_input.append(report.bad_input)
         elif result is not None and self._writer is not None:
+            case = record(CaseRecord, result)
             with self._writing():
-                self._writer.case(result)
-            self._counts[result["verdict"]] += 1
+                self._writer.case(case)
+            self._counts[case.verdict] += 1
             counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
             self._bar.update(self._task, advance=1, counts=counts)
         elif report.failed:
@@ -153,17 +156,17 @@ class Engine:
             return
         render_notes(self._notes, self._console)
         self._bar.update(self._task, description="judging cases", total=planned)
-        header = {
-            "tool": "trainer-conformance",
-            "version": version("trainer-conformance"),
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": self._command,
-            "seed": SEED,
-            "planned": planned,
-            "machine": machine(() if self._servers is None else self._servers.hosts),
-            "notes": self._notes,
-            "laws": [{"law": law.id, "level": law.level, "says": law.says} for law in laws()],
-        }
+        header = Header(
+            tool="trainer-conformance",
+            version=version("trainer-conformance"),
+            started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            command=self._command,
+            planned=planned,
+            seed=SEED,
+            machine=machine(() if self._servers is None else self._servers.hosts),
+            notes=tuple(self._notes),
+            laws=tuple(LawText(law.id, law.level, law.says) for law in laws()),
+        )
         with self._writing():
             self._writer = ResultsWriter(self._results, header)
 

@@ -13,6 +13,7 @@ from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import BACKEND_LAYOUTS, plan
+from conformance.results.records import Verdict
 from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
 
 APEX = ("apex_single", "apex_ddp", "apex_horovod")
@@ -33,7 +34,7 @@ class Item:
     target: str
     trainer: str
     case: Case
-    verdict: str | None = None
+    verdict: Verdict | None = None
     reason: str = ""
     option: str = ""
 
@@ -192,7 +193,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
                     yield item
 
 
-def _not_run(item: Item, verdict: str, reason: str) -> Item:
+def _not_run(item: Item, verdict: Verdict, reason: str) -> Item:
     return replace(item, verdict=verdict, reason=reason)
 
 

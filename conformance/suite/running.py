@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from conformance.results.records import CaseRecord
 from conformance.runner.front.client import RunnerError
 from conformance.suite.items import Item, Servers
 from conformance.trace import file
 from conformance.verdict.judge import judge
-from conformance.verdict.record import header, record
+from conformance.verdict.record import record, without_evidence
 
 
-def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> dict[str, Any]:
+def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> CaseRecord:
     """Run the case in fresh processes and judge it; ``traces`` is the folder for its trace, if that is to be kept.
 
     Raises:
         RunnerError: the harness itself failed.
     """
-    known = header(item.case, item.trainer, item.target, item.command)
+    named = item.case, item.trainer, item.target, item.command
     if item.verdict is not None:
-        return {**known, "verdict": item.verdict, "headline": item.reason, "notes": [], "diagnosis": None}
+        return without_evidence(*named, item.verdict, item.reason)
     server = servers.get(item.target, item.case.backend)
     spec = item.case.spec()
     outcome = server.run(spec, time_limit)
@@ -30,7 +30,7 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
             file.write(folder, spec, [rank.events for rank in outcome.ranks], server.versions)
         except OSError as error:
             raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
-    result = {**known, **record(item.case, judge(item.case, outcome), outcome.seconds)}
+    judgement = judge(item.case, outcome)
     if server.mode == "spawn" and server.mode_reason:
-        result["notes"] = [*result["notes"], server.mode_reason]
-    return result
+        judgement.notes.append(server.mode_reason)
+    return record(*named, judgement, outcome.seconds)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.results.plain import plain
+from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
 from conformance.suite.items import BadInput, Item, Servers
@@ -29,10 +31,11 @@ def test_case(
         pytest.fail(f"the harness failed: {error}; what follows was not run", pytrace=False)
     except RunnerError as error:
         pytest.fail(f"the harness failed: {error}", pytrace=False)
-    request.node.conformance = result
-    if result["verdict"] in ("UNSUPPORTED", "UNAVAILABLE"):
-        pytest.skip(f"{result['verdict']}: {result['headline']}")
-    if not result["verdict"].startswith("PASS"):
-        lines = [f"{result['verdict']}: {result['headline']}", *result["notes"]]
-        lines += [line for line in (result["diagnosis"], f"again: {result['command']}") if line]
+    # Plain values, which cross from a worker of xdist.
+    request.node.conformance = plain(result)
+    if result.verdict in NOT_RUN:
+        pytest.skip(f"{result.verdict}: {result.headline}")
+    if result.verdict not in PASSED:
+        lines = [f"{result.verdict}: {result.headline}", *result.notes]
+        lines += [line for line in (result.diagnosis, f"again: {result.command}") if line]
         pytest.fail("\n".join(lines), pytrace=False)

@@ -13,6 +13,7 @@ from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
+from conformance.results.records import Verdict
 from conformance.runner.outcome import Outcome
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, diagnosis
@@ -29,7 +30,7 @@ from conformance.workloads.problem import Problem
 class Judgement:
     """A verdict and everything that it rests on. Windows and steps count from 0."""
 
-    verdict: str
+    verdict: Verdict
     headline: str
     ranks: tuple[RankEvidence, ...] = ()
     run: Run | None = None

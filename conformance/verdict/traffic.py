@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from fractions import Fraction
-from typing import Any
 
 from conformance.laws.event import Event
 from conformance.laws.run import Run, Window
 from conformance.oracle.traffic import expected, ring_all_reduce
+from conformance.results.records import RankTraffic, Traffic
 from conformance.workloads.precision import PRECISIONS
 
 
-def traffic(run: Run) -> dict[str, Any] | None:
+def traffic(run: Run) -> Traffic | None:
     """Bytes per optimizer step, the mean over all windows that every rank has ended; None without any.
 
     Of messages the sender's record counts, on both sides. A payload counts as gradients or weights if the recorder
@@ -28,19 +28,19 @@ def traffic(run: Run) -> dict[str, Any] | None:
             _count(run, window, totals)
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
     formula = expected(run.plan.backend, ranks, run.plan.elements, width)
-    return {
-        "gradient": run.plan.elements * width,
-        "ranks": [
-            {
+    return Traffic(
+        gradient=run.plan.elements * width,
+        ranks=tuple(
+            RankTraffic(
                 **{name: total[name] / len(together) for name in ("sent", "received", "reduced", "other")},
-                "ring": float(ring_all_reduce(ranks, Fraction(total["reduced"], len(together)))),
-                "expected_sent": None if formula is None else formula[rank].sent,
-                "expected_received": None if formula is None else formula[rank].received,
-                "expected_reduced": None if formula is None else formula[rank].reduced,
-            }
+                ring=float(ring_all_reduce(ranks, Fraction(total["reduced"], len(together)))),
+                expected_sent=None if formula is None else formula[rank].sent,
+                expected_received=None if formula is None else formula[rank].received,
+                expected_reduced=None if formula is None else formula[rank].reduced,
+            )
             for rank, total in enumerate(totals)
-        ],
-    }
+        ),
+    )
 
 
 def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> None:

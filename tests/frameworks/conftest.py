@@ -14,8 +14,8 @@ from textwrap import dedent
 import pytest
 
 from conformance.cases.case import Case
-from conformance.report import read_results
-from conformance.report.records import CaseRecord
+from conformance.results import read_results
+from conformance.results.records import CaseRecord
 from conformance.runner.front.client import ForkServer, RankOutcome, shared
 from conformance.suite.items import Servers
 from fixtures.kill import is_caught
@@ -53,7 +53,7 @@ def caught() -> Iterator[Callable[[str], None]]:
     def assert_caught(name: str) -> None:
         mutant = named("mutants/on_ray")[name]
         results = judged_specimen(mutant, servers, time_limit=120.0)
-        assert is_caught(mutant, results), [(result["verdict"], result["headline"]) for result in results]
+        assert is_caught(mutant, results), [(result.verdict, result.headline) for result in results]
 
     yield assert_caught
     servers.close()

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.laws.law import laws
-from conformance.report.records import CaseRecord
+from conformance.results.records import CaseRecord
 from conformance.runner.front.client import ForkServer
 
 TARGET = "conformance.frameworks.determined"

@@ -30,9 +30,9 @@ def servers():
 def test_caught(mutant, servers):
     results = judged(mutant, servers)
     for result in results:
-        reported = result["id"], result["verdict"], result["headline"], result["notes"]
-        assert mutant.has_verdict(result["verdict"]), reported
-        assert checks(result) or broken([result]) or result["verdict"] == "UNAVAILABLE", reported
+        reported = result.id, result.verdict, result.headline, result.notes
+        assert mutant.has_verdict(result.verdict), reported
+        assert checks(result) or broken([result]) or result.verdict == "UNAVAILABLE", reported
     if not mutant.cannot_run:
         assert broken(results) == mutant.laws
 
@@ -40,9 +40,9 @@ def test_caught(mutant, servers):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_no_false_alarm(variant, servers):
     for result in judged(variant, servers):
-        reported = result["id"], result["verdict"], result["headline"], result["notes"]
-        assert variant.has_verdict(result["verdict"]), reported
-        assert broken([result]) == variant.laws, (result["id"], result["findings"])
+        reported = result.id, result.verdict, result.headline, result.notes
+        assert variant.has_verdict(result.verdict), reported
+        assert broken([result]) == variant.laws, (result.id, result.findings)
 
 
 @pytest.mark.parametrize("law", [law.id for law in laws()])

@@ -1,4 +1,4 @@
-"""A synthetic run with every verdict: its cases, its file, what the reader makes of it, and its page."""
+"""A synthetic run with every verdict, and its page."""
 
 from __future__ import annotations
 
@@ -7,54 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import Results, read_results
 from conformance.report.html import render_html
+from conformance.results import Results
 
-from . import synthetic
-from .regression import Case
+from ..results.conftest import cases, hostile, one_case, read, results, results_file
+from ..results.regression import Case
 
-
-@pytest.fixture(scope="session")
-def cases() -> list[Case]:
-    """The cases as plain JSON values."""
-    return synthetic.all_cases()
-
-
-@pytest.fixture
-def one_case() -> Case:
-    """A case that holds, to change."""
-    return synthetic.passing("ddp", "ddp", 2, 2, "fp32", "line")
-
-
-@pytest.fixture
-def hostile() -> str:
-    """Text that would break out of a page or of a line."""
-    return synthetic.HOSTILE
-
-
-@pytest.fixture(scope="session")
-def results_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete results file."""
-    path = tmp_path_factory.mktemp("results") / "results.jsonl"
-    synthetic.write(path)
-    return path
-
-
-@pytest.fixture(scope="session")
-def results(results_file: Path) -> Results:
-    """That file, read."""
-    return read_results(results_file)
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[..., Results]:
-    """Writes these cases to a file and reads it again."""
-
-    def written(cases: list[Case], planned: int | None = None) -> Results:
-        synthetic.write(tmp_path / "results.jsonl", cases, planned)
-        return read_results(tmp_path / "results.jsonl")
-
-    return written
+__all__ = ["cases", "hostile", "one_case", "page", "read", "results", "results_file"]
 
 
 @pytest.fixture

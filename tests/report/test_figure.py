@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.report import Results
 from conformance.report.figure import HEIGHT, WIDTH, drawing
-from conformance.report.records import CaseRecord, Step
 from conformance.report.scales import Axis, linear, magnitudes
 from conformance.report.series import MOST_POINTS, MOST_SERIES, plot
+from conformance.results import Results
+from conformance.results.records import CaseRecord, Step
 
-from .regression import Case
+from ..results.regression import Case
 
 numbers = st.none() | st.floats(width=64)
 vectors = st.lists(numbers, min_size=1, max_size=8).map(tuple)
@@ -26,7 +26,8 @@ vectors = st.lists(numbers, min_size=1, max_size=8).map(tuple)
 
 def case_of(steps: list[Step], skips: tuple[int, ...] = ()) -> CaseRecord:
     return CaseRecord(
-        "id", "trainer", "ddp", "ddp-w2", "fp32", "line", "PASS (exact)", "headline", "command",
+        "id", "trainer", "target", "command", path="ddp-w2", backend="ddp", layout="batched", world_size=2,
+        accumulation=1, precision="fp32", workload="line", device="cpu", verdict="PASS (exact)", headline="headline",
         parameters=("w", "b"), steps=tuple(steps), skips=skips,
     )  # fmt: skip
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from conformance.report import Results
 from conformance.report.grouping import causes, overall, precisions, reasons, trainers
-from conformance.report.verdicts import LOOKS, NOT_CONFORMING, NOT_RUN, PASSED, worst
+from conformance.report.verdicts import LOOKS, worst
+from conformance.results import Results
+from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
 
-from . import synthetic
-from .regression import Case
+from ..results import synthetic
+from ..results.regression import Case
 
 
 def test_every_case_is_in_the_matrix_once(results: Results) -> None:

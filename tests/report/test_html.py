@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import Results, ResultsError
 from conformance.report.html import render_html
 from conformance.report.verdicts import LOOKS
+from conformance.results import Results, ResultsError
 
-from .regression import Case
+from ..results.regression import Case
 
 VOID = {"meta", "path", "rect", "use", "circle", "br"}
 

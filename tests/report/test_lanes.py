@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.report.lanes import lanes
-from conformance.report.records import Join, Moment, Timeline
+from conformance.results.records import Join, Moment, Timeline
 
-from . import synthetic
+from ..results import synthetic
 
 
 def read(told: dict) -> Timeline:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from conformance.report import Results
 from conformance.report.terminal import render_terminal
+from conformance.results import Results
 
-from .regression import Case
+from ..results.regression import Case
 
 
 def printed(results: Results, width: int = 100, **options: object) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conformance.report.html import render_html
-from conformance.report.results import read_results
 from conformance.report.traffic import traffic
+from conformance.results import read_results
 
-from .synthetic import passing
+from ..results.synthetic import passing
 
 
 def rank(sent, received, formula=None):

@@ -13,7 +13,7 @@ from conformance.report import dataset, ring, sweep, workloads
 from conformance.workloads.exercise import NOISY_LINE, points
 from conformance.workloads.workload import as_rational
 
-from .regression import Case
+from ..results.regression import Case
 
 MOST = 150_000
 

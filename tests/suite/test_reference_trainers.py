@@ -21,6 +21,6 @@ def test_they_pass(conformance, cases):
     assert (ended.code, ended.err) == (0, "")
     assert "Conforming  All 16 judged cases hold." in ended.out
     for id, case in results.items():
-        assert case["skips"] == ([2] if id.endswith("overflow") else [])
-        assert case["first_difference"] is None
+        assert case.get("skips") == ([2] if id.endswith("overflow") else None)
+        assert "first_difference" not in case
         assert all(rank["exit"] == "exited 0" for rank in case["ranks"])

@@ -51,7 +51,7 @@ def test_it_is_said_first(conformance, slow, processes):
 def test_nothing_is_said_where_ranks_are_forked(conformance, write):
     conformance("run", write(), "--case", CASE)
     with open("conformance-results.jsonl") as file:
-        assert json.loads(file.readline())["notes"] == []
+        assert "notes" not in json.loads(file.readline())
 
 
 def test_pytest_warns_and_no_filter_makes_that_an_error(pytester, slow):

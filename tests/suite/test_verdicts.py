@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import read_results
+from conformance.results import read_results
 
 CASE = "single-batched-fp32-momentum"
 DDP = "ddp-w2-acc2-fp32-momentum"

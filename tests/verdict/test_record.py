@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from conformance.report import ResultsWriter, read_results
-from conformance.verdict.record import header, record
+from conformance.results import ResultsWriter, read_results
+from conformance.results.plain import plain
+from conformance.results.records import Collective, Header
+from conformance.verdict.record import record
 
-HEADER = {"tool": "trainer-conformance", "version": "0", "started": "now", "command": "conformance run", "planned": 1}
+HEADER = Header(tool="trainer-conformance", version="0", started="now", command="conformance run", planned=1)
 
 
 def passes(follow):
@@ -85,78 +85,61 @@ RUNS = {
 }
 
 
-def plain(value):
-    """What JSON makes of a value, with NaN made comparable."""
-    return json.loads(json.dumps(value), parse_constant=str)
+def recorded(run, judgement):
+    return record(run.case, "t", "t.py", f"conformance run t.py --case {run.case.id}", judgement, 0.25)
 
 
 @pytest.mark.parametrize(("made", "verdict"), RUNS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_round_trip(follow, tmp_path, made, verdict):
     run, ended = made(follow)
     judgement = run.judged(**ended)
-    command = f"conformance run t.py --case {run.case.id}"
-    line = {**header(run.case, "t", "t.py", command), **record(run.case, judgement, 0.25)}
-    assert line["verdict"] == verdict
+    case = recorded(run, judgement)
+    assert (case.id, case.verdict, case.headline) == (run.case.id, verdict, judgement.headline)
+    assert (case.first_difference is None) == (judgement.difference is None)
+    assert (case.diverged is None) == (judgement.divergence is None)
     with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer:
-        writer.case(line)
+        writer.case(case)
     [read] = read_results(tmp_path / "r.jsonl").cases
-    assert (read.id, read.verdict, read.headline) == (run.case.id, verdict, judgement.headline)
-    assert (read.command, list(read.notes), read.semantics) == (command, judgement.notes, judgement.semantics)
-    assert [plain([step.observed, step.gradient_observed]) for step in read.steps] == [
-        plain([step["observed"], step["gradient_observed"]]) for step in line["steps"]
-    ]
-    assert [(rank.exit, rank.output, rank.traceback, rank.stack) for rank in read.ranks] == [
-        (rank["exit"], rank["output"], rank["traceback"], rank["stack"]) for rank in line["ranks"]
-    ]
-    assert (read.first_difference is None) == (judgement.difference is None)
-    assert (read.diverged is None) == (judgement.divergence is None)
+    # As JSON values: NaN equals nothing.
+    assert plain(read) == plain(case)
 
 
 def test_what_a_pass_rests_on(follow):
     run, _ = passes(follow)
-    line = record(run.case, run.judged(), 0.25)
-    assert line["certificate"]["exact"] is True
-    assert {stage["stage"] for stage in line["certificate"]["stages"]} >= {
-        "forward",
-        "backward",
-        "all-reduce",
-        "update",
-    }
-    assert all(stage["bits"] <= stage["available"] for stage in line["certificate"]["stages"])
-    assert line["power"]["value"] == float("inf")
-    assert (line["skips"], line["scales"]) == ([2], [128.0, 128.0, 128.0, 64.0, 64.0, 64.0, 128.0])
-    assert [step["window"] for step in line["steps"]] == [0, 1, 3, 4, 5]
-    assert all(
-        error == 0 for step in line["steps"] for error in (*step["error"], *step["gradient_error"], *step["ulp"])
-    )
-    collectives = {"count": 1, "bytes": 12}, {"count": 6, "bytes": 72}
-    assert line["ranks"][1]["collectives"] == {"broadcast_": collectives[0], "allreduce_": collectives[1]}
+    case = recorded(run, run.judged())
+    assert case.certificate.exact
+    assert {stage.stage for stage in case.certificate.stages} >= {"forward", "backward", "all-reduce", "update"}
+    assert all(stage.bits <= stage.available for stage in case.certificate.stages)
+    assert case.power.value == float("inf")
+    assert (case.skips, case.scales) == ((2,), (128.0, 128.0, 128.0, 64.0, 64.0, 64.0, 128.0))
+    assert [step.window for step in case.steps] == [0, 1, 3, 4, 5]
+    assert all(error == 0 for step in case.steps for error in (*step.error, *step.gradient_error, *step.ulp))
+    assert case.ranks[1].collectives == {"broadcast_": Collective(1, 12), "allreduce_": Collective(6, 72)}
 
 
 def test_the_error_is_told_in_ulp(follow, ulp):
     run = follow("single-batched-fp32-momentum")
     event = run.of("step")[3]
     event["weights"][1] += 5 * ulp(event["weights"][1], run.case)
-    step = record(run.case, run.judged(), 0.25)["steps"][3]
-    assert step["ulp"] == [0.0, 5.0, 0.0]
+    assert recorded(run, run.judged()).steps[3].ulp == (0.0, 5.0, 0.0)
 
 
 def test_the_steps_shown_are_those_of_the_rank_that_differs(follow):
     run, _ = differs_on_rank_1(follow)
-    line = record(run.case, run.judged(), 0.25)
-    assert line["first_difference"]["step"] == 3
-    assert line["steps"][3]["gradient_error"] == [1.0, 0.0, 0.0]
+    case = recorded(run, run.judged())
+    assert case.first_difference.step == 3
+    assert case.steps[3].gradient_error == (1.0, 0.0, 0.0)
 
 
 def test_of_a_long_run_the_first_wrong_step_is_kept(follow):
     run = follow("single-batched-fp64-multivariate")
     steps = run.of("step")
     assert len(steps) == 400
-    kept = [step["step"] for step in record(run.case, run.judged(), 0.25)["steps"]]
+    kept = [step.step for step in recorded(run, run.judged()).steps]
     wrong = next(number for number in range(100, 400) if number not in kept)
     steps[wrong]["weights"][0] += 1
-    line = record(run.case, run.judged(), 0.25)
-    assert line["first_difference"]["step"] == wrong
-    assert wrong in [step["step"] for step in line["steps"]]
+    case = recorded(run, run.judged())
+    assert case.first_difference.step == wrong
+    assert wrong in [step.step for step in case.steps]
     assert {0, 399} <= set(kept)
     assert len(kept) < 100

@@ -36,16 +36,16 @@ def recorded(target, case):
 )
 def test_as_the_formula_says(trainer, case):
     found = recorded(trainer, case)
-    assert len(found["ranks"]) == case.world_size
-    assert found["gradient"] == 3 * {"fp64": 8, "fp16-compression": 2}.get(case.precision, 4)  # bytes
-    for rank in found["ranks"]:
-        assert {kind: rank[kind] for kind in KINDS} == {kind: rank[f"expected_{kind}"] for kind in KINDS}
-        assert sum(rank[kind] for kind in KINDS) > 0
+    assert len(found.ranks) == case.world_size
+    assert found.gradient == 3 * {"fp64": 8, "fp16-compression": 2}.get(case.precision, 4)
+    for rank in found.ranks:
+        assert [getattr(rank, kind) for kind in KINDS] == [getattr(rank, f"expected_{kind}") for kind in KINDS]
+        assert sum(getattr(rank, kind) for kind in KINDS) > 0
 
 
 def test_a_server_tells_its_workers_the_loss_scale_besides():
     found = recorded("parameter_server", Case("parameter-server", "batched", 3, 1, "fp16", "momentum"))
-    assert [rank["other"] for rank in found["ranks"]] == [2 * 4, 0, 0]
+    assert [rank.other for rank in found.ranks] == [2 * 4, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_server_tells_its_workers_the_loss_scale_besides():
     ],
 )
 def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
-    for rank in recorded(str(file_of(mutant)), case)["ranks"]:
+    for rank in recorded(str(file_of(mutant)), case).ranks:
         for kind in KINDS:
-            assert rank[kind] == case.accumulation * rank[f"expected_{kind}"]
+            assert getattr(rank, kind) == case.accumulation * getattr(rank, f"expected_{kind}")
 
 
 def test_one_process_sends_nothing():
@@ -69,7 +69,7 @@ def test_one_process_sends_nothing():
 def test_a_payload_is_as_wide_as_the_wire(follow, monkeypatch):
     """Also with a precision that was added later."""
     run = follow("ddp-w2-fp32-momentum").judged().run
-    assert traffic(run)["gradient"] == 3 * 4
+    assert traffic(run).gradient == 3 * 4
     monkeypatch.setitem(PRECISIONS, "bf16-compression", Precision("bf16-compression", FP32, FP32, BF16))
     run.plan.spec["precision"] = "bf16-compression"
-    assert traffic(run)["gradient"] == 3 * 2
+    assert traffic(run).gradient == 3 * 2

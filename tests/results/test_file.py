@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report import Incomplete, Results, ResultsError, ResultsWriter, read_results
-from conformance.report.records import SCHEMA_VERSION
+from conformance.results import Incomplete, Results, ResultsError, ResultsWriter, read_results
+from conformance.results.plain import ShapeError, record
+from conformance.results.records import SCHEMA_VERSION, CaseRecord, Header
 
 from .regression import Case
 
-HEADER = {"tool": "trainer-conformance", "version": "0.1.0", "started": "now", "command": "c", "planned": 2}
+HEADER = Header(tool="trainer-conformance", version="0.1.0", started="now", command="c", planned=2)
 
 
 def lines_of(path: Path) -> list[str]:
@@ -50,7 +51,7 @@ def test_numbers_that_json_cannot_say_are_read_back(read: Callable[..., Results]
 
 def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path, one_case: Case) -> None:
     writer = ResultsWriter(tmp_path / "r.jsonl", HEADER)
-    writer.case(one_case)
+    writer.case(record(CaseRecord, one_case))
     assert len(lines_of(tmp_path / "r.jsonl")) == 2
     assert len(read_results(tmp_path / "r.jsonl").cases) == 1
     writer.close()
@@ -59,7 +60,7 @@ def test_each_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path, one_case:
 def test_a_run_that_was_interrupted_has_no_footer(tmp_path: Path, one_case: Case) -> None:
     def interrupted() -> None:
         with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer:
-            writer.case(one_case)
+            writer.case(record(CaseRecord, one_case))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -130,11 +131,19 @@ def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda lines: [*lines[:3], "{broken\n", *lines[3:]], "line 4 is not JSON"),
-        (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]], "line 4 has the kind 'law'"),
+        (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]],
+         "line 4 has the kind 'law', but should have one of header, case, mutants, footer"),
         (lambda lines: [*lines, lines[1]], "comes after the footer"),
+        (lambda lines: [*lines[:3], lines[0], *lines[3:]], "line 4 is a second one of the kind 'header'"),
         (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
-        (lambda lines: [lines[0], lines[1].replace('"id":', '"it":', 1), *lines[2:]], "unknown field 'it'"),
-        (lambda lines: [lines[0], lines[1].replace("PASS (exact)", "PASS", 1), *lines[2:]], "'verdict'"),
+        (lambda lines: [lines[0], lines[1].replace('"verdict":', '"verdit":', 1), *lines[2:]],
+         "line 2: the line has an unknown field verdit; did you mean verdict?"),
+        (lambda lines: [lines[0], lines[1].replace("PASS (exact)", "PASS", 1), *lines[2:]],
+         'line 2: the field verdict is "PASS", but should be `UNSUPPORTED`, '),
+        (lambda lines: [lines[0], lines[1].replace('"observed":"', '"observed":["a",', 1), *lines[2:]],
+         "line 2 is not JSON"),
+        (lambda lines: [lines[0], lines[1].replace('"error":[', '"error":["a",', 1), *lines[2:]],
+         'line 2: the field steps[0].error[0] is "a", but should be number or null'),
     ],
 )  # fmt: skip
 def test_a_damaged_file(
@@ -148,14 +157,21 @@ def test_a_damaged_file(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"verdict": "OK"}, "'verdict'"), ({"extra": 1}, "'extra'"), ({"steps": 3}, "'steps'"),
-        ({"id": None}, "'id'"),
+        ({"verdict": "OK"}, r"field verdict is .*OK"), ({"extra": 1}, "unknown field extra"),
+        ({"steps": 3}, "field steps is 3, but should be list of Step"), ({"id": None}, "field id is null"),
+        ({"notes": "text"}, "field notes is .*, but should be list of strings"),
+        ({"skips": [0, 1.5]}, r"field skips\[1\] is 1.5, but should be integer"),
+        ({"laws": {"a/b": "c"}}, r"field laws\['a/b'\] is "),
+        ({"steps": [3]}, r"field steps\[0\] is 3, but should be Step"),
+        ({"power": {}}, "field power.value is missing"),
+        ({"power": {"value": 1, "txt": ""}}, "field power has an unknown field txt; did you mean text"),
+        ({"output": "a" * 80}, "unknown field output"), ({"id": ["a" * 80]}, r'"aaa[^b]*\.\.\., but'),
     ],
 )  # fmt: skip
-def test_the_writer_refuses_what_the_reader_would(tmp_path: Path, one_case: Case, change: Case, message: str) -> None:
-    with ResultsWriter(tmp_path / "r.jsonl", HEADER) as writer, pytest.raises(ResultsError, match=message):
-        writer.case(one_case | change)
-    assert read_results(tmp_path / "r.jsonl").cases == ()
+def test_what_is_no_record(one_case: Case, change: Case, message: str) -> None:
+    with pytest.raises(ShapeError, match=message) as caught:
+        record(CaseRecord, one_case | change)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -7,16 +7,13 @@ writes the file and its report, to look at.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from fractions import Fraction as F
 from pathlib import Path
 
-from rich.console import Console
-
-from conformance.report import ResultsWriter, read_results
-from conformance.report.html import render_html
-from conformance.report.terminal import render_terminal
+from conformance.results import ResultsWriter
+from conformance.results.plain import record
+from conformance.results.records import CaseRecord, Header, Mutants
 
 from .regression import PARAMETERS, Bug, Case, steps_of
 
@@ -269,14 +266,7 @@ def write(path: Path, cases: list[Case] | None = None, planned: int | None = Non
                     "cuda": None, "horovod": None},
         "laws": LAWS,
     }  # fmt: skip
-    with ResultsWriter(path, header) as writer:
+    with ResultsWriter(path, record(Header, header)) as writer:
         for case in cases:
-            writer.case(case)
-        writer.mutants(mutants())
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))
-    found = read_results(sys.argv[1])
-    render_html(found, sys.argv[2])
-    render_terminal(found, Console(), sys.argv[2])
+            writer.case(record(CaseRecord, case))
+        writer.mutants(record(Mutants, {"rows": mutants()}))

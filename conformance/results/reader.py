@@ -5,8 +5,7 @@
     mutants         at most one: the table mutant x check
     footer          the counts; without it the run was cut off
 
-Terminal and HTML are rendered from this file alone. The schema is in SCHEMA.md (words) and schema.json (JSON
-Schema).
+Terminal and HTML are rendered from this file alone.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .records import SCHEMA_VERSION, CaseRecord, Footer, Header, Mutants
-from .shape import ShapeError, read_shape
-from .verdicts import NOT_CONFORMING, NOT_RUN, PASSED
+from .plain import ShapeError, record
+from .records import KINDS, NOT_CONFORMING, NOT_RUN, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
 
 
 class ResultsError(Exception):
@@ -85,27 +83,23 @@ def read_results(path: str | Path) -> Results:
     version, a damaged line, an unknown field, a footer that disagrees with the cases.
     """
     path = Path(path)
-    lines, torn = _lines(path)
-    header = _header(path, lines)
+    values, torn = _values(path)
+    header = _header(path, values[:1])
     cases: list[CaseRecord] = []
     mutants: Mutants | None = None
     footer: Footer | None = None
-    for number, line in enumerate(lines[1:], start=2):
-        where = f"{path}: line {number}"
-        kind = line.pop("kind", None)
+    for number, value in enumerate(values[1:], start=2):
+        line = _line(value, where := f"{path}: line {number}")
         if footer is not None:
             raise ResultsError(f"{where} comes after the footer")
-        try:
-            if kind == "case":
-                cases.append(read_shape(CaseRecord, line, where))
-            elif kind == "mutants" and mutants is None:
-                mutants = read_shape(Mutants, line, where)
-            elif kind == "footer":
-                footer = read_shape(Footer, line, where)
-            else:
-                raise ResultsError(f"{where} has the kind {kind!r}, which cannot stand there")
-        except ShapeError as error:
-            raise ResultsError(str(error)) from error
+        if isinstance(line, CaseRecord):
+            cases.append(line)
+        elif isinstance(line, Mutants) and mutants is None:
+            mutants = line
+        elif isinstance(line, Footer):
+            footer = line
+        else:
+            raise ResultsError(f"{where} is a second one of the kind {value['kind']!r}")
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
         raise ResultsError(f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file")
@@ -113,8 +107,32 @@ def read_results(path: str | Path) -> Results:
     return Results(header, tuple(cases), footer, mutants, Incomplete(len(cases), header.planned) if cut else None)
 
 
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of the file, and whether the last one was torn off in the middle (it is left out then)."""
+def _line(value: dict[str, Any], where: str) -> Line:
+    kind = value.get("kind")
+    if kind not in KINDS:
+        raise ResultsError(f"{where} has the kind {kind!r}, but should have one of {', '.join(KINDS)}")
+    try:
+        return record(KINDS[kind], {name: content for name, content in value.items() if name not in ("kind", "schema")})
+    except ShapeError as error:
+        raise ResultsError(f"{where}: {error}") from error
+
+
+def _header(path: Path, first: list[dict[str, Any]]) -> Header:
+    if not first or first[0].get("kind") != "header":
+        raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not begin with a header")
+    version = first[0].get("schema")
+    if version != SCHEMA_VERSION:
+        raise ResultsError(
+            f"{path} has schema version {version!r}, but this trainer-conformance reads version "
+            f"{SCHEMA_VERSION}: use the version that wrote it ({first[0].get('version')})"
+        )
+    header = _line(first[0], f"{path}: line 1")
+    assert isinstance(header, Header)
+    return header
+
+
+def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """What is in the lines of the file, and whether the last one was torn off in the middle (it is left out then)."""
     try:
         texts = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -127,29 +145,13 @@ def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     found: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):
         try:
-            line = json.loads(text)
+            value = json.loads(text)
         except ValueError as error:
             if unfinished and number == len(texts) > 1:
                 return found, True
             what = "is not JSON" if number > 1 else "is not the header of a results file of trainer-conformance"
             raise ResultsError(f"{path}: line {number} {what}") from error
-        if not isinstance(line, dict):
+        if not isinstance(value, dict):
             raise ResultsError(f"{path}: line {number} is not a JSON object")
-        found.append(line)
+        found.append(value)
     return found, False
-
-
-def _header(path: Path, lines: list[dict[str, Any]]) -> Header:
-    if not lines or lines[0].get("kind") != "header":
-        raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not begin with a header")
-    version = lines[0].get("schema")
-    if version != SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path} has schema version {version!r}, but this trainer-conformance reads version "
-            f"{SCHEMA_VERSION}: use the version that wrote it ({lines[0].get('version')})"
-        )
-    try:
-        fields = {key: value for key, value in lines[0].items() if key not in ("kind", "schema")}
-        return read_shape(Header, fields, f"{path}: line 1")
-    except ShapeError as error:
-        raise ResultsError(str(error)) from error

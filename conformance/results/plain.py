@@ -1,0 +1,148 @@
+"""Records to plain JSON values and back, strictly: what does not fit is refused, and nothing is dropped or guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+
+from cattrs import BaseConverter, ClassValidationError, Converter, ForbiddenExtraKeysError, IterableValidationError
+from cattrs.cols import homogenous_tuple_structure_factory, mapping_structure_factory
+from cattrs.errors import IterableValidationNote
+from cattrs.gen import make_dict_structure_fn
+
+T = TypeVar("T")
+Structure: TypeAlias = Callable[[Any, Any], Any]
+
+#: JSON has no other way to say them.
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_IN_WORDS = {str: "string", bool: "boolean", int: "integer", float: "number", Any: "any value"}
+
+
+class ShapeError(ValueError):
+    """A value is not of the type that its field has. `str()` is one line: which field, and what is wrong with it."""
+
+
+class _Refused(Exception):
+    """`args[0]` is not of the type that was asked for."""
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record as JSON values, without the fields that have their defaults."""
+    return cast(dict[str, Any], _converter.unstructure(record))
+
+
+def record(cls: type[T], value: object) -> T:
+    """The record of type `cls` that these JSON values describe.
+
+    Raises:
+        ShapeError: a field is missing, unknown or of another type.
+    """
+    try:
+        return _converter.structure(value, cls)
+    except (ClassValidationError, _Refused) as error:
+        raise ShapeError(_explained(error, "", cls)) from error
+
+
+def in_words(hint: Any) -> str:
+    """A type as JSON calls it: "list of numbers or null"."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return in_words(arguments[0])
+    if origin in (Union, UnionType):
+        return " or ".join("null" if argument is NoneType else in_words(argument) for argument in arguments)
+    if origin is Literal:
+        *most, last = (f"`{choice}`" for choice in arguments)
+        return f"{', '.join(most)} or {last}"
+    if origin is tuple:
+        return f"list of {in_words(arguments[0])}" + "s" * (arguments[0] in _IN_WORDS)
+    if origin is dict:
+        return f"object of {in_words(arguments[1])}"
+    return _IN_WORDS.get(hint) or cast(str, hint.__name__)
+
+
+def _explained(error: BaseException, field: str, hint: Any) -> str:
+    """The first thing that is wrong in the field, or in a field of it."""
+    if isinstance(error, ClassValidationError | IterableValidationError):
+        noted, others = error.group_exceptions()
+        # A misspelt field is unknown, and missing too.
+        if others:
+            return _explained(others[0], field, hint)
+        inner, note = noted[0]
+        if isinstance(note, IterableValidationNote):
+            return _explained(inner, f"{field}[{note.index!r}]", note.type)
+        return _explained(inner, f"{field}.{note.name}" if field else note.name, note.type)
+    if isinstance(error, KeyError):
+        return f"the field {field} is missing"
+    where = f"the field {field}" if field else "the line"
+    if isinstance(error, ForbiddenExtraKeysError):
+        name = min(error.extra_fields)
+        close = difflib.get_close_matches(name, [known.name for known in dataclasses.fields(error.cl)], n=1)
+        return f"{where} has an unknown field {name}" + (f"; did you mean {close[0]}?" if close else "")
+    found = json.dumps(error.args[0])
+    return f"{where} is {found if len(found) < 60 else found[:57] + '...'}, but should be {in_words(hint)}"
+
+
+def _make() -> Converter:
+    converter = Converter(omit_if_default=True)
+    for kind in (str, bool, int):
+        converter.register_structure_hook(kind, _scalar)
+    converter.register_structure_hook(float, _number)
+    converter.register_structure_hook_func(_is(Literal), _choice)
+    converter.register_structure_hook_factory(dataclasses.is_dataclass, _fields)
+    converter.register_structure_hook_factory(_is(dict), _object)
+    converter.register_structure_hook_factory(_is(tuple), _list)
+    converter.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else str(value))
+    return converter
+
+
+def _scalar(value: object, hint: Any) -> object:
+    if type(value) is not hint:
+        raise _Refused(value)
+    return value
+
+
+def _number(value: object, hint: Any) -> float:
+    if isinstance(value, str) and value in NON_FINITE:
+        return NON_FINITE[value]
+    if type(value) not in (int, float):
+        raise _Refused(value)
+    return float(cast(float, value))
+
+
+def _choice(value: object, hint: Any) -> object:
+    if value not in get_args(hint):
+        raise _Refused(value)
+    return value
+
+
+def _fields(hint: Any, converter: BaseConverter) -> Structure:
+    return _checked(make_dict_structure_fn(hint, converter, _cattrs_forbid_extra_keys=True), dict)
+
+
+def _object(hint: Any, converter: BaseConverter) -> Structure:
+    return _checked(mapping_structure_factory(hint, converter), dict)
+
+
+def _list(hint: Any, converter: BaseConverter) -> Structure:
+    return _checked(homogenous_tuple_structure_factory(hint, converter), list | tuple)
+
+
+def _checked(structure: Structure, kinds: type | UnionType) -> Structure:
+    def checked(value: Any, hint: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise _Refused(value)
+        return structure(value, hint)
+
+    return checked
+
+
+def _is(origin: Any) -> Callable[[Any], bool]:
+    return lambda hint: get_origin(hint) is origin
+
+
+_converter = _make()

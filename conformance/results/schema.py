@@ -1,0 +1,128 @@
+"""What is generated from the records: SCHEMA.md and schema.json.
+
+``python -m conformance.results.schema`` renews both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from conformance.results import records
+from conformance.results.plain import NON_FINITE, in_words
+
+WORDS = Path(__file__).with_name("SCHEMA.md")
+SCHEMA = Path(__file__).with_name("schema.json")
+INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
+
+Written from `records.py` by `python -m conformance.results.schema`: edit it there.
+
+A run writes one file in [JSON Lines](https://jsonlines.org): a JSON object a line, in pure ASCII. The terminal
+summary and HTML report are rendered from it alone; `conformance report results.jsonl` renders it again. The same
+schema in a form for machines is [`schema.json`](schema.json), a JSON Schema for one line.
+
+The order of lines is: one header, a line for each case in the order in which cases finished, at most one line of
+mutants, one footer. Lines are appended and flushed as cases finish. A file without footer, or whose last line is torn,
+is a run that was cut off: what is there is valid, and readers must say that it is not all.
+
+Rules for every line:
+
+- `kind` says what the line is: `header`, `case`, `mutants` or `footer`.
+- A field marked * is always there. Any other is absent if it has its default: null, false, 0, an empty list or object.
+- There are no other fields. A new field, or a new meaning of one, is a new schema version.
+- A *number* is a JSON number, or one of the words `"nan"`, `"inf"`, `"-inf"`, because JSON has no other way to say
+  them.
+- A *vector* has one number for each parameter, in the order of the case's `parameters`; an entry is null where the
+  trainer had no value, such as an unset gradient.
+- Steps, windows and ranks count from 0. A *window* is an accumulation window; a *step* is an optimizer step that was
+  made. They differ after a window whose step the gradient scaler skipped.
+"""
+_SCALARS = {str: "string", bool: "boolean", int: "integer", NoneType: "null"}
+
+
+def classes() -> dict[str, Any]:
+    """All records, in the order of their declaration."""
+    return {name: cls for name, cls in vars(records).items() if dataclasses.is_dataclass(cls)}
+
+
+def _description(cls: Any) -> str:
+    return " ".join((inspect.getdoc(cls) or "").split())
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def in_markdown() -> str:
+    """The text of SCHEMA.md."""
+    return INTRODUCTION + "".join(_section(name, cls) for name, cls in classes().items())
+
+
+def _section(name: str, cls: Any) -> str:
+    kinds = [kind for kind, line in records.KINDS.items() if line is cls]
+    hints, annotated = get_type_hints(cls), get_type_hints(cls, include_extras=True)
+    text = f"\n## {name}\n\n" + (f"The line of kind `{kinds[0]}`. " if kinds else "")
+    text += f"{_description(cls)}\n\n| Field | Type | Meaning |\n| --- | --- | --- |\n"
+    if cls is records.Header:
+        text += f"| `schema` * | {records.SCHEMA_VERSION} | the version of this schema |\n"
+    for field in dataclasses.fields(cls):
+        star = " *" if is_required(field) else ""
+        kind = in_words(hints[field.name]).replace(in_words(records.Vector), "vector")
+        kind = "one of the ten" if hints[field.name] == records.Verdict else kind
+        meaning = annotated[field.name].__metadata__[0].replace("|", "\\|")
+        text += f"| `{field.name}`{star} | {kind} | {meaning} |\n"
+    return text
+
+
+def in_json() -> str:
+    """The text of schema.json."""
+    number = {"anyOf": [{"type": "number"}, {"enum": list(NON_FINITE)}]}
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"One line of a results file of trainer-conformance, schema version {records.SCHEMA_VERSION}",
+        "oneOf": [_schema(line) for line in records.KINDS.values()],
+        "$defs": {"number": number} | {name: _object(cls) for name, cls in classes().items()},
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _object(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    kinds = [kind for kind, line in records.KINDS.items() if line is cls]
+    fixed: dict[str, Any] = {"kind": {"const": kinds[0]}} if kinds else {}
+    if cls is records.Header:
+        fixed["schema"] = {"const": records.SCHEMA_VERSION}
+    required = [field.name for field in dataclasses.fields(cls) if is_required(field)]
+    return {
+        "description": _description(cls),
+        "type": "object",
+        "additionalProperties": False,
+        "required": [*fixed, *required],
+        "properties": fixed | {field.name: _schema(hints[field.name]) for field in dataclasses.fields(cls)},
+    }
+
+
+def _schema(hint: Any) -> dict[str, Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return {"anyOf": [_schema(argument) for argument in arguments]}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple:
+        return {"type": "array", "items": _schema(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": _schema(arguments[1])}
+    if hint is Any:
+        return {}
+    if hint in _SCALARS:
+        return {"type": _SCALARS[hint]}
+    return {"$ref": "#/$defs/" + ("number" if hint is float else hint.__name__)}
+
+
+if __name__ == "__main__":
+    WORDS.write_text(in_markdown(), encoding="utf-8")
+    SCHEMA.write_text(in_json(), encoding="utf-8")

@@ -1,0 +1,71 @@
+"""Writes a results file while the cases run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+
+from .plain import plain
+from .reader import ResultsError
+from .records import KINDS, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
+
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+
+class ResultsWriter:
+    """Writes a results file line by line; each line is flushed as it is written. Not for several threads at
+    once.
+
+    As a context manager it writes the footer at the end, except after an exception: then the file stays cut
+    off.
+    """
+
+    def __init__(self, path: str | Path, header: Header) -> None:
+        """Starts the file anew. Raises `ResultsError` if it cannot be opened, and `OSError` if it cannot be written."""
+        self.path = Path(path)
+        self._planned = header.planned
+        self._counts: Counter[str] = Counter()
+        try:
+            self._file = self.path.open("w", encoding="ascii", newline="\n")
+        except OSError as error:
+            raise ResultsError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            self._write(header, schema=SCHEMA_VERSION)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def case(self, case: CaseRecord) -> None:
+        """Appends one case."""
+        self._counts[case.verdict] += 1
+        self._write(case)
+
+    def mutants(self, mutants: Mutants) -> None:
+        """Appends the table mutant x check."""
+        self._write(mutants)
+
+    def close(self) -> None:
+        """Writes the footer and closes the file."""
+        cases = self._counts.total()
+        finished = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        try:
+            self._write(Footer(finished, cases, dict(self._counts), complete=cases == self._planned))
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> ResultsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._file.close()
+
+    def _write(self, record: Line, **more: object) -> None:
+        line = {"kind": _KIND_OF[type(record)], **more, **plain(record)}
+        self._file.write(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n")
+        self._file.flush()

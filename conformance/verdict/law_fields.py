@@ -1,0 +1,97 @@
+"""What the laws make of a case, and what its ranks did, as fields of its record."""
+
+from __future__ import annotations
+
+from conformance.laws import checking
+from conformance.laws import timeline as drawn
+from conformance.laws.event import Event
+from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
+from conformance.verdict.judge import Judgement
+
+
+def laws(judgement: Judgement) -> dict[str, int]:
+    """How many windows each law was checked in, of the laws that had any."""
+    return {verified.law.id: verified.checked for verified in judgement.laws if verified.checked}
+
+
+def findings(judgement: Judgement) -> tuple[Finding, ...]:
+    """The laws that were broken, MUSTs first."""
+    observed = _observed(judgement)
+    return tuple(_finding(finding, observed) for finding in judgement.findings)
+
+
+def timeline(judgement: Judgement) -> Timeline | None:
+    """What the ranks did, if there is something to explain."""
+    if not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE"):
+        return None
+    assert judgement.run is not None
+    shown = drawn.timeline(judgement.run, _window(judgement), judgement.findings)
+    return Timeline(
+        moments=tuple(map(_moment, shown.moments)),
+        window=shown.window,
+        joins=tuple(Join(tuple(group)) for group in shown.joins),
+        cut=shown.cut,
+    )
+
+
+def _finding(finding: checking.Finding, observed: str | None) -> Finding:
+    law, broken = finding.law, finding.broken
+    shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
+    return Finding(
+        law=law.id,
+        level=law.level,
+        says=law.says,
+        contradiction=broken.contradiction,
+        mend=law.mend,
+        count=finding.count,
+        ranks=tuple(finding.ranks),
+        effect=broken.effect,
+        observed=observed if law.level == "MUST" else None,
+        window=finding.window,
+        where=_line(broken.event),
+        slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
+    )
+
+
+def _observed(judgement: Judgement) -> str | None:
+    """What the numbers did, in a sentence."""
+    difference = judgement.difference
+    if judgement.verdict == "FAIL (law)":
+        return "The numbers of this case are right all the same."
+    if difference is None or difference.observed is None:
+        return None
+    what = "gradient" if difference.quantity == "gradient" else "weights"
+    return (
+        f"In step {difference.step} the {what} of rank {difference.rank} came out as {difference.observed:.6g} where "
+        f"{float(difference.expected):.6g} was right."
+    )
+
+
+def _window(judgement: Judgement) -> int | None:
+    """The window to show: where a law was first broken, where the numbers parted, else the last one reached."""
+    assert judgement.run is not None
+    if judgement.findings:
+        return judgement.findings[0].window
+    if judgement.difference is not None:
+        steps = judgement.ranks[judgement.difference.rank].steps
+        return steps[judgement.difference.step].window
+    if judgement.divergence is not None:
+        return judgement.divergence.window
+    return max((window.number for window in judgement.run.windows), default=None)
+
+
+def _moment(moment: drawn.Moment) -> Moment:
+    event = moment.event
+    return Moment(
+        rank=event.rank,
+        time=round(moment.time, 3),
+        event=event.kind,
+        label=moment.label,
+        where=None if event.where is None else "{}:{}".format(*event.where),
+        micro_batch=event.micro_batch,
+        marked=moment.marked,
+    )
+
+
+def _line(event: Event) -> str | None:
+    return None if event.where is None else event.place
