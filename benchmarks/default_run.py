@@ -77,7 +77,7 @@ def run(processes: int) -> tuple[float, dict[str, float], int, str]:
         path = Path(folder, "results.jsonl")
         engine = TimedEngine(path, "benchmarks/default_run.py", console)
         engine.reports = []
-        engine.run([], BACKENDS, [], TIME_LIMIT, processes)
+        engine.run([], processes, {"backend": BACKENDS, "case": (), "time_limit": TIME_LIMIT, "traces": None})
         if engine.failures or engine.bad_input:
             raise AssertionError(engine.failures + engine.bad_input)
         ended = time()

@@ -30,6 +30,11 @@ class Case:
     @property
     def path(self) -> str:
         """Backend and layout: ``single-batched``, ``ddp-w2-acc3``; on a GPU ``cuda-ddp-w2-acc3``."""
+        return "-".join(self.parts[:-2])
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The fields of the id in order; a field may have hyphens of its own."""
         parts: list[str] = [self.device] if self.device != "cpu" else []
         parts.append(self.backend)
         parts += [f"w{self.world_size}"] if self.world_size > 1 else []
@@ -37,12 +42,12 @@ class Case:
             parts.append(f"acc{self.accumulation}")
         elif self.layout == "samples" or self.world_size == 1:
             parts.append(self.layout)
-        return "-".join(parts)
+        return (*parts, self.precision, self.workload)
 
     @property
     def id(self) -> str:
         """For instance ``ddp-w2-acc2-fp16-clip-value``."""
-        return f"{self.path}-{self.precision}-{self.workload}"
+        return "-".join(self.parts)
 
     @property
     def arithmetic(self) -> Precision:

@@ -10,7 +10,7 @@ from conformance.cases.case import Case
 from conformance.launchers.front import Front, RemoteStarter
 from conformance.launchers.spread_case import NodeMember, SpreadCase
 from conformance.runner.front.client import ForkServer, Outcome, TrainerError, Unavailable
-from conformance.suite.items import Servers
+from conformance.suite.servers import Servers
 
 
 class HostedServer:

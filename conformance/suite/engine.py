@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -20,12 +20,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.laws.law import laws
-from conformance.plugin import SERVERS
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
-from conformance.suite.items import BadInput, Servers, SlowPath
+from conformance.suite.hooks import SERVERS
+from conformance.suite.items import BadInput
+from conformance.suite.options import arguments
+from conformance.suite.servers import Servers, SlowPath
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(__file__).parent
@@ -64,27 +66,19 @@ class Engine:
     def recorded(self) -> int:
         return self._counts.total()
 
-    def run(
-        self,
-        trainers: Sequence[str],
-        backends: Sequence[str],
-        cases: Sequence[str],
-        time_limit: float,
-        processes: int,
-        traces: Path | None = None,
-    ) -> None:
-        """Run the suite and write the results file, and traces to a folder if one is given."""
-        arguments = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
-        for plugin in ("conformance.plugin", "xdist.plugin", "no:cacheprovider", "no:terminal"):
-            arguments += ["-p", plugin]
-        arguments += ["--time-limit", str(time_limit), *(_workers(processes) if processes > 1 else ())]
+    def run(self, trainers: Sequence[str], processes: int, options: Mapping[str, Any]) -> None:
+        """Run the suite and write the results file, and traces if asked for. ``options`` have values for all of
+        `conformance.suite.options`.
+        """
+        command = ["-c", str(SUITE / "pytest.ini"), "--rootdir", str(SUITE), "--assert=plain"]
+        for plugin in ("conformance.suite.hooks", "xdist.plugin", "no:cacheprovider", "no:terminal"):
+            command += ["-p", plugin]
+        command += _workers(processes) if processes > 1 else ()
         # Some cases take many times as long as others: none is to wait for one of these while there are idle workers.
-        arguments += ["--maxschedchunk", "1"]
-        for option, values in (("--trainer", trainers), ("--backend", backends), ("--case", cases)):
-            arguments += [f"{option}={value}" for value in values]
-        arguments += [] if traces is None else [f"--traces={traces.absolute()}"]
+        command += ["--maxschedchunk", "1"]
+        command += [*(f"--trainer={trainer}" for trainer in trainers), *arguments(options)]
         with self._bar, _undisturbed():
-            code = pytest.main([*arguments, str(SUITE / "test_conformance.py")], plugins=[self])
+            code = pytest.main([*command, str(SUITE / "test_conformance.py")], plugins=[self])
         if self._writer is not None:
             with suppress(pytest.exit.Exception), self._writing():
                 self._writer.close()

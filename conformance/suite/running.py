@@ -6,7 +6,8 @@ from pathlib import Path
 
 from conformance.results.records import CaseRecord
 from conformance.runner.front.client import RunnerError
-from conformance.suite.items import Item, Servers
+from conformance.suite.items import Item
+from conformance.suite.servers import Servers
 from conformance.trace import file
 from conformance.verdict.judge import judge
 from conformance.verdict.record import record, without_evidence

@@ -10,8 +10,9 @@ from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
-from conformance.suite.items import BadInput, Item, Servers
+from conformance.suite.items import BadInput, Item
 from conformance.suite.running import run
+from conformance.suite.servers import Servers
 
 
 def test_case(

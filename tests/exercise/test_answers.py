@@ -136,7 +136,7 @@ def test_no_file(exercise, tmp_path, name, said):
 
 
 def test_hypothesis_is_missing(exercise, monkeypatch):
-    monkeypatch.setattr("conformance.cli.find_spec", lambda name: None)
+    monkeypatch.setattr("conformance.cli.exercise.find_spec", lambda name: None)
     code, _, out, err = exercise(FILES / "right.py")
     assert (code, out) == (2, "")
     assert 'pip install "trainer-conformance[exercise]"' in err

@@ -17,7 +17,7 @@ from conformance.cases.case import Case
 from conformance.results import read_results
 from conformance.results.records import CaseRecord
 from conformance.runner.front.client import ForkServer, RankOutcome, shared
-from conformance.suite.items import Servers
+from conformance.suite.servers import Servers
 from fixtures.kill import is_caught
 from fixtures.kill import judged as judged_specimen
 from fixtures.specimens import named

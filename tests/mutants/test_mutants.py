@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.laws.law import laws
-from conformance.suite.items import Servers
+from conformance.suite.servers import Servers
 from fixtures.kill import broken, checks, is_caught, judged
 from fixtures.specimens import read, specimens
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from conformance.adapter.declaration import BACKENDS
-from conformance.suite.items import REFERENCE, Servers, collect
+from conformance.suite.items import REFERENCE, collect
+from conformance.suite.servers import Servers
 
 
 class Counted(Servers):

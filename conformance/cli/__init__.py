@@ -1,0 +1,72 @@
+"""The command line: one module for each command, with its SUMMARY, DESCRIPTION, arguments and `main`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from rich.console import Console
+
+from conformance.cli import exercise, explain, laws, report, run, trace
+from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
+
+
+class Command(Protocol):
+    """What each of these modules has."""
+
+    SUMMARY: str
+    DESCRIPTION: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def main(self, options: argparse.Namespace, command: str, console: Console) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {
+    "run": run,
+    "report": report,
+    "trace": trace,
+    "laws": laws,
+    "explain": explain,
+    "exercise": exercise,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return COMMANDS[options.action].main(options, command, Console(highlight=False))
+    except KeyboardInterrupt:
+        return say("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has left; Python must not complain of that once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return HARNESS
+    except Exception as error:
+        traceback.print_exc()
+        return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, without the usage in front."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(say(f"{message}; see: {self.prog} --help", USAGE))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="conformance",
+        description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar=" | ".join(COMMANDS))
+    for name, command in COMMANDS.items():
+        command.add_arguments(actions.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION))
+    return parser

@@ -1,0 +1,13 @@
+"""How a command ends: its exit code, and one line on standard error if something is wrong."""
+
+from __future__ import annotations
+
+import sys
+
+CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+def say(line: str, code: int) -> int:
+    """Print a line; the result is the exit code."""
+    print(f"conformance: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,132 @@
+"""What pytest does in a run of the suite: options, items, markers, fixtures, and the torch that workers share."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.adapter.declaration import BACKENDS, PRECISIONS
+from conformance.runner.front.client import RunnerError
+from conformance.runner.front.zygote_client import shared
+from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.suite.items import BadInput, collect
+from conformance.suite.options import add_options
+from conformance.suite.servers import Servers, SlowPath
+
+SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
+ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
+# The name under which workers are given its address.
+_ZYGOTE = "conformance_zygote"
+
+
+def _marker(name: str) -> str:
+    """The pytest marker of a backend or a precision."""
+    return name.replace("-", "_")
+
+
+MARKERS = (*map(_marker, (*BACKENDS, *PRECISIONS)), "cuda")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "conformance of distributed trainers")
+    group.addoption(
+        "--trainer",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a "
+        "reference trainer; may be given several times (default: the reference trainers)",
+    )
+    add_options(group.addoption)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
+    if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:
+        shared.join(zygote)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (servers := config.stash.get(SERVERS, None)) is not None:
+        servers.close()
+    if (zygote := config.stash.get(ZYGOTE, None)) is not None:
+        zygote.close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Import torch once for all workers; it begins while they start."""
+    config.stash[ZYGOTE] = ZygoteProcess()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    zygote = node.config.stash.get(ZYGOTE, None)
+    if zygote is not None and node.gateway.spec.popen:
+        node.workerinput[_ZYGOTE] = zygote.address
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__ != "conformance.suite.test_conformance":
+        return
+    selected = [metafunc.config.getoption(name) for name in ("trainer", "backend", "case")]
+    try:
+        items = collect(_servers(metafunc.config), *selected)
+    except RunnerError as error:
+        raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
+    for reason in _servers(metafunc.config).slow:
+        # Not raised: whatever filters there are, a user has to learn of it, and none may make it an error.
+        warning = warnings.WarningMessage(SlowPath(reason), SlowPath, __file__, 0)
+        metafunc.config.hook.pytest_warning_recorded.call_historic(
+            kwargs={"warning_message": warning, "when": "collect", "nodeid": "", "location": None}
+        )
+    several = len({item.target for item in items}) > 1
+    parameters = []
+    for item in items:
+        if isinstance(item, BadInput):
+            parameters.append(pytest.param(item, id=f"{item.target}{item.MARK}"))
+            continue
+        names = (_marker(item.case.backend), _marker(item.case.precision), item.case.device)
+        marks = [getattr(pytest.mark, name) for name in names if name in MARKERS]
+        identifier = f"{item.trainer}:{item.case.id}" if several else item.case.id
+        parameters.append(pytest.param(item, id=identifier, marks=marks))
+    metafunc.parametrize("item", parameters)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Attach the result to the report as plain values, which is how it crosses from an xdist worker."""
+    report = yield
+    if report.when == "call":
+        report.conformance = getattr(item, "conformance", None)
+        report.bad_input = getattr(item, "bad_input", None)
+    return report
+
+
+@pytest.fixture(scope="session")
+def conformance_servers(pytestconfig: pytest.Config) -> Servers:
+    """The processes that hold the trainers, started on demand."""
+    return _servers(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def conformance_time_limit(pytestconfig: pytest.Config) -> float:
+    return float(pytestconfig.getoption("time_limit"))
+
+
+@pytest.fixture(scope="session")
+def conformance_traces(pytestconfig: pytest.Config) -> Path | None:
+    """The folder for traces, if they are wanted."""
+    folder = pytestconfig.getoption("traces")
+    return None if folder is None else Path(folder)
+
+
+def _servers(config: pytest.Config) -> Servers:
+    if SERVERS not in config.stash:
+        config.stash[SERVERS] = Servers()
+    return config.stash[SERVERS]

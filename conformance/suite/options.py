@@ -1,0 +1,69 @@
+"""The options of a run, which `conformance run` and pytest share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from conformance.adapter.declaration import BACKENDS
+
+TIME_LIMIT = 60.0
+LONGEST_TIME_LIMIT = 86_400.0
+
+
+def time_limit(text: str) -> float:
+    """The seconds that an option gives.
+
+    Raises:
+        argparse.ArgumentTypeError: no such time limit is possible.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_TIME_LIMIT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, up to a day")
+    return seconds
+
+
+#: By name, what argparse's `add_argument` and pytest's `addoption` both take.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--backend": {
+        "action": "append",
+        "default": [],
+        "choices": BACKENDS,
+        "help": "only this backend; may be given several times (default: all that the trainer declares)",
+    },
+    "--case": {
+        "action": "append",
+        "default": [],
+        "metavar": "CASE",
+        "help": "only this case: its id, or the first fields of it, as in ddp-w2; or values of its fields, as in "
+        "backend=ring,world_size=2; may be given several times, for cases that any of them selects",
+    },
+    "--time-limit": {
+        "type": time_limit,
+        "default": TIME_LIMIT,
+        "metavar": "SECONDS",
+        "help": f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
+    },
+    "--traces": {
+        "metavar": "FOLDER",
+        "help": "write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
+    },
+}
+
+
+def add_options(add: Callable[..., object]) -> None:
+    """Call ``add``, which is argparse's `add_argument` or pytest's `addoption`, for each option."""
+    for name, settings in OPTIONS.items():
+        add(name, **settings)
+
+
+def arguments(values: Mapping[str, Any]) -> Iterator[str]:
+    """The command line that gives the options these values, by their names as attributes."""
+    for name in OPTIONS:
+        value = values[name.removeprefix("--").replace("-", "_")]
+        for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+            yield f"{name}={each}"

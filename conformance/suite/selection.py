@@ -1,0 +1,56 @@
+"""Which cases `--case` selects: by id, by the first fields of an id, or by values of fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from conformance.cases.case import Case
+
+FIELDS = ("backend", "layout", "world_size", "accumulation", "precision", "workload", "device")
+
+
+def selects(pattern: str, case: Case) -> bool:
+    """Whether ``pattern`` selects a case: ``ddp-w2-fp32-sgd``, ``ddp-w2``, ``backend=ddp,world_size=2``."""
+    if "=" in pattern:
+        return all(name in FIELDS and _value(case, name) == value for name, value in _pairs(pattern))
+    return pattern in _beginnings(case)
+
+
+def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:
+    """Why ``pattern`` selects none of these cases, and what was meant perhaps: one line."""
+    if "=" not in pattern:
+        known = dict.fromkeys(beginning for case in cases for beginning in _beginnings(case))
+        return f"no case {pattern} is planned for these trainers{_meant(pattern, known)}"
+    for name, value in _pairs(pattern):
+        if name not in FIELDS:
+            return f"--case {pattern}: cases have no field {name!r}{_meant(name, FIELDS) or _one_of(FIELDS)}"
+        values = dict.fromkeys(_value(case, name) for case in cases)
+        if value not in values:
+            hint = _meant(value, values) or _one_of(values)
+            return f"--case {pattern}: no case of these trainers has {name}={value}{hint}"
+    return f"--case {pattern}: these trainers have cases with each of these values, but none with all of them"
+
+
+def _pairs(pattern: str) -> Iterable[tuple[str, str]]:
+    for part in pattern.split(","):
+        name, _, value = part.partition("=")
+        yield name.strip(), value.strip()
+
+
+def _value(case: Case, name: str) -> str:
+    return str(getattr(case, name))
+
+
+def _beginnings(case: Case) -> set[str]:
+    """The id of a case, and what is left of it without its last fields."""
+    return {"-".join(case.parts[:count]) for count in range(1, len(case.parts) + 1)}
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return f"; it is one of {', '.join(names)}"

@@ -1,0 +1,73 @@
+"""The servers that run the cases of a run, one for each trainer and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal, Protocol
+
+from conformance.adapter.declaration import Declaration
+from conformance.cases.case import Case
+from conformance.runner.front.client import ForkServer, Outcome
+
+
+class Server(Protocol):
+    """What runs the cases of one trainer and backend: a `ForkServer`, or several of them on as many machines."""
+
+    declaration: Declaration
+    versions: dict[str, str]
+    gpus: dict[str, Any]
+    mode: Literal["fork", "spawn"]
+    mode_reason: str | None
+
+    def __enter__(self) -> Server:
+        """Raises TrainerError, Unavailable, RunnerError."""
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
+        """Raises RunnerError."""
+
+
+class SlowPath(UserWarning):
+    """Why the cases of a trainer take long, and what to do: a warning, since pytest brings those from its workers."""
+
+
+class Servers:
+    """The fork servers of this process, one for each trainer and backend, started when they are first needed.
+
+    Attributes:
+        option: what a command line needs besides to run cases in the same place.
+        hosts: the machines that ranks run on, where it is not just this one.
+    """
+
+    option: str = ""
+    hosts: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._servers: dict[tuple[str, str], Server] = {}
+
+    def get(self, target: str, backend: str) -> Server:
+        """Raises TrainerError, Unavailable, RunnerError."""
+        if (target, backend) not in self._servers:
+            self._servers[target, backend] = self._stack.enter_context(self.open(target, backend))
+        return self._servers[target, backend]
+
+    @property
+    def slow(self) -> list[str]:
+        """Why servers that run cannot fork their ranks, and what to do; each reason once."""
+        reasons = [server.mode_reason for server in self._servers.values()]
+        return list(dict.fromkeys(reason for reason in reasons if reason is not None))
+
+    def open(self, target: str, backend: str) -> Server:
+        """A server that is not started yet."""
+        return ForkServer(target, backend)
+
+    def why_not(self, case: Case) -> str | None:
+        """Why a case cannot be run here, whatever the trainer."""
+        return None
+
+    def close(self) -> None:
+        self._servers.clear()
+        self._stack.close()

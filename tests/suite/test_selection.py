@@ -1,0 +1,75 @@
+"""What ``--case`` selects: ids, their first fields, values of fields; and what is said where it selects nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.adapter.declaration import BACKENDS, LAYOUTS, PRECISIONS, Declaration
+from conformance.cases.matrix import plan
+from conformance.suite.selection import selects, selects_nothing
+
+EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"))
+PATHS = [(backend, device) for backend in BACKENDS for device in ("cpu", "cuda")]
+CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHING, backend, device)]
+
+
+def chosen(pattern):
+    return [case for case in CASES if selects(pattern, case)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields"),
+    [
+        ("ring", {"backend": "ring", "device": "cpu"}),
+        ("ring-gather", {"backend": "ring-gather", "device": "cpu"}),
+        ("ray", {"backend": "ray", "device": "cpu"}),
+        ("horovod-w2-fp16", {"backend": "horovod", "world_size": 2, "accumulation": 1, "precision": "fp16"}),
+        ("horovod-w2-fp16-compression", {"backend": "horovod", "world_size": 2, "precision": "fp16-compression"}),
+        ("ddp-w2", {"backend": "ddp", "world_size": 2, "device": "cpu"}),
+        ("cuda", {"device": "cuda"}),
+        ("backend=ring", {"backend": "ring"}),
+        ("backend=ddp,world_size=2,precision=fp16", {"backend": "ddp", "world_size": 2, "precision": "fp16"}),
+        ("workload=clip-value, device=cpu", {"workload": "clip-value", "device": "cpu"}),
+        ("layout=samples", {"layout": "samples"}),
+    ],
+)
+def test_only_these(pattern, fields):
+    assert chosen(pattern)
+    for case in chosen(pattern):
+        assert {name: getattr(case, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("pattern", ["backend=ring", "precision=fp16", "world_size=3", "accumulation=2"])
+def test_all_of_these(pattern):
+    name, value = pattern.split("=")
+    assert chosen(pattern) == [case for case in CASES if str(getattr(case, name)) == value]
+
+
+def test_every_id_selects_its_case_and_no_other():
+    assert len({case.id for case in CASES}) == len(CASES)
+    for case in CASES[:: len(CASES) // 50]:
+        assert chosen(case.id) == [case]
+
+
+@pytest.mark.parametrize("pattern", ["", "rin", "ring-", "ddp-w", "ddp-w2-acc2-fp16-clip", "w2", "=", "backend="])
+def test_none(pattern):
+    assert not chosen(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("ddp-w2-fp32-momentun", "no case ddp-w2-fp32-momentun is planned for these trainers; did you mean "),
+        ("dpp-w2", "no case dpp-w2 is planned for these trainers; did you mean ddp-w2?"),
+        ("worldsize=2", "--case worldsize=2: cases have no field 'worldsize'; did you mean world_size?"),
+        ("x=2", "--case x=2: cases have no field 'x'; it is one of backend, layout, world_size, accumulation, "),
+        ("precision=fp61", "no case of these trainers has precision=fp61; did you mean fp64?"),
+        ("world_size=9", "no case of these trainers has world_size=9; it is one of 1, 2, 3, 4"),
+        (
+            "backend=single,world_size=2",
+            "cases with each of these values, but none with all of them",
+        ),
+    ],
+)
+def test_what_is_said(pattern, told):
+    assert told in selects_nothing(pattern, CASES)
