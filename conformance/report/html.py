@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 
 from conformance.results import Results, ResultsError
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
+from conformance.trace.words import size
 
 from . import evidence, grouping, ring, text, workloads
 from .figure import CLASSES, drawing
@@ -103,7 +104,7 @@ def _environment(results: Results) -> Environment:
         workloads=workloads,
     )
     environment.filters.update(
-        prose=_prose, number=text.number, size=text.size, duration=text.duration, plural=text.plural, runs=text.runs
+        prose=_prose, number=text.number, size=size, duration=text.duration, plural=text.plural, runs=text.runs
     )
     return environment
 

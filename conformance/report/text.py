@@ -47,16 +47,6 @@ def power_of_ten(exponent: int) -> str:
     return "10" + str(exponent).translate(SUPERSCRIPT)
 
 
-def size(count: float) -> str:
-    """A number of bytes."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:.3g} GB"
-
-
 def duration(seconds: float) -> str:
     """A time span: 0.12 s, 14 s, 2 min 5 s."""
     if seconds < 59.5:

@@ -12,10 +12,11 @@ def number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Bytes with a unit."""
     scaled, unit = float(count), 0
-    while scaled >= 1000 and unit < len(_SIZES) - 1:
+    # Three digits of 999.5 are 1000.
+    while scaled >= 999.5 and unit < len(_SIZES) - 1:
         scaled, unit = scaled / 1000, unit + 1
     return f"{scaled:.3g} {_SIZES[unit]}"
 
