@@ -54,8 +54,8 @@ def _parts(finding: Finding) -> Iterator[RenderableType]:
         yield Text.assemble(("effect: ", "bold"), visible(finding.effect))
     if finding.observed:
         yield Text.assemble(("observed: ", "bold"), visible(finding.observed))
-    yield Text.assemble(("mend:", "bold"))
-    yield Padding(Text(visible(finding.mend), "green"), (0, 0, 0, 2))
+    yield Text.assemble(("fix:", "bold"))
+    yield Padding(Text(visible(finding.fix), "green"), (0, 0, 0, 2))
 
 
 def _slice(moments: Sequence[Moment]) -> Table:

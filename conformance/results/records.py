@@ -230,7 +230,7 @@ class Finding:
     level: Annotated[Level, "level of the law"]
     says: Annotated[str, "the law in one sentence"]
     contradiction: Annotated[str, "what must be, why, and what was done instead"]
-    mend: Annotated[str, "a short correct snippet of Python"]
+    fix: Annotated[str, "a short correct snippet of Python"]
     count: Annotated[int, "in how many windows of how many ranks the same line broke it"]
     ranks: Annotated[tuple[int, ...], "the ranks that broke it"]
     effect: Annotated[str | None, "what that does to the numbers, predicted from the trace"] = None

@@ -42,7 +42,7 @@ def _finding(finding: checking.Finding, observed: str | None) -> Finding:
         level=law.level,
         says=law.says,
         contradiction=broken.contradiction,
-        mend=law.mend,
+        fix=law.mend,
         count=finding.count,
         ranks=tuple(finding.ranks),
         effect=broken.effect,

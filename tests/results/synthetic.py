@@ -148,7 +148,7 @@ def finding(level: str) -> Case:
         "contradiction": "`unscale_` must come before `clip_grad_norm_`, because clipping compares the norm with 1 "
         "while gradients still carry the factor 1024. However, clip (my_loop.py:41) came before unscale "
         "(my_loop.py:43): a contradiction.",
-        "mend": "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "fix": "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         "count": 12, "ranks": [0, 1], "window": 0, "where": "my_loop.py:41",
         "effect": "The threshold was in effect 1 / 1024.",
         "observed": "The numbers of this case are right all the same.",
