@@ -21,7 +21,7 @@ from conformance.results import Results, ResultsError
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
 from conformance.trace.words import size
 
-from . import evidence, grouping, ring, text, workloads
+from . import evidence, grouping, ring, text
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked
@@ -101,7 +101,6 @@ def _environment(results: Results) -> Environment:
         lanes=lanes,
         ring=ring.panels(),
         ring_size=ring.size(),
-        workloads=workloads,
     )
     environment.filters.update(
         prose=_prose, number=text.number, size=size, duration=text.duration, plural=text.plural, runs=text.runs

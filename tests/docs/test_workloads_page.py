@@ -1,0 +1,52 @@
+"""docs/WORKLOADS.md: its numbers, and that it and its figures are those of the code. It takes no matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+spec = importlib.util.spec_from_file_location("workloads_page", ROOT / "tools" / "workloads_page.py")
+assert spec is not None
+assert spec.loader is not None
+workloads_page = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(workloads_page)
+
+
+def test_the_page_is_that_of_the_code():
+    """Else: python tools/workloads_page.py."""
+    assert (ROOT / "docs/WORKLOADS.md").read_text(encoding="utf-8") == workloads_page.page()
+
+
+@pytest.mark.parametrize("name", workloads_page.FIGURES)
+def test_the_figures_are_those_of_the_code(name):
+    drawn = (ROOT / "docs/workloads" / f"{name}.svg").read_text(encoding="utf-8")
+    assert workloads_page.digest(name) in drawn
+    assert f"(workloads/{name}.svg)" in workloads_page.page()
+
+
+def test_a_figure_of_other_numbers_has_another_digest(monkeypatch):
+    before = workloads_page.digest("learning-rates")
+    monkeypatch.setattr(workloads_page, "RATES", (*workloads_page.RATES[:-1], 0.255))
+    assert workloads_page.digest("learning-rates") != before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| 4 | 4 | 8 | 4 |", "|  |  | loss_mse | 7.5 |", "| (4, 6.25) | 14 |", "| (3, 1) (4, 6.25) | 22 |",
+        "exactly 2/15 for all four points", "too far above 1/32", "All hold.", "all 4 nodes of a ring hold 4.99",
+    ],
+)  # fmt: skip
+def test_what_it_says(line):
+    assert line in workloads_page.page()
+
+
+def test_a_column_that_is_not_normal_is_called_so(monkeypatch):
+    shifted = workloads_page.columns_of(workloads_page.multivariate()) + np.array([[0], [0.5], [0], [0]])
+    monkeypatch.setattr(workloads_page, "columns_of", lambda _: shifted)
+    assert "**Not all hold**" in workloads_page.page()

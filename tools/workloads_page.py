@@ -1,0 +1,274 @@
+"""Writes docs/WORKLOADS.md and its figures: what the trainers are given, in tables and drawings.
+
+    pip install -c constraints.txt -e ".[docs]"
+    python tools/workloads_page.py
+
+Only the figures need matplotlib. Each carries a digest of what it draws, so that a test sees when it is out of date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.oracle.float_descents import Descents, descents, distance
+from conformance.oracle.learning_rate import (
+    Batches,
+    diverges_from,
+    factors,
+    oscillates_from,
+    outcome,
+    settled,
+)
+from conformance.oracle.normal_form import NormalForm
+from conformance.workloads.distribution import ALPHA, Check, checks, columns_of
+from conformance.workloads.exercise import LINE, NOISY_LINE, Points, points
+from conformance.workloads.layout import Window
+from conformance.workloads.multivariate import COEFFICIENTS, SAMPLES, SHARD, multivariate
+from conformance.workloads.recipes import RECIPES
+from conformance.workloads.workload import as_rational
+
+DOCS = Path(__file__).parents[1] / "docs"
+RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
+COLOURS = {"converging": "#2a7f4f", "oscillating": "#b07a00", "diverging": "#b3261e"}
+#: The weight that the exercise's tables are filled in for.
+WEIGHT = Fraction(2)
+ONE_BY_ONE: Batches = [points([point]) for point in NOISY_LINE]
+TOGETHER: Batches = [points(NOISY_LINE)]
+
+
+def page() -> str:
+    """The text of docs/WORKLOADS.md."""
+    return "\n\n".join([*_exercise(), *_notebook(), *_certified()]) + "\n"
+
+
+def _exercise() -> Iterable[str]:
+    yield "# The workloads"
+    yield "What the trainers are given. This page is generated: `python tools/workloads_page.py`."
+    yield "## The exercise"
+    yield "Gradient descent on one weight m, with the loss (m x − ytrue)². Losses at m = 2:"
+    losses = [(x, y, float(WEIGHT * x), _loss([(x, y)], len(LINE))) for x, y in LINE]
+    yield _table(["x", "ytrue", "ypred", "loss_point"], [*losses, ("", "", "loss_mse", _loss(LINE, len(LINE)))])
+    single, both = [[point] for point in NOISY_LINE], [NOISY_LINE[:2], NOISY_LINE[2:]]
+    yield "Gradients at m = 2, of points and of batches:"
+    yield _table(["points", "gradient"], [(_pairs(data), _gradient(data)) for data in (*single, *both)])
+    ratios = [max(found) / min(found) for found in ([_gradient(data) for data in group] for group in (single, both))]
+    yield (
+        f"The largest gradient of a point is {ratios[0]:.3g} times the smallest, "
+        f"that of a batch {ratios[1]:.3g} times: "
+        "averaging smooths."
+    )
+    yield "![Weights by learning rate, and what a step multiplies the error with](workloads/learning-rates.svg)"
+    yield (
+        "A step on a batch of N points multiplies the error of the weight with 1 − lr · 2 Σx² / N. So it goes past the "
+        "best weight above lr = N / (2 Σx²), and nothing settles from lr = N / Σx² on: exactly "
+        f"{diverges_from(TOGETHER)[0]} for all four points. Point by point, the step on x = 4 goes too far above "
+        f"{oscillates_from(ONE_BY_ONE)}, and whole epochs make the error grow above "
+        f"{float(diverges_from(ONE_BY_ONE)[0]):.6g}; but for a sliver around 1/2, where the step on x = 1 wipes it out."
+    )
+
+
+def _notebook() -> Iterable[str]:
+    columns = columns_of(multivariate())
+    found = checks(columns)
+    yield "## multivariate"
+    goals = " ".join(f"{goal:g}" for goal in map(float, COEFFICIENTS))
+    yield f"{SAMPLES} samples of {len(columns)} uncorrelated normal features; gradient descent recovers {goals}."
+    yield "![Histograms of the features, and the targets by two of them](workloads/features.svg)"
+    names = {
+        "mean": "mean, less the one asked for",
+        "variance": "variance, less 1",
+        "distance": "Kolmogorov–Smirnov distance",
+    }
+    rows = [
+        [
+            says,
+            *(f"{_of(found, what, column).value:.2g}" for column in range(len(columns))),
+            f"{_limit(found, what):.2g}",
+        ]
+        for what, says in names.items()
+    ]
+    for at, row in enumerate(np.asarray(np.corrcoef(columns)).tolist()):
+        values = ("1" if at == other else f"{value:.2g}" for other, value in enumerate(row))
+        rows.append([f"correlation with x{at}", *values, f"{_limit(found, 'correlation'):.2g}"])
+    yield _table(["check", *(f"x{column}" for column in range(len(columns))), "at most"], rows)
+    verdict = "All hold" if all(check.holds for check in found) else "**Not all hold**"
+    yield f"{verdict}. A right draw of the whole data set exceeds the limits of one kind once in {1 / ALPHA:g} draws."
+    yield "![Weights and their distance to the coefficients by epoch](workloads/descents.svg)"
+    yield (
+        f"Accumulating the gradients of shards of {SHARD}, each weighted with its share of the samples, is gradient "
+        "descent over all samples. A step after every shard is mini-batch descent: other weights, and more steps an "
+        f"epoch. After the last epoch {_nodes(descents().nodes)}."
+    )
+
+
+def _nodes(nodes: Sequence[Sequence[float]]) -> str:
+    held = dict.fromkeys(" ".join(f"{value:.9g}" for value in node) for node in nodes)
+    return f"all {len(nodes)} nodes of a ring hold {next(iter(held))}" if len(held) == 1 else "**the nodes differ**"
+
+
+def _certified() -> Iterable[str]:
+    yield "## Certified"
+    yield "Small dyadic rationals, on which right trainers agree to the bit; each shows what the others hide."
+    yield _table(["workload", ""], [(f"`{recipe.name}`", recipe.summary) for recipe in RECIPES.values()])
+
+
+def _form(data: Points, n: int) -> NormalForm:
+    """The loss of ``data`` where each squared error is divided by ``n``."""
+    window = Window(0, points(data), ((tuple(range(len(data))),),), 1)
+    return NormalForm.of(window, (Fraction(1, n),) * len(data), bias=False)
+
+
+def _loss(data: Points, n: int) -> float:
+    return float(_form(data, n).loss((WEIGHT,)))
+
+
+def _gradient(data: Points) -> float:
+    [gradient] = _form(data, len(data)).gradient((WEIGHT,))
+    return float(gradient)
+
+
+def _pairs(data: Points) -> str:
+    return " ".join(f"({x:g}, {y:g})" for x, y in data)
+
+
+def _of(found: Sequence[Check], what: str, column: int) -> Check:
+    return next(check for check in found if check.what == what and check.columns == (column,))
+
+
+def _limit(found: Sequence[Check], what: str) -> float:
+    return next(check.limit for check in found if check.what == what)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([f"{cell:g}" if isinstance(cell, int | float) else str(cell) for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def learning_rates(figure: Any) -> None:
+    """The weights that training on one point a step ends in, and what a step on all four multiplies the error with."""
+    left, right = figure.subplots(1, 2)
+    for axes, batches in ((left, ONE_BY_ONE), (right, TOGETHER)):
+        edges = [RATES[0] / 1.5, float(oscillates_from(batches)), float(diverges_from(batches)[0]), RATES[-1] * 1.5]
+        for (name, colour), start, end in zip(COLOURS.items(), edges[:-1], edges[1:], strict=True):
+            axes.axvspan(start, end, color=colour, alpha=0.12, label=name, linewidth=0)
+        axes.set_xscale("log")
+        axes.set_xlim(edges[0], edges[-1])
+        axes.set_xlabel("learning rate")
+    for rate in RATES:
+        name = outcome(ONE_BY_ONE, as_rational(rate))
+        cycle = [] if name == "diverging" else [float(weight) for weight in settled(ONE_BY_ONE, as_rational(rate))]
+        left.plot([rate] * len(cycle), cycle, "o-", color=COLOURS[name], linewidth=0.8, markersize=4)
+    left.set_ylabel("weights after training, point by point")
+    left.legend(loc="upper left", fontsize="small")
+    curve = np.geomspace(RATES[0] / 1.5, RATES[-1] * 1.5, 81).tolist()
+    right.plot(curve, [_factor(rate) for rate in curve], color="black", linewidth=0.8)
+    for rate in RATES:
+        right.plot([rate], [_factor(rate)], "o", color=COLOURS[outcome(TOGETHER, as_rational(rate))], markersize=4)
+    right.set_ylim(-3.2, 1.2)
+    right.set_ylabel("factor of the error in a step on all points")
+
+
+def _factor(rate: float) -> float:
+    [value] = factors(TOGETHER, as_rational(rate))
+    return float(value)
+
+
+def features(figure: Any) -> None:
+    """A histogram of each feature with the normal density that it should follow; the targets by two of them."""
+    workload = multivariate()
+    columns = columns_of(workload)
+    targets = [float(sample.y) for batch in workload.batches for sample in batch]
+    *histograms, scatter = figure.subplots(1, len(columns) + 1)
+    for index, (axes, column) in enumerate(zip(histograms, columns.tolist(), strict=True)):
+        at = np.linspace(index - 4, index + 4, 81)
+        axes.hist(column, bins=32, range=(index - 4, index + 4), density=True, alpha=0.5)
+        axes.plot(at, np.exp(-((at - index) ** 2) / 2) / np.sqrt(2 * np.pi), linewidth=1)
+        axes.set_title(f"x{index}", fontsize="small")
+    scatter.scatter(columns[0].tolist(), columns[1].tolist(), c=targets, s=2)
+    scatter.set_title("x0, x1; colour: y", fontsize="small")
+
+
+def by_epoch(figure: Any) -> None:
+    """The weights under ordinary descent, and how far each way is from the coefficients."""
+    found: Descents = descents()
+    left, right = figure.subplots(1, 2)
+    for index, goal in enumerate(map(float, COEFFICIENTS)):
+        left.plot([weights[index] for weights in found.ordinary], label=f"w{index} → {goal:g}")
+        left.axhline(goal, color="grey", linestyle="--", linewidth=0.6)
+    left.set_ylabel("weight")
+    tracks = [
+        ("all samples a step", found.ordinary, "-", 1),
+        ("accumulated over shards", found.accumulated, "o", 20),
+        ("a step a shard", found.mini_batch, "-", 1),
+    ]
+    for label, track, style, every in tracks:
+        right.plot(range(0, len(track), every), [distance(w) for w in track[::every]], style, label=label, markersize=3)
+    right.set_yscale("log")
+    right.set_ylabel("distance to the coefficients")
+    for axes in (left, right):
+        axes.set_xlabel("epoch")
+        axes.legend(fontsize="small")
+
+
+FIGURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
+    "learning-rates": (learning_rates, (9, 3.4)),
+    "features": (features, (9, 2.2)),
+    "descents": (by_epoch, (9, 3.2)),
+}
+
+
+def digest(name: str) -> str:
+    """Of everything that a figure draws: the calls that it makes, with their numbers."""
+    calls = Calls()
+    FIGURES[name][0](calls)
+    return hashlib.sha256(repr(calls.made).encode()).hexdigest()[:16]
+
+
+class Calls:
+    """Takes the place of a matplotlib figure and its axes, and notes the calls."""
+
+    def __init__(self, made: list[object] | None = None) -> None:
+        self.made: list[object] = [] if made is None else made
+
+    def subplots(self, rows: int, columns: int) -> list[Calls]:
+        return [Calls(self.made) for _ in range(columns)]
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def noted(*arguments: object, **options: object) -> None:
+            self.made.append((name, [_rounded(value) for value in arguments], sorted(options)))
+
+        return noted
+
+
+def _rounded(value: object) -> object:
+    """To nine digits: what lies below may differ between machines."""
+    if isinstance(value, np.ndarray):
+        return _rounded(value.tolist())
+    if isinstance(value, list | tuple | range):
+        return [_rounded(each) for each in value]
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def draw(name: str, path: Path) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.rcParams.update({"svg.hashsalt": name, "svg.fonttype": "none", "axes.spines.top": False})
+    fill, size = FIGURES[name]
+    figure = Figure(figsize=size, layout="constrained")
+    fill(figure)
+    figure.savefig(path, format="svg", metadata={"Date": None, "Description": digest(name)})
+
+
+if __name__ == "__main__":
+    (DOCS / "WORKLOADS.md").write_text(page(), encoding="utf-8")
+    (DOCS / "workloads").mkdir(exist_ok=True)
+    for each in FIGURES:
+        draw(each, DOCS / "workloads" / f"{each}.svg")
