@@ -1,0 +1,62 @@
+"""The imports between the files of a package, read from its source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def imports(package: Path) -> dict[str, set[str]]:
+    """For each module below `package` the modules of it that it imports: anywhere in the file, for types alone too."""
+    files = {_module(file, package): file for file in package.rglob("*.py")}
+    return {name: set(_imported(file, files)) - {name} for name, file in files.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that import each other in a circle (Tarjan's strongly connected components)."""
+    numbers: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        numbers[node] = lowest[node] = len(numbers)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in numbers:
+                visit(other)
+                lowest[node] = min(lowest[node], lowest[other])
+            elif other in stack:
+                lowest[node] = min(lowest[node], numbers[other])
+        if lowest[node] == numbers[node]:
+            component = set(stack[stack.index(node) :])
+            del stack[stack.index(node) :]
+            if len(component) > 1:
+                found.append(component)
+
+    for node in graph:
+        if node not in numbers:
+            visit(node)
+    return found
+
+
+def room(module: str, names: tuple[str, ...]) -> str | None:
+    """The longest of `names` that `module` is or lies in."""
+    inside = [name for name in names if module == name or module.startswith(f"{name}.")]
+    return max(inside, key=len, default=None)
+
+
+def _module(file: Path, package: Path) -> str:
+    parts = file.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported(file: Path, files: dict[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in files)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in files:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in files else node.module

@@ -1,0 +1,82 @@
+"""The package is a house: each import runs down, and no files import each other in a circle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import conformance
+
+from .imports import circles, imports, room
+
+PACKAGE = Path(conformance.__file__).parent
+
+#: From the ground up. Rooms on one floor do not know each other.
+FLOORS = (
+    ("conformance.adapter", "conformance.workloads"),
+    ("conformance.oracle", "conformance.trace.words", "conformance.trace.seams"),
+    ("conformance.cases", "conformance.trace.values", "conformance.trace.events"),
+    ("conformance.trace.state",),
+    ("conformance.trace.emit",),
+    ("conformance.trace.common",),
+    ("conformance.trace.observers",),
+    ("conformance.trace",),
+    ("conformance.laws", "conformance.runner.system"),
+    ("conformance.runner.outcome",),
+    ("conformance.runner.rank",),
+    ("conformance.runner.case",),
+    ("conformance.runner.server",),
+    ("conformance.runner.zygote", "conformance.runner.front"),
+    ("conformance.runner",),
+    # The names that a trainer imports.
+    ("conformance",),
+    ("conformance.trainers", "conformance.frameworks", "conformance.results"),
+    ("conformance.verdict",),
+    ("conformance.report",),
+    ("conformance.exercise", "conformance.suite"),
+    ("conformance.launchers",),
+    ("conformance.plugin",),
+    ("conformance.cli",),
+)
+FLOOR = {name: number for number, floor in enumerate(FLOORS) for name in floor}
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return imports(PACKAGE)
+
+
+def test_every_file_has_a_floor(graph):
+    """`conformance` itself is one file: its packages are named one by one."""
+    packages = {module.split(".")[1] for module in graph if "." in module}
+    assert packages == {name.split(".")[1] for name in FLOOR if "." in name}
+
+
+def test_no_import_runs_upward(graph):
+    rooms = tuple(FLOOR)
+    upward = {
+        f"{module} -> {other}"
+        for module, others in graph.items()
+        for other in others
+        if (here := room(module, rooms)) != (there := room(other, rooms)) and FLOOR[here] <= FLOOR[there]
+    }
+    assert sorted(upward) == []
+
+
+def test_no_files_import_each_other_in_a_circle(graph):
+    assert circles(graph) == []
+
+
+def test_an_import_upward_and_a_circle_would_be_found(tmp_path):
+    """Of each kind of import statement one closes the circle."""
+    package = tmp_path / "house"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("def late():\n    from house import b\n")
+    (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.c import name\n")
+    (package / "c.py").write_text("import house.a\n")
+    (package / "d.py").write_text("from house import a, c\n")
+    found = imports(package)
+    assert found["house.d"] == {"house.a", "house.c"}
+    assert circles(found) == [{"house.a", "house.b", "house.c"}]
