@@ -63,7 +63,7 @@ class Case:
         return Problem(*standard(self.workload, self.layout, self.world_size, self.accumulation), self.arithmetic)
 
     def spec(self) -> dict[str, Any]:
-        """What a rank is told, as plain JSON values: floats, lists and names."""
+        """The case as it is sent to a rank, in plain JSON values: floats, lists and names."""
         workload, layout = self.problem.workload, self.problem.layout
         clip, scale = workload.clip, workload.scale
         return {

@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), ("batched", 4, 1)})),
 )
 
-#: Every world size and precision, with and without accumulation; and each workload that tells something else, once.
+#: Every world size and precision, with and without accumulation; and once each workload that can show more.
 POINT_TO_POINT_RULES: tuple[Rule, ...] = (
     Rule("momentum", core=True),
     Rule("clip-value", layouts=frozenset({("batched", 4, 1), ("accumulated", 3, 2)}), core=True),

@@ -31,7 +31,7 @@ _FLOAT_ROUNDOFF = 2.0**-53
 
 
 def _overflowing() -> np.errstate:
-    """Noise that outgrows a double turns infinite or NaN in silence; whoever asks for the radius is told."""
+    """Noise that outgrows a double becomes infinite or NaN without a warning; asking for the radius then raises."""
     return np.errstate(over="ignore", invalid="ignore")
 
 

@@ -1,8 +1,8 @@
-"""The catalogue of numeric faults: what trainers get wrong, as one changed decision of the recurrence.
+"""The catalogue of numeric faults: what trainers get wrong, each as one deviation from the textbook.
 
-Each fault says what its trajectory would be. A comparison has *power* against a fault if the fault's enclosure and
-the right answer's have no point in common at some step: then no trainer with that fault can pass. And a trajectory
-that lies in a fault's enclosure tells the author what to look for.
+A fault has a trajectory of its own. A comparison has *power* against it if the fault's enclosure and the right answer's
+have no point in common at some step: then no trainer with that fault can pass. And a trainer whose numbers lie in a
+fault's enclosure has, most likely, that fault.
 """
 
 from __future__ import annotations
@@ -19,38 +19,37 @@ from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, AdamW, Vector
 
-Applies = Callable[[Problem], bool]
+Condition = Callable[[Problem], bool]
 #: The samples of a micro-batch.
 Micro = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Fault(Deviation[Recurrence]):
-    """``applies`` says in which problems a trainer can have it."""
+    """``conditions``: what all holds of problems in which a trainer can have it."""
 
     name: str
-    applies: Applies
+    conditions: tuple[Condition, ...]
+
+    def applies(self, problem: Problem) -> bool:
+        return all(condition(problem) for condition in self.conditions)
 
 
 CATALOGUE: list[Fault] = []
 
 
-def fault(name: str, text: str, applies: Applies) -> Callable[[type[Recurrence]], type[Recurrence]]:
-    """Add a recurrence with one wrong decision to the catalogue."""
+def fault(name: str, text: str, *conditions: Condition) -> Callable[[type[Recurrence]], type[Recurrence]]:
+    """Add a textbook with one wrong decision to the catalogue."""
 
-    def add(recurrence: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, recurrence, name, applies))
-        return recurrence
+    def add(textbook: type[Recurrence]) -> type[Recurrence]:
+        CATALOGUE.append(Fault(text, textbook, name, conditions))
+        return textbook
 
     return add
 
 
 def applicable(problem: Problem) -> list[Fault]:
     return [fault for fault in CATALOGUE if fault.applies(problem)]
-
-
-def _always(problem: Problem) -> bool:
-    return True
 
 
 def _distributed(problem: Problem) -> bool:
@@ -85,10 +84,6 @@ def _has_momentum(problem: Problem) -> bool:
 
 def _schedules(problem: Problem) -> bool:
     return problem.workload.schedule is not None and problem.workload.steps > 1
-
-
-def _all(*conditions: Applies) -> Applies:
-    return lambda problem: all(condition(problem) for condition in conditions)
 
 
 # Which samples count, and how much.
@@ -169,7 +164,7 @@ class FirstMicroBatchOnly(Recurrence):
         return _only(super().counted(window), (share[0] for share in window.shares))
 
 
-@fault("sample-dropped", "drops one sample of the batch", _always)
+@fault("sample-dropped", "drops one sample of the batch")
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
@@ -191,7 +186,8 @@ class SampleRepeated(Recurrence):
 @fault(
     "mean-of-micro-batch-means",
     "averages the micro-batches' weighted means instead of dividing by the global weight",
-    lambda problem: _weighted(problem) and (_accumulating(problem) or _distributed(problem)),
+    _weighted,
+    lambda problem: _accumulating(problem) or _distributed(problem),
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -201,7 +197,8 @@ class MeanOfMicroBatchMeans(Recurrence):
 @fault(
     "mean-of-rank-means",
     "averages the ranks' weighted means instead of dividing by the global weight",
-    _all(_weighted, _distributed),
+    _weighted,
+    _distributed,
 )
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -233,7 +230,7 @@ class NotClipped(Recurrence):
         return vector
 
 
-@fault("clip-before-unscale", "clips gradients that still carry the loss scale", _all(_clips, _scaled))
+@fault("clip-before-unscale", "clips gradients that still carry the loss scale", _clips, _scaled)
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
@@ -242,7 +239,8 @@ class ClipBeforeUnscale(Recurrence):
 @fault(
     "clip-before-all-reduce",
     "clips each rank's gradient before averaging over ranks",
-    _all(_clips, _distributed),
+    _clips,
+    _distributed,
 )
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -252,7 +250,8 @@ class ClipBeforeAllReduce(Recurrence):
 @fault(
     "clip-per-micro-batch",
     "clips every micro-batch's gradient instead of the window's",
-    _all(_clips, _accumulating),
+    _clips,
+    _accumulating,
 )
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -278,13 +277,13 @@ class ScaleLeftIn(Recurrence):
 # The optimizer and its schedule.
 
 
-@fault("ascends", "adds the gradient instead of subtracting it", _always)
+@fault("ascends", "adds the gradient instead of subtracting it")
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(weights, vector.scaled(Fraction(-1)), step)
 
 
-@fault("steps-twice", "applies every gradient twice", _always)
+@fault("steps-twice", "applies every gradient twice")
 class StepsTwice(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(super().update(weights, vector, step), vector, step)
@@ -313,7 +312,8 @@ class MomentumLost(Recurrence):
 @fault(
     "schedule-per-micro-batch",
     "advances the learning-rate schedule once per micro-batch",
-    _all(_schedules, _accumulating),
+    _schedules,
+    _accumulating,
 )
 class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:

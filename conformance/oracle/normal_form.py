@@ -1,7 +1,8 @@
 """The loss of one accumulation window as a quadratic form in the weights, summed up in integers.
 
 Fractions are slow, and a thousand samples are many: a window's samples are brought to a common denominator once, and
-every fault's coefficients are applied to the same products.
+every fault's coefficients are applied to the same products. Rational types written in C are slower at that: gmpy2's mpq
+and python-flint's fmpq take twice the time over 24 samples, and 13 times over 1000.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from conformance.verdict.evidence import Attempt, Observed, RankEvidence, ration
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a rank left the enclosure of the right answer."""
+    """The first step and entry in which a rank left the enclosure of the right answer."""
 
     step: int
     rank: int

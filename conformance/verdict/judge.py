@@ -160,7 +160,7 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
-        judgement.headline = "every window was skipped, which leaves nothing to compare; begin with a lower loss scale"
+        judgement.headline = "every window was skipped, which leaves nothing to compare; start with a lower loss scale"
         return
     judgement.power = power(reading, right, HORIZON)
     if first_difference(judgement.ranks, moved) is None:
@@ -169,8 +169,8 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
         if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:
             judgement.headline += (
-                f"; its own loss scale of {float(right.scales[0]):g} leads off the path on which this case is exact: "
-                f"take task.grad_scaler(), or begin with {float(workload.scale.initial):g}"
+                f"; its own loss scale of {float(right.scales[0]):g} leaves the numbers for which this case is exact: "
+                f"use task.grad_scaler(), or start with {float(workload.scale.initial):g}"
             )
     elif right.certificate.exact:
         judgement.verdict = "PASS (exact)"

@@ -17,8 +17,8 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
     """What is wrong if the numbers fit the narrow bound of a run without any low precision, where that must show.
 
     It must show in a step in which a cast of the weights to the compute format, or of the gradient to the wire format,
-    changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such step; it is
-    for the bounded workloads of the same path to tell.
+    changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such step; the
+    bounded workloads of the same path have one.
     """
     precision = reading.problem.precision
     if not (precision.mixed or precision.compressed) or right.certificate.exact:

@@ -21,7 +21,7 @@ class Window:
     """
 
     index: int
-    batch: tuple[Sample, ...] = field(hash=False)  # It takes long to hash, and the rest tells windows apart.
+    batch: tuple[Sample, ...] = field(hash=False)  # A thousand fractions take long to hash.
     shares: Shares
     nominal: int
 

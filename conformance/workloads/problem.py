@@ -20,7 +20,7 @@ class Problem:
     precision: Precision
 
     def __hash__(self) -> int:
-        """By names: hashing all the fractions takes long, and tells hardly more apart."""
+        """Of names only: hashing all the fractions takes long, and equality compares them anyway."""
         return hash((self.workload.name, self.layout, self.precision.name))
 
     @cached_property

@@ -85,7 +85,7 @@ class Workload:
     """
 
     name: str
-    batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions: the rest tells well enough.
+    batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
     optimizer: SGD | AdamW
     start: Vector
     bias: bool = False
