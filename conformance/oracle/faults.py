@@ -7,6 +7,7 @@ fault's enclosure has, most likely, that fault.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -28,8 +29,12 @@ Micro = tuple[int, ...]
 class Fault(Deviation[Recurrence]):
     """``conditions``: what all holds of problems in which a trainer can have it."""
 
-    name: str
     conditions: tuple[Condition, ...]
+
+    @property
+    def name(self) -> str:
+        """``SumOverRanks`` is ``sum-over-ranks``."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", self.textbook.__name__).lower()
 
     def applies(self, problem: Problem) -> bool:
         return all(condition(problem) for condition in self.conditions)
@@ -38,11 +43,11 @@ class Fault(Deviation[Recurrence]):
 CATALOGUE: list[Fault] = []
 
 
-def fault(name: str, text: str, *conditions: Condition) -> Callable[[type[Recurrence]], type[Recurrence]]:
+def fault(text: str, *conditions: Condition) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Add a textbook with one wrong decision to the catalogue."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, name, conditions))
+        CATALOGUE.append(Fault(text, textbook, conditions))
         return textbook
 
     return add
@@ -94,32 +99,31 @@ def _only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vecto
     return tuple(c if i in kept else Fraction(0) for i, c in enumerate(coefficients))
 
 
-@fault("sum-over-ranks", "sums the ranks' gradients instead of averaging them", _distributed)
+@fault("sums the ranks' gradients instead of averaging them", _distributed)
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
         return Fraction(window.world_size)
 
 
-@fault("world-divided-twice", "divides by the world size twice", _distributed)
+@fault("divides by the world size twice", _distributed)
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
         return Fraction(1, window.world_size)
 
 
-@fault("sum-over-window", "adds up the micro-batches without dividing by their number", _accumulating)
+@fault("adds up the micro-batches without dividing by their number", _accumulating)
 class SumOverWindow(Recurrence):
     def over_window(self, window: Window) -> Fraction:
         return Fraction(window.length)
 
 
-@fault("window-divided-twice", "divides by the accumulation length twice", _accumulating)
+@fault("divides by the accumulation length twice", _accumulating)
 class WindowDividedTwice(Recurrence):
     def over_window(self, window: Window) -> Fraction:
         return Fraction(1, window.length)
 
 
 @fault(
-    "nominal-length",
     "divides a short accumulation window by the nominal length",
     lambda problem: any(window.length < window.nominal for window in problem.windows),
 )
@@ -129,7 +133,6 @@ class NominalLength(Recurrence):
 
 
 @fault(
-    "loss-summed",
     "reduces the loss by a sum where a mean belongs",
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
 )
@@ -138,7 +141,7 @@ class LossSummed(Recurrence):
         return Fraction(len(window.shares[0][0]))
 
 
-@fault("not-synchronised", "steps on its own rank's gradient, without averaging over ranks", _distributed)
+@fault("steps on its own rank's gradient, without averaging over ranks", _distributed)
 class NotSynchronised(Recurrence):
     # Whoever does not average over ranks makes no mistake in that average.
     over_ranks = Recurrence.over_ranks
@@ -148,23 +151,19 @@ class NotSynchronised(Recurrence):
         return times(own, 1 / sum(own, Fraction(0))) if any(own) else own
 
 
-@fault(
-    "zero-grad-in-window",
-    "clears gradients inside the window, so that only its last micro-batch counts",
-    _accumulating,
-)
+@fault("clears gradients inside the window, so that only its last micro-batch counts", _accumulating)
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
         return _only(super().counted(window), (share[-1] for share in window.shares))
 
 
-@fault("first-micro-batch-only", "loses every micro-batch of a window but the first", _accumulating)
+@fault("loses every micro-batch of a window but the first", _accumulating)
 class FirstMicroBatchOnly(Recurrence):
     def counted(self, window: Window) -> Vector:
         return _only(super().counted(window), (share[0] for share in window.shares))
 
 
-@fault("sample-dropped", "drops one sample of the batch")
+@fault("drops one sample of the batch")
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
@@ -172,11 +171,7 @@ class SampleDropped(Recurrence):
         return (*right[:last], Fraction(0), *right[last + 1 :])
 
 
-@fault(
-    "sample-repeated",
-    "reads a sample twice and its neighbour never",
-    lambda problem: problem.workload.batch_size > 1,
-)
+@fault("reads a sample twice and its neighbour never", lambda problem: problem.workload.batch_size > 1)
 class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:
         right = super().counted(window)
@@ -184,7 +179,6 @@ class SampleRepeated(Recurrence):
 
 
 @fault(
-    "mean-of-micro-batch-means",
     "averages the micro-batches' weighted means instead of dividing by the global weight",
     _weighted,
     lambda problem: _accumulating(problem) or _distributed(problem),
@@ -194,12 +188,7 @@ class MeanOfMicroBatchMeans(Recurrence):
         return _mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
 
 
-@fault(
-    "mean-of-rank-means",
-    "averages the ranks' weighted means instead of dividing by the global weight",
-    _weighted,
-    _distributed,
-)
+@fault("averages the ranks' weighted means instead of dividing by the global weight", _weighted, _distributed)
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
         return _mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
@@ -215,8 +204,8 @@ def _mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     return tuple(result)
 
 
-@fault("sample-weights-ignored", "ignores the samples' weights", _weighted)
-class WeightsIgnored(Recurrence):
+@fault("ignores the samples' weights", _weighted)
+class SampleWeightsIgnored(Recurrence):
     def counted(self, window: Window) -> Vector:
         return (Fraction(1, len(window.batch)),) * len(window.batch)
 
@@ -224,35 +213,25 @@ class WeightsIgnored(Recurrence):
 # Clipping and the loss scale.
 
 
-@fault("not-clipped", "does not clip", _clips)
+@fault("does not clip", _clips)
 class NotClipped(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return vector
 
 
-@fault("clip-before-unscale", "clips gradients that still carry the loss scale", _clips, _scaled)
+@fault("clips gradients that still carry the loss scale", _clips, _scaled)
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
 
 
-@fault(
-    "clip-before-all-reduce",
-    "clips each rank's gradient before averaging over ranks",
-    _clips,
-    _distributed,
-)
+@fault("clips each rank's gradient before averaging over ranks", _clips, _distributed)
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, window.shares)
 
 
-@fault(
-    "clip-per-micro-batch",
-    "clips every micro-batch's gradient instead of the window's",
-    _clips,
-    _accumulating,
-)
+@fault("clips every micro-batch's gradient instead of the window's", _clips, _accumulating)
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, list(zip(*window.shares, strict=True)))
@@ -268,7 +247,7 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
     return total
 
 
-@fault("scale-left-in", "steps on gradients that still carry the loss scale", _scaled)
+@fault("steps on gradients that still carry the loss scale", _scaled)
 class ScaleLeftIn(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return super().window_gradient(window, weights).scaled(self.loss_scale)
@@ -277,51 +256,46 @@ class ScaleLeftIn(Recurrence):
 # The optimizer and its schedule.
 
 
-@fault("ascends", "adds the gradient instead of subtracting it")
+@fault("adds the gradient instead of subtracting it")
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(weights, vector.scaled(Fraction(-1)), step)
 
 
-@fault("steps-twice", "applies every gradient twice")
+@fault("applies every gradient twice")
 class StepsTwice(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(super().update(weights, vector, step), vector, step)
 
 
-@fault("no-weight-decay", "forgets the weight decay", _decays)
+@fault("forgets the weight decay", _decays)
 class NoWeightDecay(Recurrence):
     def optimizer(self) -> SGD | AdamW:
         return replace(super().optimizer(), weight_decay=Fraction(0))
 
 
-@fault("weight-decay-twice", "applies the weight decay twice", _decays)
+@fault("applies the weight decay twice", _decays)
 class WeightDecayTwice(Recurrence):
     def optimizer(self) -> SGD | AdamW:
         right = super().optimizer()
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
-@fault("momentum-lost", "forgets the momentum", _has_momentum)
+@fault("forgets the momentum", _has_momentum)
 class MomentumLost(Recurrence):
     def optimizer(self) -> SGD | AdamW:
         right = super().optimizer()
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
-@fault(
-    "schedule-per-micro-batch",
-    "advances the learning-rate schedule once per micro-batch",
-    _schedules,
-    _accumulating,
-)
+@fault("advances the learning-rate schedule once per micro-batch", _schedules, _accumulating)
 class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
         last = self.problem.workload.steps - 1
         return super().learning_rate(min(step * self.problem.layout.accumulation, last))
 
 
-@fault("schedule-ignored", "never advances the learning-rate schedule", _schedules)
+@fault("never advances the learning-rate schedule", _schedules)
 class ScheduleIgnored(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
         return super().learning_rate(0)
