@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
-BACKENDS = ("single", "ddp", "horovod", "parameter-server", "ring", "ring-gather", "ray", "ray-train")
+from conformance.adapter import backends
+
+BACKENDS = tuple(backends.BACKENDS)
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1")
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")

@@ -33,7 +33,7 @@ class ClipSpec:
 class Task:
     """One case, as one rank sees it.
 
-    backend: "single", "ddp" or "horovod"; for a trainer that does several.
+    backend: one of those that the trainer declares (`conformance.adapter.backends`), such as "single" or "ddp".
     rank, local_rank, world_size: this process among the others; local_rank is the rank on this machine.
     device: where model and batches live; dtype: of both (float64 for fp64, else float32).
     precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is

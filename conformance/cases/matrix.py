@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from conformance.adapter.backends import BACKENDS, Paths
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case, Device
 from conformance.workloads.layout import LayoutKind
@@ -32,26 +33,18 @@ DISTRIBUTED: tuple[Layout, ...] = tuple(
 POINT_TO_POINT: tuple[Layout, ...] = tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2))
 #: Where a framework starts new processes for each case, which takes seconds.
 LAUNCHED: tuple[Layout, ...] = (("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2))
-BACKEND_LAYOUTS: dict[str, tuple[Layout, ...]] = {
+_LAYOUTS: dict[Paths, tuple[Layout, ...]] = {
     "single": SINGLE,
-    "ddp": DISTRIBUTED,
-    "horovod": DISTRIBUTED,
-    "parameter-server": POINT_TO_POINT,
-    "ring": POINT_TO_POINT,
-    "ring-gather": POINT_TO_POINT,
-    # With four, two replicas share a worker.
-    "ray": (*LAUNCHED, ("batched", 4, 1)),
-    "ray-train": LAUNCHED,
+    "distributed": DISTRIBUTED,
+    "point-to-point": POINT_TO_POINT,
+    "launched": LAUNCHED,
+}
+BACKEND_LAYOUTS: dict[str, tuple[Layout, ...]] = {
+    name: (*_LAYOUTS[backend.paths], *backend.more_layouts) for name, backend in BACKENDS.items()
 }
 
 _COMMON = ("fp64", "fp32", "bf16", "fp16")
-BACKEND_PRECISIONS = dict.fromkeys(BACKEND_LAYOUTS, _COMMON) | {
-    "single": (*_COMMON, "apex-O1"),
-    "ddp": (*_COMMON, "apex-O1"),
-    "horovod": (*_COMMON, "fp16-compression", "apex-O1"),
-}
-#: These run on the CPU only, but for precisions that run on a GPU only.
-ON_CPU_ONLY = frozenset({"horovod", "ray", "ray-train"})
+BACKEND_PRECISIONS = {name: (*_COMMON, *backend.more_precisions) for name, backend in BACKENDS.items()}
 
 ACCUMULATING = frozenset(layout for layout in (*SINGLE, *DISTRIBUTED) if layout[0] == "accumulated")
 REPRESENTATIVE = frozenset[Layout](
@@ -143,11 +136,13 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("uneven-batch", ("fp32",), _TWO),
 )
 
-BACKEND_RULES: dict[str, tuple[Rule, ...]] = (
-    dict.fromkeys(BACKEND_LAYOUTS, RULES)
-    | dict.fromkeys(("parameter-server", "ring", "ring-gather"), POINT_TO_POINT_RULES)
-    | dict.fromkeys(("ray", "ray-train"), LAUNCHED_RULES)
-)
+_RULES: dict[Paths, tuple[Rule, ...]] = {
+    "single": RULES,
+    "distributed": RULES,
+    "point-to-point": POINT_TO_POINT_RULES,
+    "launched": LAUNCHED_RULES,
+}
+BACKEND_RULES: dict[str, tuple[Rule, ...]] = {name: _RULES[backend.paths] for name, backend in BACKENDS.items()}
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,7 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
     if PRECISIONS[precision].on_gpu_only:
         return device == "cuda"
-    return device == "cpu" or (rule.core and backend not in ON_CPU_ONLY)
+    return device == "cpu" or (rule.core and BACKENDS[backend].on_gpu)
 
 
 def _unsupported(case: Case, declaration: Declaration) -> str | None:

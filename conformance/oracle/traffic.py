@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 
+from conformance.adapter.backends import exchange_of
 from conformance.oracle.ring import schedule
 
 
@@ -29,19 +30,20 @@ def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expec
     - ring: 2 (N - 1) / N G a rank if N divides the elements, else the same up to one element for each phase;
     - ring-gather: 2 G, of ranks 0 and N - 1 only G;
     - parameter-server, rank 0, which works too: (N - 1) G each way; a worker: G each way;
-    - ddp, horovod: G is handed to all-reduce.
+    - all-reduce (ddp, horovod): G is handed to all-reduce.
 
     Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
     Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
     """
     whole = elements * width
-    if backend in ("ddp", "horovod"):
+    exchange = exchange_of(backend)
+    if exchange == "all-reduce":
         return (Expected(0, 0, whole),) * ranks
-    if backend == "parameter-server":
+    if exchange == "parameter-server":
         return (Expected((ranks - 1) * whole, (ranks - 1) * whole, 0), *[Expected(whole, whole, 0)] * (ranks - 1))
-    if backend == "ring":
+    if exchange == "ring":
         sent = [width * count for count in _ring(ranks, elements)]
-    elif backend == "ring-gather":
+    elif exchange == "ring-gather":
         sent = [whole if rank in (0, ranks - 1) else 2 * whole for rank in range(ranks)]
     else:
         return None

@@ -7,13 +7,12 @@ from functools import cache
 
 from markupsafe import Markup
 
+from conformance.adapter.backends import exchange_of
 from conformance.oracle.ring import Message, contributions, schedule
 from conformance.results import Results
 
 from .figure import CLASSES
 
-#: Backends whose ranks all reduce, and those that the ring is the alternative to.
-BACKENDS = frozenset({"ring", "ring-gather", "parameter-server", "ddp", "horovod"})
 WORLD_SIZE = 3
 
 CELL, GAP, ROW = (46, 22), 8, 42
@@ -31,7 +30,8 @@ class Panel:
 
 def travels(results: Results) -> bool:
     """Whether gradients travelled in any case, on a path that the ring explains."""
-    return any(case.backend in BACKENDS for case in results.cases)
+    # By all-reduce, or by what the ring is the alternative to.
+    return any(exchange_of(case.backend) for case in results.cases)
 
 
 @cache

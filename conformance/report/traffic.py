@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import groupby
 
+from conformance.adapter.backends import Exchange, exchange_of
 from conformance.results import Results
 from conformance.results.records import CaseRecord, RankTraffic, Traffic
 
 from .grouping import Path, trainers
 from .text import natural
 
-FORMULAS = {
-    "ddp": "the gradient, handed to all-reduce",
-    "horovod": "the gradient, handed to all-reduce",
+FORMULAS: dict[Exchange | None, str] = {
+    "all-reduce": "the gradient, handed to all-reduce",
     "parameter-server": "N − 1 gradients into rank 0, a worker too, and as many copies of the weights out of it",
     "ring": "2 (N − 1) / N of the gradient a rank",
     "ring-gather": "twice the gradient a rank, once at either end",
 }
-"""What each backend is to send, in words."""
+"""What is to be sent, in words."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def traffic(results: Results) -> list[Sent]:
         shown = [case for path in trainer.paths if (case := _shown(path)) is not None]
         for backend, cases in groupby(shown, key=lambda case: case.backend):
             rows = tuple(row for case in cases for row in _rows(case))
-            found.append(Sent(trainer.name, FORMULAS.get(backend), rows))
+            found.append(Sent(trainer.name, FORMULAS.get(exchange_of(backend)), rows))
     return found
 
 

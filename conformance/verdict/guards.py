@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Observed, RankEvidence, named, rational
@@ -25,14 +26,10 @@ class Guard:
 Check = Callable[[Case, Sequence[RankEvidence]], Guard]
 
 
-#: Backends whose frameworks carry gradients in ways that are no collectives.
-_UNSEEN = ("ray",)
-
-
 def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
     checks: list[Check] = [_stepped]
-    if case.backend in _UNSEEN:
+    if not BACKENDS[case.backend].is_seen:
         checks += [_exchanged, _shards]
     else:
         checks += [_world_size, _collectives, _shards] if case.world_size > 1 else [_world_size]

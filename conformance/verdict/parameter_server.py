@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from conformance.adapter.backends import BACKENDS
 from conformance.verdict.evidence import Attempt, Observed, RankEvidence, values
 
 
@@ -16,7 +17,7 @@ def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEviden
     steps before that, which a right server does not take, they see nothing.
     """
     servers = [rank for rank in ranks if rank.attempts]
-    if backend != "parameter-server" or len(servers) != 1:
+    if not BACKENDS[backend].one_rank_steps or len(servers) != 1:
         return tuple(ranks)
     [server] = servers
     return tuple(rank if rank is server else replace(rank, attempts=_served(rank, server)) for rank in ranks)

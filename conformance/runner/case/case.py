@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.topology import Topology
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember
@@ -220,7 +221,7 @@ class StartedCase(Case):
     def _start(self, hold: int) -> None:
         share = self._share or NodeShare(tuple(range(int(self._spec["world_size"]))))
         port = share.port
-        if port is None and self._spec["backend"] != "single":
+        if port is None and BACKENDS[self._spec["backend"]].rendezvous is not None:
             port = self._start_rendezvous(share.address)
             self._report(port=port)
         for rank in share.ranks:

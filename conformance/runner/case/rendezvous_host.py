@@ -7,6 +7,7 @@ import socket
 from importlib import import_module
 from typing import Any, NoReturn
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.topology import Topology
 
 
@@ -20,7 +21,7 @@ def listen(address: str) -> socket.socket:
 
 def host(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
     """Serve the rendezvous of ``backend`` on ``listener`` until this process is killed."""
-    if backend == "horovod":
+    if BACKENDS[backend].rendezvous == "horovod":
         _host_horovod(listener, topology)
     _host_store(listener)
 
@@ -58,6 +59,6 @@ def _host_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
 
 def preload(backend: str) -> None:
     """Import what `host` needs, so that a forked process has it."""
-    if backend == "horovod":
+    if BACKENDS[backend].rendezvous == "horovod":
         import_module("horovod.runner.http.http_server")
         import_module("horovod.runner.common.util.hosts")

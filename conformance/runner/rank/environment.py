@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.topology import Topology
 
 LOOPBACK = "127.0.0.1"
@@ -66,12 +67,12 @@ def rank_environment(
 ) -> dict[str, str]:
     """The variables that make a process rank ``rank`` of the case; its rendezvous listens at ``address``, ``port``.
 
-    None at all for the backend "single": a framework that saw a rank would set up a process group.
+    None at all for a backend that has no rendezvous.
     """
     if port is None:
         return {}
     topology = Topology.of(spec)
-    if spec["backend"] == "horovod":
+    if BACKENDS[spec["backend"]].rendezvous == "horovod":
         return {**_horovod(topology, rank, address, port), "HOROVOD_GLOO_IFACE": interface}
     sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {**_torchrun(str(spec["case"]), topology, rank, address, port), **sockets}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
+from conformance.adapter.backends import BACKENDS, Backend
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import (
     MissingRequirement,
@@ -16,30 +17,32 @@ from conformance.adapter.loading import (
 )
 from conformance.runner.outcome import Unavailable
 
-# Horovod's last release does not build against a current torch from a plain `pip install`.
-_HOROVOD_INSTALL = "python tools/horovod_wheel.py --install"
-# What PyPI calls apex is something else, and NVIDIA's has no `amp` after this commit.
-_APEX_INSTALL = (
-    "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
-)
-# Ray Train needs more than a plain `ray` brings.
-_RAY_INSTALL = 'pip install "ray[train]"'
+# What a plain `pip install` of its name would not bring.
+_INSTALL = {
+    # Its last release does not build against a current torch.
+    "horovod": "python tools/horovod_wheel.py --install",
+    # Ray Train needs more than Ray itself.
+    "ray": 'pip install "ray[train]"',
+    # What PyPI calls apex is something else, and NVIDIA's has no `amp` after this commit.
+    "apex": "pip install --no-build-isolation "
+    "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92",
+}
 
 
 def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
     """The trainer, ready to run on ``backend``. Raises TrainerError, Unavailable."""
-    broken = _import_horovod() if backend == "horovod" else None
+    unavailable = _why_unavailable(BACKENDS[backend])
     try:
         train, declaration = load(target)
     except TrainerError as error:
         found = error.declaration if isinstance(error, MissingRequirement) else None
-        if broken:
-            raise Unavailable(broken, _HOROVOD_INSTALL, found) from error
+        if unavailable:
+            raise Unavailable(*unavailable, found) from error
         if isinstance(error, MissingRequirement):
             raise _missing([error.module], error.declaration) from error
         raise
-    if broken:
-        raise Unavailable(broken, _HOROVOD_INSTALL, declaration)
+    if unavailable:
+        raise Unavailable(*unavailable, declaration)
     if missing := missing_requirements(declaration):
         raise _missing(missing, declaration)
     return train, declaration
@@ -56,18 +59,21 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _import_horovod() -> str | None:
-    """Why ranks could not use Horovod, if so."""
+def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
+    """Why ranks could not use what the backend needs, if so, and the command that installs it."""
+    if backend.package is None or backend.module is None:
+        return None
     try:
-        import_module("horovod.torch")
+        import_module(backend.module)
     except ImportError as error:
-        return f"Horovod cannot be imported: {' '.join(str(error).split())}"
+        reason = f"{backend.package.capitalize()} cannot be imported: {' '.join(str(error).split())}"
+        return reason, _INSTALL.get(backend.package, f"pip install {backend.package}")
     return None
 
 
 def why_no_gpu(backend: str) -> str | None:
     """Why ranks could not use a GPU that is there, if so."""
-    if backend != "horovod" or import_module("horovod.torch").cuda_built():
+    if BACKENDS[backend].package != "horovod" or import_module("horovod.torch").cuda_built():
         return None
     return "Horovod was built without CUDA; build it again, next to a torch that has CUDA"
 
@@ -75,11 +81,8 @@ def why_no_gpu(backend: str) -> str | None:
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
     missing = {module.partition(".")[0] for module in modules}
     names = ", ".join(modules)
-    if "horovod" in missing:
-        return Unavailable(f"{names} is not installed", _HOROVOD_INSTALL, declaration)
-    if "ray" in missing:
-        return Unavailable(f"{names} is not installed", _RAY_INSTALL, declaration)
-    if "apex" in missing:
-        return Unavailable("an apex that has amp is not installed, and amp needs a GPU", _APEX_INSTALL, declaration)
-    command = f"pip install {' '.join(declaration.requires)}"
+    special = next((package for package in _INSTALL if package in missing), None)
+    command = f"pip install {' '.join(declaration.requires)}" if special is None else _INSTALL[special]
+    if special == "apex":
+        return Unavailable("an apex that has amp is not installed, and amp needs a GPU", command, declaration)
     return Unavailable(f"{names} is not installed", command, declaration)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any, TypeAlias
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import Train, TrainerError
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.case import Case, ClientGone, RendezvousLost, StartedCase
@@ -73,7 +74,7 @@ def _prepare(
     train, declaration = loading.load_for(target, backend)
     rendezvous_host.preload(backend)
     gc.freeze()
-    packages = [*declaration.requires, *(["horovod"] if backend == "horovod" else [])]
+    packages = [*declaration.requires, *filter(None, [BACKENDS[backend].package])]
     hello = {
         "declaration": declaration.to_dict(),
         "versions": loading.versions(packages),

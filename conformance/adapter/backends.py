@@ -1,0 +1,69 @@
+"""Backends: how the ranks of a case meet and average their gradients, and what that takes.
+
+An entry of `BACKENDS` is all that the harness knows of a backend by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+#: Which paths there are to run: layouts, and how many workloads on each.
+Paths: TypeAlias = Literal["single", "distributed", "point-to-point", "launched"]
+#: What the ranks send in an optimizer step, by the formulas of `conformance.oracle.traffic`.
+Exchange: TypeAlias = Literal["all-reduce", "parameter-server", "ring", "ring-gather"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """How gradients are averaged.
+
+    Attributes:
+        paths: which paths are run.
+        more_layouts: beside those, each as (layout, world size, accumulation).
+        more_precisions: beside fp64, fp32, bf16 and fp16.
+        on_gpu: the core workloads run on a GPU too.
+        rendezvous: how ranks that we start meet: at torchrun's store, at Horovod's server, or not at all.
+        package, module: what it needs beyond torch, and what of that must be importable.
+        exchange: the formula of what ranks send; None where there is none.
+        is_seen: what ranks send each other can be recorded.
+        one_rank_steps: one rank takes the optimizer steps for all.
+    """
+
+    paths: Paths
+    more_layouts: tuple[tuple[Literal["samples", "batched", "accumulated"], int, int], ...] = ()
+    more_precisions: tuple[str, ...] = ()
+    on_gpu: bool = True
+    rendezvous: Literal["store", "horovod"] | None = "store"
+    package: str | None = None
+    module: str | None = None
+    exchange: Exchange | None = None
+    is_seen: bool = True
+    one_rank_steps: bool = False
+
+
+BACKENDS: dict[str, Backend] = {
+    # A framework that saw a rank would set up a process group.
+    "single": Backend(paths="single", more_precisions=("apex-O1",), rendezvous=None),
+    "ddp": Backend(paths="distributed", more_precisions=("apex-O1",), exchange="all-reduce"),
+    "horovod": Backend(
+        paths="distributed",
+        more_precisions=("fp16-compression", "apex-O1"),
+        on_gpu=False,
+        rendezvous="horovod",
+        package="horovod",
+        module="horovod.torch",
+        exchange="all-reduce",
+    ),
+    "parameter-server": Backend(paths="point-to-point", exchange="parameter-server", one_rank_steps=True),
+    "ring": Backend(paths="point-to-point", exchange="ring"),
+    "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),
+    # With four ranks, two replicas share a worker. Gradients travel in Ray's object store.
+    "ray": Backend(paths="launched", more_layouts=(("batched", 4, 1),), on_gpu=False, is_seen=False),
+    "ray-train": Backend(paths="launched", on_gpu=False),
+}
+
+
+def exchange_of(backend: str) -> Exchange | None:
+    """None without a formula, and for a backend that only another version knows, whose results are shown here."""
+    return BACKENDS[backend].exchange if backend in BACKENDS else None
