@@ -4,17 +4,13 @@ matrix.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from conformance.laws.law import laws
 from conformance.suite.servers import Servers
-from fixtures.kill import broken, checks, is_caught, judged
-from fixtures.specimens import read, specimens
+from fixtures.kill import broken, checks, judged
+from fixtures.specimens import specimens
 
-CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 MUTANTS = specimens("mutants")
 VARIANTS = specimens("variants")
 
@@ -54,17 +50,3 @@ def test_every_law_has_a_mutant(law):
 def test_catalogue_is_large_enough():
     assert len(MUTANTS) >= 45
     assert len(VARIANTS) >= 25
-
-
-def test_the_mutant_that_contributing_adds_is_caught(tmp_path, servers, monkeypatch):
-    monkeypatch.setattr("fixtures.written.FOLDER", tmp_path)
-    recipe = CONTRIBUTING.read_text().partition("## Add a mutant\n")[2].partition("\n## ")[0]
-    [(name, added)] = re.findall(
-        r"```diff\n--- /dev/null\n\+\+\+ b/fixtures/(mutants/\S+)\n@@.*\n((?:\+.*\n)*)```", recipe
-    )
-    path = tmp_path / name
-    path.parent.mkdir()
-    path.write_text(re.sub("^[+]", "", added, flags=re.MULTILINE))
-    mutant = read(path)
-    assert mutant.name not in {each.name for each in MUTANTS}
-    assert is_caught(mutant, judged(mutant, servers))
