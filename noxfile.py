@@ -9,22 +9,29 @@ What runs is the built wheel, which is built once per run of nox, and never the 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
+OLDEST_CONSTRAINTS = ROOT / "constraints-oldest.txt"
 WHEELS = ROOT / "build" / "wheel"
 # The last commit that has amp; PyPI does not have it.
 APEX = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
+# Of a comparison; a round more compiles what is imported.
+ROUNDS = 2
 # Relative, because a report shows the command that made it.
 REPORTS = Path("build", "reports")
 
@@ -220,6 +227,62 @@ def fuzz(session: nox.Session) -> None:
     """Random correct programs, which give no alarm, and random illegal edits, of which none goes unnoticed."""
     install_wheel(session, "test", "horovod")
     session.run("python", "-m", "fixtures.programs", *session.posargs)
+
+
+@nox.session(name="torch-newest", default=False)
+def torch_newest(session: nox.Session) -> None:
+    """The default run with the newest torch of PyPI, a CUDA build, and its time next to that of the pinned torch."""
+    wheel = built_wheel(session)
+    newest = Path(session.virtualenv.location).absolute()
+    pinned = newest.with_name(f"{session.name}-pinned")
+    environments = {"newest": newest, "pinned": pinned}
+    if not pinned.exists():
+        session.run("python", "-m", "venv", str(pinned))
+    session.run(str(pinned / "bin" / "pip"), "install", "--quiet", "-c", str(CONSTRAINTS), str(wheel), external=True)
+    all_but_torch = Path(session.create_tmp(), "constraints.txt")
+    all_but_torch.write_text("".join(line for line in CONSTRAINTS.open() if not line.startswith("torch==")))
+    session.install("--upgrade", "-c", str(all_but_torch), "torch")
+    session.install("-c", str(all_but_torch), str(wheel))
+    for environment in environments.values():
+        pip = (str(environment / "bin" / "pip"), "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel))
+        session.run(*pip, external=True)
+    session.env["PYTHONSAFEPATH"] = "1"
+    seconds: dict[str, list[float]] = {name: [] for name in environments}
+    for _ in range(1 + ROUNDS):
+        for name, environment in environments.items():
+            seconds[name].append(timed_default_run(session, environment, REPORTS / session.name / name))
+    best = {name: min(times[1:]) for name, times in seconds.items()}
+    for name in environments:
+        header = header_of(REPORTS / session.name / name)
+        session.log(f"{name}: torch {header['machine']['torch']}, {best[name]:.1f} s, the best of {ROUNDS}, in turns")
+    session.log(f"ratio: {best['newest'] / best['pinned']:.2f}")
+
+
+@nox.session(name="torch-oldest", python="3.10", default=False)
+def torch_oldest(session: nox.Session) -> None:
+    """The default run with the oldest torch, the oldest Python and the oldest of what else is needed."""
+    wheel = built_wheel(session)
+    session.install("-c", str(OLDEST_CONSTRAINTS), str(wheel))
+    session.install("--no-deps", "--force-reinstall", str(wheel))
+    timed_default_run(session, Path(session.virtualenv.location).absolute(), REPORTS / session.name)
+
+
+def timed_default_run(session: nox.Session, environment: Path, output: Path) -> float:
+    """Its seconds. Fails unless every case holds and all ranks were forked."""
+    began = time.monotonic()
+    command = (str(environment / "bin" / "conformance"), "run", "--backend", "single", "--backend", "ddp")
+    session.run(*command, "--output", str(output), external=True)
+    seconds = time.monotonic() - began
+    if notes := header_of(output)["notes"]:
+        session.error("ranks were not forked: " + " ".join(notes))
+    return seconds
+
+
+def header_of(output: Path) -> dict[str, Any]:
+    """The first line of the results file in a folder."""
+    with (output / "conformance-results.jsonl").open() as file:
+        header: dict[str, Any] = json.loads(file.readline())
+    return header
 
 
 @nox.session

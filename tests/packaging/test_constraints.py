@@ -16,9 +16,13 @@ from packaging.version import Version
 
 @pytest.fixture(scope="module")
 def pins(root: Path) -> dict[str, Version]:
+    return pinned_in(root / "constraints.txt")
+
+
+def pinned_in(file: Path) -> dict[str, Version]:
     """Version by name. Fails on a line that does not pin exactly."""
     found = {}
-    for line in (root / "constraints.txt").read_text().splitlines():
+    for line in file.read_text().splitlines():
         if line and not line.startswith("#"):
             name, version = re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups()
             found[canonicalize_name(name)] = Version(version)
@@ -39,6 +43,16 @@ def test_everything_that_the_project_names_is_pinned_within_its_range(root: Path
     assert unmet == []
 
 
+def test_the_oldest_that_the_project_allows_is_pinned_too(root: Path) -> None:
+    oldest = pinned_in(root / "constraints-oldest.txt")
+    project: dict[str, Any] = nox.project.load_toml(root / "pyproject.toml")["project"]
+    bounds = {canonicalize_name(one.name): str(one.specifier) for one in map(Requirement, project["dependencies"])}
+    # Versions are equal whether or not they end on zeros.
+    assert {name: Version(bound.removeprefix(">=")) for name, bound in bounds.items()} == {
+        name: oldest[name] for name in bounds
+    }
+
+
 def test_no_install_goes_past_the_constraints(root: Path) -> None:
     places = [root / "noxfile.py", root / ".ci" / "run", root / ".github" / "workflows" / "ci.yml"]
     places += [root / name for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
@@ -47,6 +61,6 @@ def test_no_install_goes_past_the_constraints(root: Path) -> None:
         for place in places
         for line in place.read_text().splitlines()
         if re.search(r"pip\"? install|session\.install\(|\.run_install\(", line)
-        and not re.search(r"constraints\.txt|CONSTRAINTS|--no-deps|\*command|horovod_wheel", line)
+        and not re.search(r"constraints\.txt|CONSTRAINTS|all_but_torch|--no-deps|\*command|horovod_wheel", line)
     ]
     assert loose == []
