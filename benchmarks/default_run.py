@@ -27,10 +27,10 @@ from typing import Any
 from measuring import TIME_LIMIT, show
 from rich.console import Console
 
+from conformance.cli.engine import Engine
 from conformance.report.html import render_html
 from conformance.report.terminal import render_terminal
 from conformance.results import read_results
-from conformance.suite.engine import Engine
 
 BACKENDS = ("single", "ddp")
 TARGET = 60

@@ -69,10 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.cli.engine import Engine
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
     from conformance.results import ResultsError, read_results
-    from conformance.suite.engine import Engine
 
     if options.address is not None and options.launcher != "ray":
         return say("--address goes with --launcher ray", USAGE)

@@ -80,10 +80,10 @@ def collect(
         first = chosen[0]
         line = f"none of the chosen cases can be run; of {first.case.id}: {servers.why_not(first.case)}"
         return [BadInput(first.target, line)]
-    return [*_told_apart(chosen)]
+    return [*_with_distinct_names(chosen)]
 
 
-def _told_apart(items: Sequence[Item]) -> list[Item]:
+def _with_distinct_names(items: Sequence[Item]) -> list[Item]:
     """The same items; trainers of one name are called by their targets."""
     targets: dict[str, set[str]] = {}
     for item in items:
@@ -113,7 +113,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             for planned in plan(declaration, backend, device):
                 item = Item(target, declaration.name or target, planned.case, option=servers.option)
                 if planned.unsupported is not None:
-                    # What is not declared was told for the CPU already.
+                    # What is not declared was reported for the CPU already.
                     if device == "cpu" or planned.case.arithmetic.on_gpu_only:
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:

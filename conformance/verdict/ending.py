@@ -29,7 +29,7 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
         return None
-    # A peer of a rank that is gone raises too, of a lost connection, and often before the death is seen.
+    # A peer of a rank that has exited raises too, of a lost connection, and often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         return "CRASH", _raised(first)

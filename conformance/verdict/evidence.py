@@ -62,7 +62,7 @@ class RankEvidence:
     rows: tuple[tuple[int | None, ...], ...]
     final_weights: Observed | None
     raised: dict[str, Any] | None
-    foreign: dict[str, Any] | None
+    other_optimizer: dict[str, Any] | None
     took_gradients: bool
     """Gradients were put in the place of those that the backwards left, other than by scaling them."""
 
@@ -113,7 +113,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
-        foreign=next((event for event in events if event["event"] == "foreign_optimizer"), None),
+        other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
         took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
     )
 

@@ -39,11 +39,11 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
 
 def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     without = [rank.outcome.rank for rank in ranks if not rank.attempts]
-    foreign = next((rank.foreign for rank in ranks if rank.foreign), None)
+    other = next((rank.other_optimizer for rank in ranks if rank.other_optimizer), None)
     text = f"{named(without)} never stepped the task's model; call optimizer.step() on its parameters"
-    if foreign:
+    if other:
         text = (
-            f"{named(without)} stepped parameters of shape {foreign['shapes']}, which are not the task's model; "
+            f"{named(without)} stepped parameters of shape {other['shapes']}, which are not the task's model; "
             "train the module that task.model() returns"
         )
     return Guard(

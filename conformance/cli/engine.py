@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from conformance import suite
 from conformance.laws.law import laws
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsWriter
@@ -30,7 +31,7 @@ from conformance.suite.options import arguments
 from conformance.suite.servers import Servers, SlowPath
 from conformance.workloads.multivariate import SEED
 
-SUITE = Path(__file__).parent
+SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
 _START_OF_WORKER = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv[-1])"
 _HARNESS = "the harness failed: "
@@ -122,7 +123,7 @@ class Engine:
     @pytest.hookimpl
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.failures.append(_told(report))
+            self.failures.append(_in_one_line(report))
 
     @pytest.hookimpl
     def pytest_internalerror(self, excrepr: Any) -> None:
@@ -141,7 +142,7 @@ class Engine:
             counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
             self._bar.update(self._task, advance=1, counts=counts)
         elif report.failed:
-            self.failures.append(f"{report.nodeid}: {_told(report)}")
+            self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
 
     def _start(self, ids: Sequence[str]) -> None:
         """Begin the results file, unless there is nothing to run. Earlier results stay where a call was mistaken."""
@@ -202,7 +203,7 @@ def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
     return found
 
 
-def _told(report: pytest.TestReport | pytest.CollectReport) -> str:
+def _in_one_line(report: pytest.TestReport | pytest.CollectReport) -> str:
     """What went wrong, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     return _last_line(report.longreprtext) if crash is None else str(crash.message).splitlines()[0]
