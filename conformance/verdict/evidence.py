@@ -90,13 +90,13 @@ class RankEvidence:
         last: dict[int, int] = {}
         exchanged: list[tuple[int, int]] = []
         for event in self.outcome.events:
-            place = event["window"], event["micro_batch"]
-            if None in place:
+            position = event["window"], event["micro_batch"]
+            if None in position:
                 continue
             if event["event"] == "forward":
-                last[place[0]] = max(place[1], last.get(place[0], 0))
+                last[position[0]] = max(position[1], last.get(position[0], 0))
             elif event.get("of") == "gradients":
-                exchanged.append(place)
+                exchanged.append(position)
         return any(micro_batch < last.get(window, 0) for window, micro_batch in exchanged)
 
 
