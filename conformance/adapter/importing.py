@@ -107,7 +107,7 @@ def _explain(error: BaseException, place: str, path: Path | None) -> TrainerErro
         if declaration is not None and module in {name.partition(".")[0] for name in declaration.requires}:
             requirements = " ".join(declaration.requires)
             return MissingRequirement(f"needs {module}: pip install {requirements}", declaration, module)
-        return TrainerError(f"{what}; install it, or mend the import")
+        return TrainerError(f"{what}; install it, or fix the import")
     return TrainerError(what)
 
 

@@ -39,7 +39,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         install = 'pip install "trainer-conformance[exercise]"'
         return say(f"hypothesis, which looks for inputs that an answer gets wrong, is not installed: {install}", USAGE)
     from conformance.exercise.checking import checked
-    from conformance.exercise.terminal import told
+    from conformance.exercise.terminal import rendered
 
     try:
         with Answers(options.answers, options.time_limit) as answers:
@@ -50,6 +50,6 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             findings = checked(answers)
     except UnreadableAnswers as error:
         return say(str(error), USAGE)
-    console.print(told(answers, findings))
+    console.print(rendered(answers, findings))
     wrong = answers.trouble is not None or any(finding.state == "wrong" for finding in findings)
     return NOT_CONFORMING if wrong else CONFORMING

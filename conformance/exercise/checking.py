@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis.errors import NoSuchExample
 
 from conformance.exercise.answers import Answer, Answers
-from conformance.exercise.inputs import TELLING, calls
+from conformance.exercise.inputs import DISTINGUISHING, calls
 from conformance.exercise.mistakes.catalogue import candidates, mistaken
 from conformance.exercise.mistakes.mistake import Mistake
 from conformance.exercise.questions import CASES, QUESTIONS, Call, Question
@@ -61,7 +61,7 @@ def _check(answers: Answers, question: Question) -> Finding:
         return Finding(question, "missing")
     asked = _Asked(answers)
     own = asked.all_of(CASES[question.function])
-    others = asked.all_of(TELLING[question.function])
+    others = asked.all_of(DISTINGUISHING[question.function])
     simplest = asked.simplest(question.function)
     wrong = [one for one in [*own, *others] if not one.conforms]
     # What nobody waits for twice, or cannot be called at all, has no simpler example.

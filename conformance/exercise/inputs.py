@@ -14,8 +14,8 @@ _SHARDS = [
     [[(3, 1), (0.75, 2)], [(1.25, -1)], [(-0.5, 2), (2.25, 1), (1, 5)]],
 ]
 
-#: No two mistakes of the catalogue give the same number on all of these; ten digits tell rounding to eight.
-TELLING: dict[str, tuple[Call, ...]] = {
+#: No two mistakes of the catalogue give the same number on all of these; ten digits show rounding to eight.
+DISTINGUISHING: dict[str, tuple[Call, ...]] = {
     "loss_mse": (
         call("loss_mse", m=0.7123456789, data=_POINTS),
         call("loss_mse", m=-2, data=_POINTS[:3]),

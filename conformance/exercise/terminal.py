@@ -18,7 +18,7 @@ _STYLES = {"right": "green", "wrong": "red", "missing": "yellow"}
 _LONGEST_CALL = 300
 
 
-def told(answers: Answers, findings: Sequence[Finding]) -> RenderableType:
+def rendered(answers: Answers, findings: Sequence[Finding]) -> RenderableType:
     """All findings, the explanation of each below it, and the sum of them."""
     parts: list[RenderableType] = []
     if answers.trouble is not None:
@@ -60,7 +60,7 @@ def _explained(finding: Finding, findings: Sequence[Finding], answers: Answers) 
         yield Text(f"It {also}looks as if it {mistake.text}. {mistake.fix}".replace("`", ""))
         before = _told_before(mistake.textbook, finding, findings)
         if before is not None:
-            yield Text(f"{before} does so too: if this calls it, mend that first.")
+            yield Text(f"{before} does so too: if this calls it, fix that first.")
     if not finding.mistakes and finding.shown.answer.kind == "number":
         yield Text("No common mistake gives these numbers: follow this call by hand, step by step.")
 

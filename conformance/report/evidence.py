@@ -9,7 +9,7 @@ from itertools import groupby
 from conformance.results.records import NOT_CONFORMING, CaseRecord, Certificate, Rank, Stage
 
 from .series import complete_plot
-from .text import duration, number, plural, telling
+from .text import distinct, duration, number, plural
 from .verdicts import LOOKS, Look
 
 OUTPUT_FAILED, OUTPUT_PASSED = 4000, 400
@@ -113,5 +113,5 @@ def around_first_difference(case: CaseRecord) -> list[Row]:
         pair = (step.expected, step.observed) if weights else (step.gradient_expected, step.gradient_observed)
         expected, observed = (column[i] if column and i < len(column) else None for column in pair)
         error = "" if expected is None or observed is None else number(observed - expected, 3)
-        rows.append(Row(step.step, *telling(expected, observed), error, step.step == first.step))
+        rows.append(Row(step.step, *distinct(expected, observed), error, step.step == first.step))
     return rows

@@ -97,7 +97,7 @@ def _environment(results: Results) -> Environment:
         ranks=evidence.ranks,
         error_in_words=evidence.error_in_words,
         around_first_difference=evidence.around_first_difference,
-        telling=text.telling,
+        distinct=text.distinct,
         lanes=lanes,
         ring=ring.panels(),
         ring_size=ring.size(),

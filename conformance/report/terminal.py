@@ -20,7 +20,7 @@ from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
 from .laws import breaches, checked
 from .summary import summary
-from .text import number, plural, telling, visible
+from .text import distinct, number, plural, visible
 
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
@@ -115,7 +115,7 @@ def _explained(case: CaseRecord) -> Group:
     lines = [Text(visible(case.headline))]
     first = case.first_difference
     if first:
-        expected, observed = telling(first.expected, first.observed)
+        expected, observed = distinct(first.expected, first.observed)
         allowed = f", allowed {number(first.bound, 3)}" if first.bound else ""
         when = "weights after" if first.quantity == "weights" else "gradient in"
         lines.append(

@@ -34,7 +34,7 @@ def number(value: float | None, digits: int = 9) -> str:
     return f"{value:.{digits}g}"
 
 
-def telling(expected: float | None, observed: float | None) -> tuple[str, str]:
+def distinct(expected: float | None, observed: float | None) -> tuple[str, str]:
     """Both values, with as many digits as it takes to see that they differ."""
     shown = number(expected), number(observed)
     if shown[0] == shown[1] and expected != observed:

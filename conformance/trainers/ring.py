@@ -86,7 +86,7 @@ def average_gradients(model: torch.nn.Module) -> None:
 def all_reduce(vector: torch.Tensor, segments: int | None = None) -> None:
     """Replace `vector`, of shape (n,), by its sum over the ranks.
 
-    It is cut into `segments`, as many as there are ranks unless told otherwise, of sizes that differ by one where n
+    It is cut into `segments`, as many as there are ranks by default, of sizes that differ by one where n
     does not divide evenly; those that find no element are empty. They go round N at a time, for N ranks.
     """
     ranks = dist.get_world_size()

@@ -126,7 +126,7 @@ def test_a_failed_import_can_be_tried_again(write):
 def test_an_import_that_fails_for_an_undeclared_module(write):
     path = write("needs.py", "import no_such_framework\n" + ONE)
     assert message("needs.py") == (
-        f"{path}:1: ModuleNotFoundError: No module named 'no_such_framework'; install it, or mend the import"
+        f"{path}:1: ModuleNotFoundError: No module named 'no_such_framework'; install it, or fix the import"
     )
 
 

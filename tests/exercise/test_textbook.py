@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.exercise.answers import Answer
 from conformance.exercise.checking import diagnosed, judged
-from conformance.exercise.inputs import TELLING, calls
+from conformance.exercise.inputs import DISTINGUISHING, calls
 from conformance.exercise.mistakes.catalogue import CATALOGUE, candidates, mistaken
 from conformance.exercise.questions import CASES, QUESTIONS
 from conformance.exercise.textbook import Textbook
@@ -119,7 +119,7 @@ def test_training_starts_where_it_is_told():
 
 
 def numbers(textbook, function):
-    return [textbook.answer(function, call.arguments) for call in TELLING[function]]
+    return [textbook.answer(function, call.arguments) for call in DISTINGUISHING[function]]
 
 
 @pytest.mark.parametrize("function", QUESTIONS)
@@ -157,6 +157,6 @@ def test_one_mistake_is_tried_before_two(function):
 def test_right_numbers_have_no_diagnosis():
     tried = [
         judged(call, Answer("number", "", value=Textbook().answer("grad_multi", call.arguments).center[0]))
-        for call in TELLING["grad_multi"]
+        for call in DISTINGUISHING["grad_multi"]
     ]
     assert diagnosed("grad_multi", tried) == ()

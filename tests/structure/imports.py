@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pathlib import Path
 def imports(package: Path) -> dict[str, set[str]]:
     """For each module below `package` the modules of it that it imports: anywhere in the file, for types alone too."""
     files = {_module(file, package): file for file in package.rglob("*.py")}
-    return {name: set(_imported(file, files)) - {name} for name, file in files.items()}
+    return {name: set(_imported(name, file, files)) - {name} for name, file in files.items()}
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -52,11 +53,13 @@ def _module(file: Path, package: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _imported(file: Path, files: dict[str, Path]) -> Iterator[str]:
+def _imported(name: str, file: Path, files: dict[str, Path]) -> Iterator[str]:
+    package = name if file.stem == "__init__" else name.rpartition(".")[0]
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in files:
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in files else node.module
+        elif isinstance(node, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names if module in files else ():
+                submodule = f"{module}.{alias.name}"
+                yield submodule if submodule in files else module

@@ -76,7 +76,7 @@ def test_an_import_upward_and_a_circle_would_be_found(tmp_path):
     (package / "a.py").write_text("def late():\n    from house import b\n")
     (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.c import name\n")
     (package / "c.py").write_text("import house.a\n")
-    (package / "d.py").write_text("from house import a, c\n")
+    (package / "d.py").write_text("from house import a\nfrom . import c\nfrom .b import name\n")
     found = imports(package)
-    assert found["house.d"] == {"house.a", "house.c"}
+    assert found["house.d"] == {"house.a", "house.b", "house.c"}
     assert circles(found) == [{"house.a", "house.b", "house.c"}]
