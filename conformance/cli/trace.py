@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.laws.checking import breaks
+    from conformance.laws.checking import violations
     from conformance.laws.run import Run
     from conformance.report.chrome import chrome
     from conformance.report.trace import render_trace
@@ -39,7 +39,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     reason = unwritable(options.chrome)
     if reason is not None:
         return say(f"cannot write {options.chrome}: {reason}", USAGE)
-    drawn = json.dumps(chrome(plan["case"], ranks, breaks(Run.read(plan, ranks))), ensure_ascii=False)
+    drawn = json.dumps(chrome(plan["case"], ranks, violations(Run.read(plan, ranks))), ensure_ascii=False)
     options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
     console.print(f"{options.chrome}: open it in https://ui.perfetto.dev", soft_wrap=True)
     return CONFORMING

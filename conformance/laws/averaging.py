@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
 from itertools import product
 
-from conformance.laws.event import Event
-from conformance.laws.expected import Expectations, Gradient, finite, held, parameter_of_elements
-from conformance.laws.run import Plan, Run, Window
+from conformance.laws.expected import Expectations, Gradient, held, parameter_of_elements
+from conformance.laws.run import Plan, Run, Window, fact
+from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A way to average too often or too rarely.
 
-    kinds: the single mistakes in it; none if all is right. says: each of them, to follow "comes of".
+    kinds: the single mistakes in it; none if all is right. says: each of them, to follow "is caused by".
     factor: what gradients are multiplied by.
     """
 
@@ -32,7 +32,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Averaged:
-    """What came of averaging in one window.
+    """What averaging made of the gradients of one window.
 
     event: who saw the gradients, the first one after the backwards: a clip, or the step. seen: what it saw, None for
     elements that it did not. right: what it should have seen. mistakes: what explains the difference, one of these;
@@ -40,24 +40,26 @@ class Averaged:
     """
 
     window: Window
-    event: Event
+    event: Clip | Attempt
     seen: tuple[float | None, ...]
     right: Gradient
     mistakes: tuple[Mistake, ...]
 
 
-def averages(run: Run) -> tuple[Averaged, ...]:
-    """Of each window in which right and wrong can be told apart.
+@fact
+def averages(run: Run) -> Mapping[Window, Averaged]:
+    """By the windows in which right and wrong can be told apart.
 
     Averaging is systematic: a mistake that could show in a window that is right is none in the others. And where some
     window's gradients are not explained by averaging, a coincidence could explain those of the others. Then only the
-    windows that are right are told.
+    windows that are right are there.
     """
     found = tuple(_told_apart(run))
-    right = tuple(average for average, fitting in found if _is_right(fitting))
+    right = {average.window: average for average, fitting in found if _is_right(fitting)}
     if len(right) == len(found):
         return right
-    all_of_right = (mistake for one in right for mistake in mistakes(run.plan, one.window.number))
+    all_of_right = {mistake for sizes in {_sizes(run.plan, one.number) for one in right}
+                    for mistake in _combinations(*sizes)}  # fmt: skip
     ruled_out = {mistake.kinds for mistake in all_of_right if mistake.factor != 1}
     wrong = [
         (average, [mistake for mistake in fitting if mistake.kinds not in ruled_out])
@@ -67,18 +69,24 @@ def averages(run: Run) -> tuple[Averaged, ...]:
     if not all(fitting for _, fitting in wrong):
         return right
     common = set.intersection(*({mistake.kinds for mistake in fitting} for _, fitting in wrong))
-    return (*right, *(replace(average, mistakes=_likeliest(fitting, common)) for average, fitting in wrong))
+    explained = {average.window: replace(average, mistakes=_likeliest(fitting, common)) for average, fitting in wrong}
+    return right | explained
 
 
-def saw_right_gradients(run: Run) -> frozenset[Window]:
-    """The windows whose step, or clip, is known to have seen the right gradients, however they were made."""
-    return frozenset(one.window for one in averages(run) if not one.mistakes)
+def saw_right_gradients(window: Window) -> bool:
+    """Whether the step, or clip, of a window is known to have seen the right gradients, however they were made."""
+    average = averages(window.run).get(window)
+    return average is not None and not average.mistakes
 
 
 def mistakes(plan: Plan, number: int) -> tuple[Mistake, ...]:
     """All combinations of mistakes in averaging window ``number``, that of none first."""
-    sizes = tuple(map(len, plan.micro_batches(0, number)))
-    return _combinations(sizes, plan.accumulation, plan.world_size, plan.spec["loss"])
+    return _combinations(*_sizes(plan, number))
+
+
+def _sizes(plan: Plan, number: int) -> tuple[tuple[int, ...], int, int, str]:
+    """What mistakes depend on: the samples of each micro-batch, their nominal number, the ranks and the loss."""
+    return tuple(map(len, plan.micro_batches(0, number))), plan.accumulation, plan.world_size, plan.spec["loss"]
 
 
 @cache
@@ -129,34 +137,34 @@ def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tupl
     return tuple(mistake for mistake in throughout if len(mistake.kinds) == fewest)
 
 
-def _told_apart(run: Run) -> Iterator[tuple[Averaged, tuple[Mistake, ...]]]:
+def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
     """With each window all mistakes that fit it. Windows that right and wrong both fit are left out."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
     for window in run.windows:
-        weights = starts[window.rank].get(window.number)
+        number = window.number
+        weights = starts[window.rank.number].get(number)
         # For a model of another shape there are no right gradients.
         if weights is None or len(weights) != run.plan.elements:
             continue
-        # Where ranks hold different weights, ddp/equal-start or ddp/identical-weights tells why.
-        if any(start.get(window.number, weights) != weights for start in starts):
+        # Ranks that hold different weights have no mean gradient.
+        if any(start.get(number, weights) != weights for start in starts):
             continue
-        sight = _seen(run, window)
+        sight = _seen(window)
         if sight is None:
             continue
         event, seen = sight
-        readings = expectations.gradients(window.number, weights)
         fits = [
-            (right, tuple(m for m in mistakes(run.plan, window.number) if right.is_times(m.times, seen)))
-            for right in readings
+            (right, [mistake for mistake in mistakes(run.plan, number) if right.is_times(mistake.times, seen)])
+            for right in expectations.gradients(number, weights)
         ]
         if not fits:
             continue
         right, fitting = next((fit for fit in fits if _is_right(fit[1])), max(fits, key=lambda fit: len(fit[1])))
         if _is_right(fitting) and any(mistake.factor != 1 for mistake in fitting):
             continue
-        # Gradients may be off by the loss scale, which is a power of two as well: that is for the amp/ laws.
-        scales = {end["scaled"] for end in window.of("backward_end")} - {None}
+        # Gradients may be off by the loss scale, which is a power of two as well.
+        scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
         if any(
             mistake.factor != 1 and scale in (mistake.factor, 1 / mistake.factor)
             for mistake in fitting
@@ -166,43 +174,42 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, tuple[Mistake, ...]]]:
         yield Averaged(window, event, seen, right, ()), fitting
 
 
-def _seen(run: Run, window: Window) -> tuple[Event, tuple[float | None, ...]] | None:
+def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:
     """The gradients of a window as they were once all averaging was done, and who saw them first."""
-    if not window.attempts or _is_explained(window, window.attempts[0]):
+    if not window.attempts or not _is_plain(window, window.attempts[0]):
         return None
     first = window.attempts[0]
-    attempts = {event["optimizer"]: event for event in reversed(window.attempts)}
-    clips = [clip for clip in window.between(None, first) if clip.kind == "clip" and finite([clip["threshold"]])]
-    # Whoever clips by hand does not tell what was there before.
-    if run.plan.clip is not None and not clips:
+    attempts = {event.optimizer: event for event in reversed(window.attempts)}
+    clips = [clip for clip in window.of(Clip, before=first) if not isinstance(clip.threshold, str)]
+    # Whoever clips by hand does not show what was there before.
+    if window.plan.clip is not None and not clips:
         return None
-    owners = parameter_of_elements(run.plan)
-    seen: list[float | str | None] = [None] * len(owners)
+    owners = parameter_of_elements(window.plan)
     # A clip of no parameters sees no gradients.
-    clips = [clip for clip in clips if clip["parameters"]]
-    for event in (*clips, *attempts.values()):
-        gradients = event["gradients"]
-        if event.kind == "skip" or gradients is None or len(gradients) != len(owners):
+    clips = [clip for clip in clips if clip.parameters]
+    seen: list[float | None] = [None] * len(owners)
+    events: list[Clip | Attempt] = [*clips, *attempts.values()]
+    for event in events:
+        gradients = event.gradients
+        if isinstance(event, Skip) or gradients is None or len(gradients) != len(owners):
             return None
-        seen = [old if old is not None else new for old, new in zip(seen, gradients, strict=True)]
-    if all(one is None for one in seen) or any(isinstance(one, str) for one in seen):
-        return None
-    return clips[0] if clips else first, tuple(one for one in seen if not isinstance(one, str))
+        for index, one in enumerate(gradients):
+            if seen[index] is None:
+                if isinstance(one, str):
+                    return None
+                seen[index] = one
+    return None if all(one is None for one in seen) else (clips[0] if clips else first, tuple(seen))
 
 
-def _is_explained(window: Window, first: Event) -> bool:
-    """Whether another law's violation makes the numbers of a window."""
+def _is_plain(window: Window, first: Attempt) -> bool:
+    """Whether only averaging can have made the numbers of a window: a step after all its backwards, each on a loss of
+    its own, none on top of older gradients, and no optimizer synchronized twice."""
     backwards = window.backwards
-    roots = [event["root"] for event in backwards]
-    synchronizations = window.of("synchronize")
+    synchronized = [event.optimizer for event in window.of(Synchronize)]
     return (
-        not backwards
-        # acc/step-after-all-backwards
-        or backwards[-1].seq > first.seq
-        # acc/one-backward-per-loss
-        or len(set(roots)) < len(roots)
-        # acc/cleared-between-windows
-        or backwards[0]["gradients"] == "some"
-        # hvd/synchronize-at-most-once
-        or len({event["optimizer"] for event in synchronizations}) < len(synchronizations)
+        bool(backwards)
+        and backwards[-1].seq < first.seq
+        and len({event.root for event in backwards}) == len(backwards)
+        and backwards[0].gradients != "some"
+        and len(set(synchronized)) == len(synchronized)
     )

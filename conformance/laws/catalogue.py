@@ -11,7 +11,8 @@ from conformance.laws.permissions import PERMISSIONS
 _HEAD = """# Laws
 
 What a trainer may not do, whatever its numbers, and why. Each run of a case is recorded on every rank, and each law is
-held against the record. Who breaks a MUST does not conform; who breaks a SHOULD is warned.
+held against the record. Who breaks a MUST does not conform; who breaks a SHOULD is warned. Where a law gives way to
+others, they explain better what breaks both: it is not reported where one of them is broken too.
 
 This page is generated: `python -m conformance.laws.catalogue > docs/LAWS.md`. In a terminal, `conformance laws` lists
 the laws and `conformance explain` prints one."""
@@ -53,8 +54,17 @@ def _chapter(chapter: str) -> str:
 
 def _law(law: Law) -> str:
     return "\n\n".join(
-        [f"### {law.id}", f"**{law.says}**", law.why, f"Source: {law.source}.", f"```python\n{law.mend}\n```"]
+        [f"### {law.id}", f"**{law.says}**", law.why, *_better(law), f"Source: {law.source}.", _snippet(law)]
     )
+
+
+def _better(law: Law) -> list[str]:
+    better = ", ".join(f"[{id}](#{_anchor(id)})" for id in law.unless)
+    return [f"Gives way to {better}."] if better else []
+
+
+def _snippet(law: Law) -> str:
+    return f"```python\n{law.fix}\n```"
 
 
 def _permissions() -> str:

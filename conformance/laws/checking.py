@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 
-from conformance.laws.law import Broken, Check, Law, laws
-from conformance.laws.run import Run
+from conformance.laws.law import OK, Broken, Law, Subject, laws
+from conformance.laws.run import GlobalWindow, Rank, Run, Window
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A law was broken by a subject: a window of a rank, or of all ranks (None), or a rank's, or the run's, whole
+    training (None)."""
+
+    broken: Broken
+    window: int | None
+    rank: int | None
+
+    @property
+    def shown_in(self) -> int | None:
+        """The window to show it in; None before training."""
+        return self.broken.event.window if self.window is None else self.window
 
 
 @dataclass(frozen=True)
@@ -25,21 +41,30 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What became of one law: on how many windows it was checked (0: not exercised), and what was found."""
+    """What is known of one law: to how many windows it was applied (0: not exercised), and what was found."""
 
     law: Law
     checked: int
     findings: tuple[Finding, ...]
 
 
+@dataclass(frozen=True)
+class Application:
+    """One law applied to a whole run: where it was kept, counted, and where it was broken."""
+
+    law: Law
+    kept: int
+    violations: tuple[Violation, ...]
+
+
 def check(run: Run) -> tuple[Verified, ...]:
     """Every law on ``run``, by id."""
-    return tuple(_verified(law, tuple(law.checks(run))) for law in laws())
+    return tuple(Verified(one.law, one.kept + len(one.violations), _findings(one)) for one in applied(laws(), run))
 
 
-def breaks(run: Run) -> tuple[tuple[Law, Broken], ...]:
+def violations(run: Run) -> tuple[tuple[Law, Broken], ...]:
     """What broke which law, every time that it did: MUSTs first, then by id."""
-    found = [(law, check.broken) for law in laws() for check in law.checks(run) if check.broken is not None]
+    found = [(one.law, violation.broken) for one in applied(laws(), run) for violation in one.violations]
     return tuple(sorted(found, key=lambda pair: pair[0].level))
 
 
@@ -49,16 +74,72 @@ def findings(verified: Iterable[Verified]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: (finding.law.level, finding.window or 0, finding.broken.event.seq)))
 
 
-def _verified(law: Law, checks: tuple[Check, ...]) -> Verified:
-    causes: dict[object, list[tuple[Check, Broken]]] = {}
-    for check in checks:
-        if check.broken is not None:
-            event = check.broken.event
-            causes.setdefault(event.where or event.kind, []).append((check, check.broken))
-    return Verified(law, len(checks), tuple(_merged(law, cause) for cause in causes.values()))
+def applied(laws: Sequence[Law], run: Run) -> tuple[Application, ...]:
+    """These laws on ``run``, in the order given, without what a law that explains it better was broken by too."""
+    everything = {law.id: _applied(law, run) for law in laws}
+    return tuple(_reported(everything[law.id], [everything[id] for id in law.unless]) for law in laws)
 
 
-def _merged(law: Law, cause: list[tuple[Check, Broken]]) -> Finding:
-    first, shown = min(cause, key=lambda pair: (pair[0].window or 0, pair[0].rank or 0))
-    ranks = {rank for check, broken in cause for rank in ([broken.event.rank] if check.rank is None else [check.rank])}
-    return Finding(law, shown, len(cause), tuple(sorted(ranks)), first.window)
+_ANY = "any"
+
+
+def _reported(application: Application, better: Sequence[Application]) -> Application:
+    """Without the violations by subjects that are, contain or are part of one by which a better law was broken."""
+    explained = {
+        key
+        for other in better
+        for violation in other.violations
+        for key in product((violation.window, _ANY), (violation.rank, _ANY))
+    }
+    left = [
+        violation
+        for violation in application.violations
+        if explained.isdisjoint(
+            product(
+                (_ANY,) if violation.window is None else (violation.window, None),
+                (_ANY,) if violation.rank is None else (violation.rank, None),
+            )
+        )
+    ]
+    return replace(application, violations=tuple(left))
+
+
+def _applied(law: Law, run: Run) -> Application:
+    kept, found = 0, []
+    for subject in _subjects(law, run):
+        for outcome in law.judges(subject):
+            if outcome is OK:
+                kept += 1
+            elif isinstance(outcome, Broken):
+                found.append(_violation(outcome, subject))
+    return Application(law, kept, tuple(found))
+
+
+def _subjects(law: Law, run: Run) -> Iterable[Subject]:
+    if law.scope is Window:
+        return run.windows
+    if law.scope is GlobalWindow:
+        return run.together.values()
+    return run.ranks if law.scope is Rank else (run,)
+
+
+def _violation(broken: Broken, subject: Subject) -> Violation:
+    if isinstance(subject, Window):
+        return Violation(broken, subject.number, subject.rank.number)
+    if isinstance(subject, Rank):
+        return Violation(broken, None, subject.number)
+    return Violation(broken, subject.number if isinstance(subject, GlobalWindow) else None, None)
+
+
+def _findings(applied: Application) -> tuple[Finding, ...]:
+    causes: dict[object, list[Violation]] = {}
+    for violation in applied.violations:
+        event = violation.broken.event
+        causes.setdefault(event.where or event.event, []).append(violation)
+    return tuple(_merged(applied.law, cause) for cause in causes.values())
+
+
+def _merged(law: Law, cause: list[Violation]) -> Finding:
+    first = min(cause, key=lambda one: (one.shown_in or 0, one.rank or 0))
+    ranks = {one.broken.event.rank if one.rank is None else one.rank for one in cause}
+    return Finding(law, first.broken, len(cause), tuple(sorted(ranks)), first.shown_in)

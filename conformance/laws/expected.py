@@ -9,9 +9,9 @@ from functools import cache
 from itertools import chain
 from math import inf, lcm
 from operator import mul
-from typing import Any
 
-from conformance.laws.run import Plan, RankTrace
+from conformance.laws.run import Plan, Rank, fact
+from conformance.trace.events import Attempt, Forward, Start
 from conformance.workloads.precision import FP16, FP32, FP64, PRECISIONS
 
 Vector = tuple[int, ...]
@@ -128,28 +128,33 @@ def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
     return (*(0,) * int(plan.spec["model"]["features"]), *(1,) * bool(plan.spec["model"]["bias"]))
 
 
-def held(rank: RankTrace) -> dict[int, tuple[float, ...]]:
+@fact
+def held(rank: Rank) -> dict[int, tuple[float, ...]]:
     """The weights with which each window of a rank began, where they are known and finite.
 
     A rank for which another one steps shows them where its windows begin.
     """
-    shows = ("start", "step", "skip") if rank.of("step", "skip") else ("start", "forward")
-    starts = {window.events[0]: window.number for window in rank.windows}
-    found, weights = dict[int, tuple[float, ...]](), None
+    steps = bool(rank.of(Attempt))
+    starts = {window.events[0].seq: window.number for window in rank.windows}
+    found: dict[int, tuple[float, ...]] = {}
+    weights = None
     for event in rank.events:
-        # Within a window forwards do not tell.
-        if event.kind in shows and (event.kind != "forward" or event.get("weights") is not None):
-            weights = finite(event["weights"])
-        if event in starts and weights is not None:
-            found[starts[event]] = weights
+        # Within a window forwards do not show them.
+        if isinstance(event, Start | Attempt) or (
+            not steps and isinstance(event, Forward) and event.weights is not None
+        ):
+            weights = finite_vector(event.weights)
+        if event.seq in starts and weights is not None:
+            found[starts[event.seq]] = weights
     return found
 
 
-def finite(values: Sequence[Any] | None) -> tuple[float, ...] | None:
+def finite_vector(values: Sequence[object] | None) -> tuple[float, ...] | None:
     """These numbers, if all of them are there and finite."""
-    if values is None or not all(isinstance(value, int | float) for value in values):
+    if values is None:
         return None
-    return tuple(values)
+    numbers = tuple(value for value in values if isinstance(value, int | float))
+    return numbers if len(numbers) == len(values) else None
 
 
 def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix, int]:

@@ -54,10 +54,11 @@ def _in_full(law: Law) -> RenderableType:
         Text(""),
         Text(law.why),
         Text(""),
+        *([Text.assemble(("Gives way to  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
         Text.assemble(("Source  ", "dim"), law.source),
         Text(""),
         Text("Right", "dim"),
-        Padding(Syntax(law.mend, "python", background_color="default"), (0, 0, 0, 2)),
+        Padding(Syntax(law.fix, "python", background_color="default"), (0, 0, 0, 2)),
     )
 
 

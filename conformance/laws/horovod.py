@@ -1,16 +1,15 @@
-"""What a run does with optimizers of Horovod's, window by window."""
+"""What a window does with optimizers of Horovod's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from conformance.laws.event import Event
-from conformance.laws.labels import placed
-from conformance.laws.law import Broken, Check, broken, kept
-from conformance.laws.run import RankTrace, Run, Window
+from conformance.laws.law import OK, Broken, Outcomes
+from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import brings_together
+from conformance.trace.events import Collective, Event, Optimizer, Synchronize
 
 
 @dataclass(frozen=True)
@@ -18,29 +17,30 @@ class Use:
     """What one window does with one optimizer of Horovod's."""
 
     window: Window
-    noted: Event
+    noted: Optimizer
 
     @property
     def optimizer(self) -> int:
-        return int(self.noted["optimizer"])
+        return self.noted.optimizer
 
     def holds(self, parameters: Sequence[int]) -> bool:
         """Whether some of these parameters are the optimizer's."""
-        return not set(parameters).isdisjoint(self.noted["parameters"])
+        return not set(parameters).isdisjoint(self.noted.parameters)
 
     @cached_property
-    def synchronizes(self) -> tuple[Event, ...]:
-        return tuple(event for event in self.window.of("synchronize") if event["optimizer"] == self.optimizer)
+    def synchronizes(self) -> Sequence[Synchronize]:
+        return [event for event in self.window.of(Synchronize) if event.optimizer == self.optimizer]
 
     @cached_property
-    def after(self) -> tuple[Event, ...]:
+    def after(self) -> Sequence[Event]:
         """What followed the window's last backward."""
         return self.window.between(self.window.backwards[-1], None) if self.window.backwards else ()
 
     @cached_property
-    def synchronize(self) -> Event | None:
+    def synchronize(self) -> Synchronize | None:
         """The first one after the window's last backward."""
-        return next((event for event in self.after if event in self.synchronizes), None)
+        last = self.window.backwards[-1].seq if self.window.backwards else None
+        return next((event for event in self.synchronizes if last is not None and event.seq > last), None)
 
     def precedes_synchronize(self, event: Event) -> bool:
         return self.synchronize is None or event.seq < self.synchronize.seq
@@ -48,67 +48,64 @@ class Use:
     @property
     def before_synchronize(self) -> str:
         """``before synchronize (train.py:43)``."""
-        return "without it" if self.synchronize is None else f"before {placed(self.synchronize)}"
+        return "without it" if self.synchronize is None else f"before {self.synchronize}"
 
-    def slice(self, early: Event) -> tuple[Event, ...]:
+    def slice(self, early: Event) -> Sequence[Event]:
         """The last backward, what came too early, and what it should have waited for."""
         end = [event for event in (self.synchronize,) if event is not None]
         return (*self.window.backwards[-1:], early, *end)
 
 
-def uses(run: Run) -> Iterator[Use]:
-    """Each window with each optimizer of Horovod's, where there is anything to average."""
-    if run.plan.world_size > 1:
-        for rank in run.ranks:
-            optimizers = horovod_optimizers(rank)
-            for window in rank.windows:
-                yield from (Use(window, noted) for noted in optimizers)
+@fact
+def uses(window: Window) -> Sequence[Use]:
+    """The window with each optimizer of Horovod's, where there is anything to average."""
+    return [Use(window, noted) for noted in horovod_optimizers(window.rank)] if window.plan.world_size > 1 else ()
 
 
-def horovod_optimizers(rank: RankTrace) -> tuple[Event, ...]:
+@fact
+def horovod_optimizers(rank: Rank) -> Sequence[Optimizer]:
     """Horovod's optimizers of a rank; under Adasum, which averages steps and not gradients, none."""
-    if any(event["reduce"] == "adasum" for event in rank.of("collective")):
-        return ()
-    return tuple(event for event in rank.of("optimizer") if event["horovod"])
+    found = [event for event in rank.of(Optimizer) if event.horovod]
+    return () if found and any(event.reduce == "adasum" for event in rank.of(Collective)) else found
 
 
-def stepped_inside(use: Use) -> Iterator[Check]:
+def stepped_inside(use: Use) -> Outcomes:
     """That a step after an explicit `synchronize()` does not synchronize once more."""
-    calls = [event for event in use.synchronizes if not event["in_step"]]
+    calls = [event for event in use.synchronizes if not event.in_step]
     if not calls:
         return
     for event in use.synchronizes:
-        if event["in_step"] and (before := since_the_step(use, event, calls)):
-            yield broken(use.window, reduced_again(use, before[-1], event))
+        if event.in_step and (before := since_the_step(use, event, calls)):
+            yield reduced_again(use, before[-1], event)
             return
-    if any(attempt["optimizer"] == use.optimizer for attempt in use.window.attempts):
-        yield kept(use.window)
+    if any(attempt.optimizer == use.optimizer for attempt in use.window.attempts):
+        yield OK
 
 
-def since_the_step(use: Use, event: Event, calls: Sequence[Event]) -> list[Event]:
+def since_the_step(use: Use, event: Event, calls: Sequence[Synchronize]) -> Sequence[Synchronize]:
     """Those of ``calls`` that came before ``event`` and after the optimizer's last step before it."""
-    steps = [step.seq for step in use.window.attempts if step["optimizer"] == use.optimizer and step.seq < event.seq]
+    steps = [step.seq for step in use.window.attempts if step.optimizer == use.optimizer and step.seq < event.seq]
     return [call for call in calls if max(steps, default=-1) < call.seq < event.seq]
 
 
-def reduced_again(use: Use, first: Event, again: Event) -> Broken:
-    after = [event for event in use.window.between(first, None) if brings_together(event)]
+def reduced_again(use: Use, first: Synchronize, again: Synchronize) -> Broken:
+    after = [event for event in use.window.of(Collective, after=first) if brings_together(event)]
     once = [event for event in after if event.seq < again.seq]
     twice = [event for event in after if event.seq > again.seq]
-    ranks = len(twice[0]["group"]) if twice else 0
-    if twice and twice[0]["reduce"] == "sum":
+    ranks = len(twice[0].group) if twice else 0
+    if twice and twice[0].reduce == "sum":
         effect: str | None = f"Summed over {ranks} ranks twice, the gradients are {ranks} times too large."
     elif twice:
-        total = sum(event["bytes"] for event in twice)
+        total = sum(event.bytes for event in twice)
         effect = f"The average of equal gradients is what they are: {total} bytes are sent for nothing."
     else:
         effect = None
-    if again["in_step"]:
+    if again.in_step:
         must = "a step after `synchronize()` must be inside of `skip_synchronize()`"
-        however = f"after {placed(first)} the step synchronized by itself ({again.place})"
+        however = f"after {first} the step synchronized by itself ({again.line})"
     else:
         must = "`synchronize()` must be called at most once for a step"
-        however = f"after {placed(first)} came {placed(again)}"
+        however = f"after {first} came {again}"
     return Broken(
         again,
         must=must,

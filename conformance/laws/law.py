@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
-from inspect import cleandoc
-from typing import Literal, TypeAlias
+from inspect import cleandoc, signature
+from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from conformance.laws import chapters
-from conformance.laws.event import Event
-from conformance.laws.run import Run, Window
+from conformance.laws.run import GlobalWindow, Rank, Run, Window
+from conformance.trace.events import Event
 
 Level: TypeAlias = Literal["MUST", "SHOULD"]
 
@@ -24,6 +26,15 @@ CHAPTERS: dict[str, str] = {
     "ddp": "DistributedDataParallel",
     "hvd": "Horovod",
 }
+
+
+class Kept(Enum):
+    """A law was kept where it applies."""
+
+    OK = "OK"
+
+
+OK = Kept.OK
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Broken:
     must: str
     because: str
     however: str
-    shows: tuple[Event, ...]
+    shows: Sequence[Event]
     effect: str | None = None
 
     @property
@@ -52,16 +63,10 @@ class Broken:
         return f"{must}, because {self.because}. However, {self.however}: a contradiction."
 
 
-@dataclass(frozen=True)
-class Check:
-    """A law was applied to a window of a rank (None: of all ranks), and was kept or broken there."""
-
-    window: int | None
-    rank: int | None
-    broken: Broken | None = None
-
-
-Checker: TypeAlias = Callable[[Run], Iterator[Check]]
+Outcomes: TypeAlias = Iterator[Broken | Kept]
+Subject: TypeAlias = Window | Rank | GlobalWindow | Run
+Judge: TypeAlias = Callable[[Any], Outcomes]
+J = TypeVar("J", bound=Judge)
 
 
 @dataclass(frozen=True)
@@ -72,16 +77,21 @@ class Law:
     says: one sentence that has MUST or SHOULD in it. Who breaks a MUST does not conform; a SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
     source: where the rule stands.
-    mend: a short correct snippet of Python.
-    checks: yields a `Check` for each window that the law applies to, and nothing where it does not apply.
+    fix: a short correct snippet of Python.
+    judges: judges one subject: it yields how it broke the law, or OK, and nothing where the law does not apply or the
+        trace cannot tell.
+    scope: the class of its subjects.
+    unless: laws that explain better what they break: where one of these is broken too, this one is not reported.
     """
 
     id: str
     says: str
     why: str
     source: str
-    mend: str
-    checks: Checker
+    fix: str
+    judges: Judge
+    scope: type[Subject]
+    unless: tuple[str, ...] = ()
 
     @property
     def chapter(self) -> str:
@@ -95,8 +105,10 @@ class Law:
 _LAWS: dict[str, Law] = {}
 
 
-def law(id: str, says: str, *, why: str, source: str, mend: str) -> Callable[[Checker], Checker]:
+def law(id: str, says: str, *, why: str, source: str, fix: str, unless: tuple[str, ...] = ()) -> Callable[[J], J]:
     """Make a law of a function, which should be in `conformance.laws.chapters`.
+
+    The annotation of the function's parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`.
 
     Raises:
         ValueError: the chapter is unknown, the id is taken, or the sentence has not one MUST or SHOULD.
@@ -108,26 +120,41 @@ def law(id: str, says: str, *, why: str, source: str, mend: str) -> Callable[[Ch
     if says.count("MUST") + says.count("SHOULD") != 1:
         raise ValueError(f"the sentence of {id!r} needs exactly one MUST or SHOULD")
 
-    def add(checks: Checker) -> Checker:
-        _LAWS[id] = Law(id, says, " ".join(why.split()), source, cleandoc(mend), checks)
-        return checks
+    def add(judges: J) -> J:
+        [parameter] = signature(judges).parameters
+        scope = get_type_hints(judges)[parameter]
+        _LAWS[id] = Law(id, says, " ".join(why.split()), source, cleandoc(fix), judges, scope, unless)
+        return judges
 
     return add
 
 
 @cache
 def laws() -> tuple[Law, ...]:
-    """All laws, by id."""
+    """All laws, by id.
+
+    Raises:
+        ValueError: the laws' precedence is wrong, see `in_order`.
+    """
     for module in pkgutil.iter_modules(chapters.__path__):
         import_module(f"{chapters.__name__}.{module.name}")
-    return tuple(_LAWS[id] for id in sorted(_LAWS))
+    found = tuple(_LAWS[id] for id in sorted(_LAWS))
+    in_order(found)
+    return found
 
 
-def kept(window: Window) -> Check:
-    """The law was kept in this window."""
-    return Check(window.number, window.rank)
+def in_order(laws: Sequence[Law]) -> tuple[Law, ...]:
+    """These laws, each after those that it gives way to.
 
-
-def broken(window: Window, broken: Broken) -> Check:
-    """The law was broken in this window."""
-    return Check(window.number, window.rank, broken)
+    Raises:
+        ValueError: a law gives way to one that there is not, or laws give way to each other.
+    """
+    known = {law.id: law for law in laws}
+    for law in laws:
+        for id in law.unless:
+            if id not in known:
+                raise ValueError(f"{law.id} gives way to {id!r}, and there is no such law")
+    try:
+        return tuple(known[id] for id in TopologicalSorter({law.id: law.unless for law in laws}).static_order())
+    except CycleError as error:
+        raise ValueError(f"these laws give way to each other: {', '.join(error.args[1][:-1])}") from None

@@ -1,40 +1,73 @@
-"""What the gradients of a window carry of the loss scale, as far as its trace tells. When in doubt: nothing."""
+"""What the gradients of a window carry of the loss scale, as far as its trace shows. When in doubt: nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeGuard
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeGuard, TypeVar
 
-from conformance.laws.event import Event
-from conformance.laws.run import Run, Window
+from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
+from conformance.trace.events import (
+    Attempt,
+    BackwardBegin,
+    BackwardEnd,
+    Collective,
+    Contribution,
+    Event,
+    Exchange,
+    GradientChange,
+    Optimizer,
+    Receive,
+    ScaleLossExit,
+    ScalerStep,
+    Skip,
+    Step,
+    Unscale,
+    Vector,
+    ZeroGrad,
+)
 
 #: Rounding that a division of gradients in half precision may bring.
 _ROUNDING = 1e-2
 #: Up to so many elements a collective can be the ranks' exchange of what overflowed.
 _A_FLAG = 8
 
+T = TypeVar("T", Step, Unscale, ScalerStep)
 
-@dataclass(frozen=True)
+
 class Scaling:
     """The loss scaling of one window of one rank."""
 
-    run: Run
-    window: Window
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.run, self.plan = window.run, window.plan
 
-    def accumulated(self, until: Event | None) -> tuple[Event, ...]:
+    def accumulated(self, until: Event | None) -> Sequence[BackwardEnd]:
         """The ends of the backward passes of the model whose gradients are still there at ``until``.
 
         Whoever clears the gradients of one of several optimizers counts as clearing all.
         """
-        ends: list[Event] = []
-        for event in self.window.between(None, until):
-            if event.kind == "zero_grad" or (event.kind == "backward_begin" and event["gradients"] in ("none", "zero")):
-                ends.clear()
-            elif event.kind == "backward_end" and event["forwards"]:
+        ends: list[BackwardEnd] = []
+        for event in self._passes:
+            if until is not None and event.seq >= until.seq:
+                break
+            if isinstance(event, BackwardEnd):
                 ends.append(event)
-        return tuple(ends)
+            else:
+                ends.clear()
+        return ends
+
+    @cached_property
+    def _passes(self) -> Sequence[Event]:
+        """The ends of backward passes, and what clears their gradients."""
+        return [
+            event
+            for event in self.window.events
+            if (isinstance(event, BackwardEnd) and event.forwards)
+            or isinstance(event, ZeroGrad)
+            or (isinstance(event, BackwardBegin) and event.gradients in ("none", "zero"))
+        ]
 
     def carried(self, at: Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.
@@ -43,7 +76,7 @@ class Scaling:
         can tell.
         """
         ends = self.accumulated(at)
-        scales = {end["scaled"] for end in ends}
+        scales = {end.scaled for end in ends}
         scale = scales.pop() if len(scales) == 1 else None
         if not is_scale(scale):
             return None
@@ -52,56 +85,54 @@ class Scaling:
 
     def _may_take_off(self, event: Event, scale: float, parameters: Collection[int]) -> bool:
         """Whether gradients of ``parameters`` may have lost their scale by this event."""
-        if event.kind == "gradient_change" and touches(event["parameters"], parameters):
+        if isinstance(event, GradientChange) and touches(event.parameters, parameters):
             # A smaller factor may be of this scale, whatever else it is of.
-            return event["factor"] is None or abs(event["factor"]) * scale <= 1 + _ROUNDING
-        if event.kind in ("collective", "receive"):
+            return not isinstance(event.factor, int | float) or abs(event.factor) * scale <= 1 + _ROUNDING
+        if isinstance(event, Collective | Receive):
             # What becomes of gradients while they are on their way by hand is not told apart in a trace.
-            return event["of"] == "gradients" and event["during"] not in ("backward", "synchronize", "step")
-        if event.kind == "scale_loss_exit":
-            return not event["delay_unscale"]
-        return event.kind in ("unscale", "step", "skip") and touches(self.held(event["optimizer"]), parameters)
+            return event.of == "gradients" and event.during not in ("backward", "synchronize", "step")
+        if isinstance(event, ScaleLossExit):
+            return not event.delay_unscale
+        return isinstance(event, Unscale | Attempt) and touches(self.held(event.optimizer), parameters)
 
     def is_unscaled(self, at: Event, parameters: Collection[int]) -> bool:
         """Whether gradients of ``parameters`` were unscaled by a scaler before ``at``."""
-        unscales = [event for event in self.window.between(None, at) if event.kind == "unscale"]
-        return any(touches(self.held(event["optimizer"]), parameters) for event in unscales)
+        unscales = self.window.of(Unscale, before=at)
+        return any(touches(self.held(event.optimizer), parameters) for event in unscales)
 
-    def next(self, after: Event, kinds: Collection[str], parameters: Collection[int]) -> Event | None:
-        """The first event after ``after`` of one of these kinds whose optimizer holds some of ``parameters``."""
-        for event in self.window.between(after, None):
-            if event.kind in kinds and touches(self.held(event["optimizer"]), parameters):
-                return event
-        return None
+    def next(self, after: Event, kind: type[T], parameters: Collection[int]) -> T | None:
+        """The first event of this kind after ``after`` whose optimizer holds some of ``parameters``."""
+        found = self.window.of(kind, after=after)
+        return next((event for event in found if touches(self.held(event.optimizer), parameters)), None)
 
-    def held(self, optimizer: int | None) -> tuple[int, ...]:
-        """The numbers of the parameters that an optimizer holds; () if there is no telling."""
-        for event in self.run.ranks[self.window.rank].of("optimizer"):
-            if event["optimizer"] == optimizer:
-                return tuple(event["parameters"])
-        return ()
+    def held(self, optimizer: int) -> Sequence[int]:
+        """The numbers of the parameters that an optimizer holds; () if nobody can tell."""
+        return _held(self.window.rank).get(optimizer, ())
 
-    @property
+    @cached_property
     def overflowed(self) -> bool:
         """Whether gradients of this window were seen that are not finite."""
-        return any(
-            event.kind == "skip"
-            or (event.kind == "unscale" and bool(event["found_inf"]))
-            or (event.kind == "step" and not finite(event["gradients"]))
-            for event in self.window.events
+        window = self.window
+        return (
+            bool(window.of(Skip))
+            or any(unscale.found_inf for unscale in window.of(Unscale))
+            or any(not all_finite(step.gradients) for step in window.of(Step))
         )
 
-
-def scaled_windows(run: Run) -> Iterator[Scaling]:
-    """The windows in which the model's backward ran on a loss that was scaled, by other than 1."""
-    for window in run.windows:
-        if is_scaled(window):
-            yield Scaling(run, window)
+    @cached_property
+    def is_scaled(self) -> bool:
+        """Whether the model's backward ran on a loss that was scaled, by other than 1."""
+        return any(end.forwards and is_scale(end.scaled) for end in self.window.of(BackwardEnd))
 
 
-def is_scaled(window: Window) -> bool:
-    """Whether the model's backward ran on a loss that was scaled, by other than 1."""
-    return any(end["forwards"] and is_scale(end["scaled"]) for end in window.of("backward_end"))
+@fact
+def scaling(window: Window) -> Scaling:
+    return Scaling(window)
+
+
+@fact
+def _held(rank: Rank) -> Mapping[int, Sequence[int]]:
+    return {event.optimizer: event.parameters for event in reversed(rank.of(Optimizer))}
 
 
 def is_scale(value: Any) -> TypeGuard[float]:
@@ -109,14 +140,14 @@ def is_scale(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and value not in (0, 1)
 
 
-def finite(values: Any) -> bool:
+def all_finite(values: Vector | None) -> bool:
     """Whether a list of recorded numbers has none that is infinite or not a number. A list that is not there has."""
-    return not any(isinstance(value, str) for value in values or ())
+    return values is None or not any(isinstance(value, str) for value in values)
 
 
-def divides_by(factor: float | None, scale: float) -> bool:
+def divides_by(factor: Any, scale: float) -> bool:
     """Whether gradients that were multiplied by ``factor`` were divided by ``scale`` and nothing else."""
-    return factor is not None and math.isclose(factor * scale, 1.0, rel_tol=1e-5)
+    return isinstance(factor, int | float) and math.isclose(factor * scale, 1.0, rel_tol=1e-5)
 
 
 def touches(some: Collection[int], others: Collection[int]) -> bool:
@@ -124,50 +155,46 @@ def touches(some: Collection[int], others: Collection[int]) -> bool:
     return not some or not others or not set(some).isdisjoint(others)
 
 
-def norm(values: Collection[Any]) -> float:
-    """The Euclidean norm of recorded numbers, all finite; missing ones count as 0."""
-    return math.hypot(*(value for value in values if value is not None))
-
-
-def largest(values: Collection[Any]) -> float:
-    """The largest magnitude of recorded numbers, all finite; missing ones count as 0."""
-    return max((abs(value) for value in values if value is not None), default=0.0)
-
-
+@fact
 def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     """An unscale with the averaging of gradients that came after it and before the step."""
-    for unscale in window.of("unscale"):
-        later = window.between(unscale, None)
-        for event in later:
-            if event.kind in ("step", "skip", "zero_grad") or _is_flag(event):
+    for unscale in window.of(Unscale):
+        for event in window.between(unscale, None):
+            if isinstance(event, Attempt | ZeroGrad) or _is_flag(event):
                 break
             # In a backward it is that which comes too late: amp/unscale-after-last-backward.
-            if averages(event) and event["during"] != "backward":
+            if isinstance(event, Contribution) and averages_gradients(event) and event.during != "backward":
                 return unscale, event
     return None
 
 
-def averages(event: Event) -> bool:
-    """Whether gradients are averaged by torch, or sent to be. By Horovod it is hvd/synchronize-before-unscale."""
-    reduces = event.kind == "send" or (event.kind == "collective" and "reduce" in event["op"])
-    return bool(reduces and event["of"] == "gradients" and event["via"] == "c10d")
+def averages_gradients(event: Contribution) -> bool:
+    """Whether gradients are averaged by torch, or sent to be."""
+    reduces = not isinstance(event, Collective) or "reduce" in event.op
+    return reduces and event.of == "gradients" and event.via == "c10d"
 
 
 def _is_flag(event: Event) -> bool:
     """Whether the ranks may here have told each other that one of them has found an overflow."""
-    exchanges = event.kind in ("collective", "send", "receive")
-    return exchanges and event["of"] is None and 0 < event["elements"] <= _A_FLAG
+    return isinstance(event, Exchange) and event.of is None and 0 < event.elements <= _A_FLAG
 
 
-def decisions(windows: Sequence[Window]) -> list[list[Event | None]]:
+def decisions(windows: Sequence[Window]) -> list[list[Step | None]]:
     """For each optimizer, what step each rank took. Each decides for itself: torch says that one may skip alone."""
-    optimizers = sorted({step["optimizer"] for window in windows for step in window.attempts})
+    optimizers = sorted({step.optimizer for window in windows for step in window.attempts})
     return [
-        [next((step for step in window.of("step") if step["optimizer"] == number), None) for window in windows]
+        [next((step for step in window.of(Step) if step.optimizer == number), None) for window in windows]
         for number in optimizers
     ]
 
 
-def disagree(windows: Sequence[Window]) -> bool:
+@fact
+def disagree(here: GlobalWindow) -> bool:
     """Whether one rank stepped in its window and another did not."""
-    return any(any(steps) and not all(steps) for steps in decisions(windows))
+    return any(any(steps) and not all(steps) for steps in decisions(here.stepping))
+
+
+@fact
+def first_disagreement(run: Run) -> float:
+    """The first window in which one rank stepped and another did not; infinity if there is none."""
+    return min((number for number, here in run.together.items() if disagree(here)), default=math.inf)

@@ -1,34 +1,66 @@
-"""A training run as laws see it: what was planned, and each rank's trace in accumulation windows."""
+"""A training run as laws see it: what was planned, and each rank's trace in accumulation windows.
+
+Four subjects that a law may judge: a `Window` of one rank, a `Rank`, one window of all ranks (`GlobalWindow`), a `Run`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from conformance.laws.event import Event, of_kind
+from conformance.trace.events import (
+    Attempt,
+    BackwardBegin,
+    BackwardEnd,
+    Event,
+    Finished,
+    Forward,
+    Schedule,
+    Update,
+    read_all,
+)
+
+E = TypeVar("E", bound=Event)
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+def fact(compute: Callable[[S], R]) -> Callable[[S], R]:
+    """Makes a function of a subject compute once for each, and remember."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    def known(subject: S) -> R:
+        facts = subject.__dict__
+        if name not in facts:
+            facts[name] = compute(subject)
+        found: R = facts[name]
+        return found
+
+    known.__doc__, known.__name__, known.__module__ = compute.__doc__, compute.__name__, compute.__module__
+    return known
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What the ranks were told to do: the spec of a case, as `Case.spec` writes it."""
+    """What the ranks were asked to do: the spec of a case, as `Case.spec` writes it."""
 
     spec: Mapping[str, Any]
 
-    @property
+    @cached_property
     def backend(self) -> str:
         return str(self.spec["backend"])
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         return int(self.spec["world_size"])
 
-    @property
+    @cached_property
     def accumulation(self) -> int:
         """Micro-batches in a full window."""
         return int(self.spec["accumulation"])
@@ -43,7 +75,7 @@ class Plan:
     def has_schedule(self) -> bool:
         return self.spec["schedule"] is not None
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Elements of the model's parameters."""
         return int(self.spec["model"]["features"]) + int(self.spec["model"]["bias"])
@@ -70,97 +102,155 @@ def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tu
 _seq = attrgetter("seq")
 
 
-class _Indexed:
-    """Events that are looked up by kind again and again."""
+class _Events:
+    """Events of one rank that follow each other, looked up by their class again and again."""
 
-    events: tuple[Event, ...]
+    def __init__(self, events: tuple[Event, ...]) -> None:
+        self.events = events
+        found: dict[type[Event], list[Event]] = {}
+        for event in events:
+            kind = type(event)
+            if kind in found:
+                found[kind].append(event)
+            else:
+                found[kind] = [event]
+        self._of: dict[type[Event], Any] = found
 
-    def of(self, *kinds: str) -> tuple[Event, ...]:
-        """The events of these kinds, in order."""
-        if len(kinds) == 1:
-            return self._by_kind.get(kinds[0], ())
-        return tuple(sorted(chain.from_iterable(self.of(kind) for kind in kinds), key=_seq))
-
-    def count(self, kind: str, *, before: Event) -> int:
-        return bisect_left(self.of(kind), before.seq, key=_seq)
+    def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
+        """The events of a class and those derived from it, in order: all, or those between two others."""
+        found: Sequence[E] | None = self._of.get(kind)
+        if found is None:
+            # No kind of event derives from another one.
+            if kind.event:
+                return ()
+            found = self._of[kind] = [event for event in self.events if isinstance(event, kind)]
+        if after is None and before is None:
+            return found
+        first = -1 if after is None else after.seq
+        if before is None:
+            return [event for event in found if event.seq > first]
+        last = before.seq
+        return [event for event in found if first < event.seq < last]
 
     def between(self, first: Event | None, last: Event | None) -> tuple[Event, ...]:
         """The events after ``first`` and before ``last``; None for no limit."""
         start = 0 if first is None else bisect_right(self.events, first.seq, key=_seq)
         return self.events[start : None if last is None else bisect_left(self.events, last.seq, key=_seq)]
 
-    @cached_property
-    def _by_kind(self) -> dict[str, tuple[Event, ...]]:
-        found: defaultdict[str, list[Event]] = defaultdict(list)
-        for event in self.events:
-            found[event.kind].append(event)
-        return {kind: tuple(events) for kind, events in found.items()}
 
-
-@dataclass(frozen=True, eq=False)
-class Window(_Indexed):
+class Window(_Events):
     """One accumulation window of one rank.
 
     events: from its first training forward up to the next window's.
-    before: what happened between the end of the window before (its last forward, backward, step or update) and the
+    gap_before: what happened between the end of the window before (its last forward, backward, step or update) and the
         first forward of this one. The same events are at the end of the other's ``events``.
-    planned: how many micro-batches it was to have.
-    ended: whether the rank went beyond it, so that what is not there will not come.
+    index: its position among the rank's windows.
     """
 
-    number: int
-    rank: int
-    events: tuple[Event, ...]
-    before: tuple[Event, ...]
-    planned: int
-    ended: bool
+    def __init__(self, rank: Rank, index: int, events: tuple[Event, ...], gap_before: tuple[Event, ...]) -> None:
+        super().__init__(events)
+        number = events[0].window
+        assert number is not None
+        self.number, self.rank, self.index, self.gap_before = number, rank, index, gap_before
+        self.run, self.plan = rank.run, rank.run.plan
 
     @cached_property
-    def forwards(self) -> tuple[Event, ...]:
-        return self.of("forward")
+    def planned(self) -> int:
+        """How many micro-batches it was to have."""
+        return len(self.plan.micro_batches(self.rank.number, self.number))
 
     @cached_property
-    def backwards(self) -> tuple[Event, ...]:
-        """The beginnings of its backward passes."""
-        return self.of("backward_begin")
-
-    @cached_property
-    def attempts(self) -> tuple[Event, ...]:
-        """Optimizer steps, those included that a GradScaler skipped."""
-        return self.of("step", "skip")
-
-
-@dataclass(frozen=True, eq=False)
-class RankTrace(_Indexed):
-    """All events of one rank. ``setup`` are those before its first training forward."""
-
-    rank: int
-    events: tuple[Event, ...]
-    windows: tuple[Window, ...]
-    setup: tuple[Event, ...]
+    def ended(self) -> bool:
+        """Whether the rank went beyond it, so that what is not there will not come."""
+        return self.rank.finished or self.index + 1 < len(self.rank.windows)
 
     @property
-    def finished(self) -> bool:
-        return bool(self.of("finished"))
+    def previous(self) -> Window | None:
+        return self.rank.windows[self.index - 1] if self.index else None
+
+    @property
+    def following(self) -> Window | None:
+        return self.rank.windows[self.index + 1] if self.index + 1 < len(self.rank.windows) else None
+
+    @property
+    def counterparts(self) -> Sequence[Window]:
+        """This window of all ranks that have it, in the order of ranks."""
+        return self.run.numbered[self.number]
 
     @cached_property
-    def forwards(self) -> dict[int, Event]:
-        """Its training forwards by their numbers."""
-        return {event["forward"]: event for event in self.of("forward")}
+    def forwards(self) -> Sequence[Forward]:
+        return self.of(Forward)
+
+    @cached_property
+    def backwards(self) -> Sequence[BackwardBegin]:
+        """The beginnings of its backward passes."""
+        return self.of(BackwardBegin)
+
+    @cached_property
+    def attempts(self) -> Sequence[Attempt]:
+        """Optimizer steps, those included that a GradScaler skipped."""
+        return self.of(Attempt)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether another rank takes its step, and sends the weights."""
+        return self.run.server is not None and self.run.server != self.rank.number
+
+    @property
+    def held_after(self) -> Event | None:
+        """What shows the weights that the rank held after it: its step or, if it is served, what comes next."""
+        if not self.is_served:
+            return self.attempts[-1] if self.attempts else None
+        following = self.following
+        return following.forwards[0] if following else next(iter(self.of(Finished)), None)
 
 
-@dataclass(frozen=True, eq=False)
+class Rank(_Events):
+    """All events of one rank. ``setup`` are those before its first training forward."""
+
+    def __init__(self, run: Run, number: int, events: tuple[Event, ...]) -> None:
+        super().__init__(events)
+        self.run, self.number = run, number
+        self.finished = bool(self.of(Finished))
+        starts = [0]
+        current: int | None = None
+        for index, event in enumerate(events):
+            if type(event) is Forward and (event.window != current or len(starts) == 1):
+                starts.append(index)
+                current = event.window
+        setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
+        self.setup = setup
+        gaps = [_after_the_end(body) for body in (setup, *bodies)]
+        self.windows = tuple(Window(self, index, body, gaps[index]) for index, body in enumerate(bodies))
+
+
+class GlobalWindow:
+    """A window of all ranks, each of which has ended it."""
+
+    def __init__(self, run: Run, number: int, windows: tuple[Window, ...]) -> None:
+        self.run, self.plan, self.number, self.windows = run, run.plan, number, windows
+
+    @cached_property
+    def stepping(self) -> tuple[Window, ...]:
+        """Those of its windows whose ranks take their steps themselves."""
+        return tuple(window for window in self.windows if not window.is_served)
+
+
 class Run:
-    """A plan, and what became of it on each rank."""
+    """A plan, and what each rank made of it."""
 
-    plan: Plan
-    ranks: tuple[RankTrace, ...]
+    def __init__(self, plan: Plan, ranks: Iterable[tuple[Event, ...]]) -> None:
+        self.plan = plan
+        self.ranks = tuple(Rank(self, number, events) for number, events in enumerate(ranks))
 
     @classmethod
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[Mapping[str, Any]]]) -> Run:
-        """From a case's spec and the events of each rank, in the order of ranks."""
-        plan = Plan(spec)
-        return cls(plan, tuple(_rank(plan, number, lines) for number, lines in enumerate(ranks)))
+        """From a case's spec and the events of each rank, in the order of ranks.
+
+        Raises:
+            MalformedEvent: a line is no event.
+        """
+        return cls(Plan(spec), (read_all(lines, rank) for rank, lines in enumerate(ranks)))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
@@ -168,66 +258,40 @@ class Run:
         return tuple(window for rank in self.ranks for window in rank.windows)
 
     @cached_property
+    def numbered(self) -> Mapping[int, Sequence[Window]]:
+        """The windows of each number, in the order of ranks."""
+        found: defaultdict[int, list[Window]] = defaultdict(list)
+        for window in self.windows:
+            found[window.number].append(window)
+        return found
+
+    @cached_property
+    def together(self) -> Mapping[int, GlobalWindow]:
+        """By their numbers, the windows that every rank has ended.
+
+        Where a rank left one out, or read the samples of another, nobody can tell which belong together from there on.
+        """
+        found = {}
+        for windows in zip(*(rank.windows for rank in self.ranks), strict=False):
+            number = windows[0].number
+            if all(window.number == number and window.ended for window in windows):
+                found[number] = GlobalWindow(self, number, windows)
+        return found
+
+    @cached_property
     def server(self) -> int | None:
         """The rank that takes the optimizer steps of all: the parameter server, where there is one."""
-        stepping = [rank.rank for rank in self.ranks if rank.of("step", "skip")]
-        return stepping[0] if self.plan.backend == "parameter-server" and len(stepping) == 1 else None
-
-    def is_served(self, window: Window) -> bool:
-        """Whether another rank takes this window's step, and sends the weights."""
-        return self.server is not None and self.server != window.rank
-
-    def stepping(self, windows: Sequence[Window]) -> tuple[Window, ...]:
-        """Those of ``windows`` whose ranks take their steps themselves."""
-        return tuple(window for window in windows if not self.is_served(window))
-
-    def held_after(self, window: Window) -> Event | None:
-        """What shows the weights that a rank held after a window: its step or, if it is served, what comes next."""
-        if not self.is_served(window):
-            return window.attempts[-1] if window.attempts else None
-        rank = self.ranks[window.rank]
-        later = rank.between(window.events[0], None)
-        return next(
-            (e for e in later if e.kind == "finished" or (e.kind == "forward" and e.window != window.number)), None
-        )
-
-    def together(self) -> Iterator[tuple[Window, ...]]:
-        """The windows that every rank has ended, each with its counterparts in the order of ranks."""
-        for windows in zip(*(rank.windows for rank in self.ranks), strict=False):
-            if all(window.ended for window in windows):
-                yield windows
+        if self.plan.backend != "parameter-server":
+            return None
+        stepping = [rank.number for rank in self.ranks if rank.of(Attempt)]
+        return stepping[0] if len(stepping) == 1 else None
 
 
-_ENDS = ("forward", "backward_end", "step", "skip", "update", "schedule")
+_ENDS = (Forward, BackwardEnd, Attempt, Update, Schedule)
 
 
-def _rank(plan: Plan, rank: int, lines: Sequence[Mapping[str, Any]]) -> RankTrace:
-    events = tuple(Event.read(line) for line in lines)
-    starts = [0]
-    for index, event in enumerate(events):
-        if event.kind == "forward" and event.window != (None if len(starts) == 1 else events[starts[-1]].window):
-            starts.append(index)
-    setup, *bodies = [events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True)]
-    finished = bool(of_kind(events, "finished"))
-    windows = []
-    previous = setup
-    for index, body in enumerate(bodies):
-        number = body[0].window
-        assert number is not None
-        windows.append(
-            Window(
-                number,
-                rank,
-                body,
-                before=_after_the_end(previous),
-                planned=len(plan.micro_batches(rank, number)),
-                ended=finished or index + 1 < len(bodies),
-            )
-        )
-        previous = body
-    return RankTrace(rank, events, tuple(windows), setup)
-
-
-def _after_the_end(events: Sequence[Event]) -> tuple[Event, ...]:
-    last = max((index for index, event in enumerate(events) if event.kind in _ENDS), default=-1)
-    return tuple(events[last + 1 :])
+def _after_the_end(events: tuple[Event, ...]) -> tuple[Event, ...]:
+    for index in range(len(events), 0, -1):
+        if isinstance(events[index - 1], _ENDS):
+            return events[index:]
+    return events

@@ -6,13 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.laws.checking import Finding
-from conformance.laws.event import Event
-from conformance.laws.labels import label
-from conformance.laws.run import RankTrace, Run
+from conformance.laws.run import Rank, Run
+from conformance.trace.events import (
+    Event,
+    Finished,
+    ForeignOptimizer,
+    Model,
+    Optimizer,
+    Start,
+    Started,
+    Topology,
+)
 from conformance.trace.joins import joined
 
 #: Kinds that say what there is rather than what is done.
-STILL = ("started", "topology", "model", "optimizer", "start", "foreign_optimizer", "finished")
+STILL = (Started, Topology, Model, Optimizer, Start, ForeignOptimizer, Finished)
 #: Events of one rank that a timeline shows at most: a window of 400 micro-batches would say no more.
 _MOST = 80
 
@@ -54,20 +62,20 @@ def in_words(events: Sequence[Event], marked: Iterable[Event] = ()) -> tuple[Mom
     """These events as moments, in the order given."""
     began = min((event.time for event in events), default=0.0)
     marked = set(marked)
-    return tuple(Moment(event, (event.time - began) * 1e3, label(event), event in marked) for event in events)
+    return tuple(Moment(event, (event.time - began) * 1e3, event.label, event in marked) for event in events)
 
 
-def _shown(rank: RankTrace, window: int | None) -> list[Event]:
+def _shown(rank: Rank, window: int | None) -> list[Event]:
     if window is None:
         events = rank.setup
     else:
-        events = next((each.before + each.events for each in rank.windows if each.number == window), ())
-    return [event for event in events if event.kind not in STILL]
+        events = next((each.gap_before + each.events for each in rank.windows if each.number == window), ())
+    return [event for event in events if not isinstance(event, STILL)]
 
 
 def _joins(run: Run, moments: Sequence[Moment]) -> tuple[tuple[int, ...], ...]:
     """Collectives in which ranks met, as far as they are shown."""
     index = {(moment.event.rank, moment.event.seq): number for number, moment in enumerate(moments)}
-    met = joined([[event.fields for event in rank.events] for rank in run.ranks])
+    met = joined([rank.events for rank in run.ranks])
     shown = (sorted(index[place] for place in places if place in index) for places in met)
     return tuple(tuple(group) for group in shown if len(group) > 1)

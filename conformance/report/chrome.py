@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from conformance.laws.event import Event
-from conformance.laws.labels import label, placed
 from conformance.laws.law import Broken, Law
 from conformance.laws.timeline import STILL
+from conformance.trace.events import KINDS, read, read_all
 from conformance.trace.joins import joined
 
 Recorded: TypeAlias = Mapping[str, Any]
@@ -123,8 +122,8 @@ def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
         "says": law.says,
         "contradiction": broken.contradiction,
         "effect": broken.effect,
-        "shows": [f"rank {shown.rank}: {placed(shown)}" for shown in broken.shows],
-        "mend": law.mend.splitlines(),
+        "shows": [f"rank {shown.rank}: {shown}" for shown in broken.shows],
+        "fix": law.fix.splitlines(),
     }
     at = {**lanes.of(_title(law), event.rank), "ts": _microseconds(event.time, began), "args": arguments}
     return {"ph": "i", "s": "t", **at, "cat": law.level, "name": law.id}
@@ -132,7 +131,7 @@ def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
 
 def _arrows(ranks: Sequence[Sequence[Recorded]], lanes: _Lanes, began: float) -> Iterator[Drawn]:
     at = {(rank, event["seq"]): event for rank, events in enumerate(ranks) for event in events}
-    for number, places in enumerate(joined(ranks)):
+    for number, places in enumerate(joined([read_all(events, rank) for rank, events in enumerate(ranks)])):
         name = _name(at[places[0]])
         for place in places:
             phase = "s" if place is places[0] else "f" if place is places[-1] else "t"
@@ -148,7 +147,7 @@ def _title(law: Law) -> str:
 def _lane(kind: str) -> str:
     if kind == "collective":
         return COLLECTIVES
-    return PROCESS if kind in STILL else SPANS.get(kind, kind)
+    return PROCESS if issubclass(KINDS[kind], STILL) else SPANS.get(kind, kind)
 
 
 def _progress(event: Recorded) -> list[str]:
@@ -158,7 +157,7 @@ def _progress(event: Recorded) -> list[str]:
 
 
 def _name(event: Recorded) -> str:
-    return label(Event.read(event))
+    return read(event).label
 
 
 def _microseconds(time: float, began: float) -> float:

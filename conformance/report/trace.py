@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.laws.event import Event
-from conformance.laws.labels import label
+from conformance.trace.events import read
 
 from .text import visible
 
@@ -19,7 +18,7 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 def render_trace(ranks: Iterable[Sequence[Mapping[str, Any]]], console: Console) -> None:
     """Prints the events of `ranks`, a line each, by time."""
-    events = sorted((Event.read(line) for lines in ranks for line in lines), key=lambda event: event.time)
+    events = sorted((read(line) for lines in ranks for line in lines), key=lambda event: event.time)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("ms", "rank", "seq", "window", "batch"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -32,8 +31,8 @@ def render_trace(ranks: Iterable[Sequence[Mapping[str, Any]]], console: Console)
             str(event.seq),
             _number(event.window),
             _number(event.micro_batch),
-            Text(visible(label(event))),
-            Text("" if event.where is None else visible(event.place)),
+            Text(visible(event.label)),
+            Text("" if event.where is None else visible(event.line)),
         )
     console.print(table)
 

@@ -224,7 +224,12 @@ class Exchange(Event):
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
-class Collective(Exchange, noted="before it is issued"):
+class Contribution(Exchange):
+    """What a rank gives to others: into a collective, or as a message."""
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Collective(Contribution, noted="before it is issued"):
     op: Annotated[str, "its name"]
     reduce: Annotated[
         Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum", "unknown"] | None,
@@ -238,7 +243,7 @@ class Collective(Exchange, noted="before it is issued"):
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
 class Send(
-    Exchange,
+    Contribution,
     noted="before a message to another rank is sent: `send`, `isend`, `batch_isend_irecv` of torch.distributed",
 ):
     peer: Annotated[int, "the other rank"]
@@ -539,7 +544,7 @@ def _json_types(hint: Any) -> Iterable[type]:
     elif origin is Literal:
         yield from map(type, get_args(hint))
     elif origin in (Sequence, tuple):
-        yield list
+        yield from (list, tuple)
     elif origin is None:
         yield from (float, int) if hint is float else (hint,)
     else:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from conformance.trace.events import MalformedEvent
+from conformance.trace.events import read as read_event
+
 SCHEMA_VERSION = 1
 
 Spec: TypeAlias = dict[str, Any]
@@ -105,6 +108,10 @@ def _read(file: Path) -> tuple[dict[str, Any], Trace]:
         event = _object(line)
         if event is None or event.get("seq") != len(events):
             raise TraceError(f"{file}: line {number} is not the event that belongs there")
+        try:
+            read_event(event)
+        except MalformedEvent as error:
+            raise TraceError(f"{file}: line {number}: {error}") from None
         events.append(event)
     if len(events) != header["events"]:
         raise TraceError(f"{file} was cut off: {len(events)} of {header['events']} events are there")

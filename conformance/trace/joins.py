@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from conformance.trace.events import Collective, Event
 
 Place: TypeAlias = tuple[int, int]
 """A rank, and the `seq` of one of its events."""
 
 
-def joined(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Place]]:
+def joined(ranks: Sequence[Sequence[Event]]) -> list[list[Place]]:
     """The places of each collective on the ranks that took part, the earliest first; `ranks` are the ranks' events.
 
     What is the n-th of its kind on one rank is the n-th on all others: of one operation, size and group. Those that
@@ -20,8 +22,8 @@ def joined(ranks: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Place]]:
     for rank, events in enumerate(ranks):
         seen: defaultdict[object, int] = defaultdict(int)
         for event in events:
-            if event["event"] == "collective":
-                kind = (event["via"], event["op"], event["bytes"], tuple(event["group"]))
-                met[kind, seen[kind]].append((event["time"], (rank, event["seq"])))
+            if isinstance(event, Collective):
+                kind = (event.via, event.op, event.bytes, tuple(event.group))
+                met[kind, seen[kind]].append((event.time, (rank, event.seq)))
                 seen[kind] += 1
     return [[place for _, place in sorted(times)] for times in met.values() if len(times) > 1]

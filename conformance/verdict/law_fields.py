@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conformance.laws import checking
 from conformance.laws import timeline as drawn
-from conformance.laws.event import Event
 from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
+from conformance.trace.events import Event
 from conformance.verdict.judge import Judgement
 
 
@@ -42,7 +42,7 @@ def _finding(finding: checking.Finding, observed: str | None) -> Finding:
         level=law.level,
         says=law.says,
         contradiction=broken.contradiction,
-        fix=law.mend,
+        fix=law.fix,
         count=finding.count,
         ranks=tuple(finding.ranks),
         effect=broken.effect,
@@ -85,7 +85,7 @@ def _moment(moment: drawn.Moment) -> Moment:
     return Moment(
         rank=event.rank,
         time=round(moment.time, 3),
-        event=event.kind,
+        event=event.event,
         label=moment.label,
         where=None if event.where is None else "{}:{}".format(*event.where),
         micro_batch=event.micro_batch,
@@ -94,4 +94,4 @@ def _moment(moment: drawn.Moment) -> Moment:
 
 
 def _line(event: Event) -> str | None:
-    return None if event.where is None else event.place
+    return None if event.where is None else event.line

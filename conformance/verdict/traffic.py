@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from fractions import Fraction
 
-from conformance.laws.event import Event
 from conformance.laws.run import Run, Window
 from conformance.oracle.traffic import expected, ring_all_reduce
 from conformance.results.records import RankTraffic, Traffic
+from conformance.trace.events import Contribution, Send
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -19,12 +19,12 @@ def traffic(run: Run) -> Traffic | None:
     knows it as such, or if it is as large as the model: a running sum of gradients is no copy of any. The rest, such as
     total weights and loss scales, is `other`.
     """
-    ranks, together = run.plan.world_size, list(run.together())
+    ranks, together = run.plan.world_size, list(run.together.values())
     if ranks == 1 or len(run.ranks) < ranks or not together:
         return None
     totals = [defaultdict[str, int](int) for _ in range(ranks)]
-    for windows in together:
-        for window in windows:
+    for here in together:
+        for window in here.windows:
             _count(run, window, totals)
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
     formula = expected(run.plan.backend, ranks, run.plan.elements, width)
@@ -44,18 +44,18 @@ def traffic(run: Run) -> Traffic | None:
 
 
 def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> None:
-    own = totals[window.rank]
-    for event in window.of("collective", "send"):
+    own = totals[window.rank.number]
+    for event in window.of(Contribution):
         if not _is_payload(run, event):
-            own["other"] += event["bytes"]
-        elif event.kind == "collective":
-            own["reduced"] += event["bytes"]
+            own["other"] += event.bytes
+        elif isinstance(event, Send):
+            own["sent"] += event.bytes
+            totals[event.peer]["received"] += event.bytes
         else:
-            own["sent"] += event["bytes"]
-            totals[event["peer"]]["received"] += event["bytes"]
+            own["reduced"] += event.bytes
 
 
-def _is_payload(run: Run, event: Event) -> bool:
+def _is_payload(run: Run, event: Contribution) -> bool:
     # Elements of one byte are text or pickled objects.
-    is_as_large = event["elements"] >= run.plan.elements and event["bytes"] > event["elements"]
-    return event["of"] is not None or is_as_large
+    is_as_large = event.elements >= run.plan.elements and event.bytes > event.elements
+    return event.of is not None or is_as_large

@@ -13,8 +13,11 @@ and window and micro-batch. A forward with ``window=k`` opens window k; one with
 from __future__ import annotations
 
 import copy
+from dataclasses import MISSING, fields
+from typing import get_type_hints
 
 from conformance.laws.run import Run
+from conformance.trace.events import KINDS, Event
 
 SPEC = {
     "case": "by-hand",
@@ -36,102 +39,82 @@ SPEC = {
     "scaler": None,
 }
 
-DEFAULTS = {
-    "forward": {"rows": [0, 1], "wrapper": None, "syncs": None, "computes": None},
-    "backward_begin": {"root": None, "syncs": None, "gradients": "none"},
-    "backward_end": {"scaled": None},
-    "optimizer": {
-        "optimizer": 0,
-        "type": "SGD",
-        "parameters": [0, 1],
-        "trainable": [0, 1],
-        "horovod": False,
-        "backward_passes_per_step": None,
-        "state": False,
-    },
-    "wrap": {"model": 0, "wrapper": "DistributedDataParallel", "find_unused": False},
-    "start": {"weights": [1.0, 0.5]},
-    "loss_scaled": {"scaler": 0, "scale": 1024.0},
-    "collective": {
-        "op": "allreduce_",
-        "bytes": 8,
-        "elements": 2,
-        "reduce": "sum",
-        "group": [0, 1],
-        "via": "c10d",
-        "phase": "training",
-        "during": None,
-        "of": None,
-    },
-    "send": {
-        "bytes": 8,
-        "elements": 2,
-        "peer": 1,
-        "group": [0, 1],
-        "tag": 0,
-        "via": "c10d",
-        "phase": "training",
-        "during": None,
-        "of": None,
-    },
-    "receive": {
-        "bytes": 8,
-        "elements": 2,
-        "peer": 0,
-        "group": [0, 1],
-        "tag": 0,
-        "via": "c10d",
-        "phase": "training",
-        "during": None,
-        "of": None,
-    },
-    "synchronize": {"optimizer": 0, "in_step": False},
-    "skip_synchronize_enter": {"optimizer": 0},
-    "skip_synchronize_exit": {"optimizer": 0},
-    "unscale": {"scaler": 0, "optimizer": 0, "scale": 1024.0, "implicit": False, "found_inf": False},
-    "clip": {
-        "kind": "norm",
-        "threshold": 1.0,
-        "norm_type": 2.0,
-        "norm": 2.0,
-        "parameters": [0, 1],
-        "gradients": [1.0, 1.0],
-    },
-    "norm": {"norm": 2.0, "parameters": [0, 1]},
-    "gradient_change": {"parameters": [0, 1], "factor": None, "since": 0},
-    "zero_grad": {"by": "optimizer", "optimizer": 0, "parameters": [0, 1], "set_to_none": True},
-    "scaler_step": {"scaler": 0, "optimizer": 0, "scale": 1024.0, "state": "same"},
-    "step": {
-        "optimizer": 0,
-        "parameters": [0, 1],
-        "gradients": [1.0, 1.0],
-        "weights": [0.5, 0.0],
-        "lr": 0.5,
-        "scale": None,
-        "synchronizes": None,
-    },
-    "skip": {
-        "optimizer": 0,
-        "scale": 1024.0,
-        "gradients_finite": False,
-        "gradients": ["inf", 1.0],
-        "weights": [1.0, 0.5],
-        "state": "same",
-    },
-    "update": {
-        "scaler": 0,
-        "scale_before": 1024.0,
-        "scale_after": 1024.0,
-        "growth_factor": 2.0,
-        "backoff_factor": 0.5,
-        "growth_interval": 2000,
-    },
-    "schedule": {"scheduler": 0, "optimizer": 0, "lr_before": [0.5], "lr_after": [0.25], "initial": False},
-    "scale_loss_enter": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0},
-    "scale_loss_exit": {"delay_unscale": False, "optimizers": 1, "scale": 1024.0, "scale_after": 1024.0},
-    "finished": {"weights": [0.5, 0.0]},
-    "raised": {"type": "RuntimeError", "message": "something", "traceback": ""},
+#: Plausible values of fields, of events of some kinds and of any other; what has none here is null, zero or empty.
+PLAUSIBLE = {
+    "parameters": [0, 1],
+    "trainable": [0, 1],
+    "rows": [0, 1],
+    "group": [0, 1],
+    "bytes": 8,
+    "elements": 2,
+    "peer": 0,
+    "op": "allreduce_",
+    "reduce": "sum",
+    "via": "c10d",
+    "phase": "training",
+    "during": None,
+    "gradients": [1.0, 1.0],
+    "weights": [0.5, 0.0],
+    "scale": 1024.0,
+    "scale_before": 1024.0,
+    "scale_after": 1024.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "threshold": 1.0,
+    "norm_type": 2.0,
+    "norm": 2.0,
+    "kind": "norm",
+    "by": "optimizer",
+    "lr": 0.5,
+    "lr_before": [0.5],
+    "lr_after": [0.25],
+    "found_inf": False,
+    "set_to_none": True,
+    "state": "same",
+    "wrapper": "DistributedDataParallel",
+    "root": None,
 }
+OF_KIND = {
+    "forward": {"weights": None, "wrapper": None},
+    "backward_begin": {"gradients": "none"},
+    "optimizer": {"type": "SGD", "state": False},
+    "start": {"weights": [1.0, 0.5]},
+    "send": {"peer": 1},
+    "step": {"scale": None},
+    "skip": {"gradients_finite": False, "gradients": ["inf", 1.0], "weights": [1.0, 0.5]},
+    "zero_grad": {"optimizer": 0},
+    "schedule": {"optimizer": 0},
+    "raised": {"type": "RuntimeError", "message": "something"},
+}
+#: These count as the events of a rank come.
+COUNTED = ("forward", "step", "backward", "forwards")
+
+
+def _defaults(kind):
+    own = {field.name for field in fields(KINDS[kind])} - {field.name for field in fields(Event)} - {"at", *COUNTED}
+    return {
+        name: {**PLAUSIBLE, **OF_KIND.get(kind, {})}.get(name, _simplest(get_type_hints(KINDS[kind])[name]))
+        for name in own
+    }
+
+
+def _simplest(hint):
+    """The simplest value of a type that is a class, or may be None."""
+    return hint() if isinstance(hint, type) else None
+
+
+DEFAULTS = {kind: _defaults(kind) for kind in KINDS}
+
+
+def whole(line):
+    """The line with the fields of its kind, all of them and no others; what is missing is null, zero or empty."""
+    hints = get_type_hints(KINDS[line["event"]])
+    kept = {"event": line["event"]}
+    for field in fields(KINDS[line["event"]]):
+        if field.name in line or field.default is MISSING:
+            kept[field.name] = line.get(field.name, _simplest(hints[field.name]))
+    return kept
 
 
 #: Windows of two micro-batches of one sample.
@@ -140,7 +123,7 @@ TWO = {"accumulation": 2, "micro_batch_size": 1, "micro_batches": [[[0], [1], [2
 
 def event(kind, /, **fields):
     """One event; what is not given has a plausible value."""
-    return {"event": kind, **copy.deepcopy(DEFAULTS.get(kind, {})), **fields}
+    return {"event": kind, **copy.deepcopy(DEFAULTS[kind]), **fields}
 
 
 def forward(window=None, **fields):
@@ -218,6 +201,7 @@ def _lines(rank, events):
             entry.setdefault("forward", counts[kind])
         if kind == "step":
             entry.setdefault("step", counts[kind])
+        if kind in ("step", "skip"):
             entry.setdefault("forwards", counts["forward"])
         if kind in ("backward_begin", "backward_end"):
             entry.setdefault("backward", counts["backward_begin"] - (kind == "backward_end"))

@@ -41,7 +41,7 @@ def the_finding(run, id):
 
 def laws_in(*modules):
     """The laws of these modules of `conformance.laws.chapters`."""
-    return {law.id for law in laws() if law.checks.__module__.rpartition(".")[2] in modules}
+    return {law.id for law in laws() if law.judges.__module__.rpartition(".")[2] in modules}
 
 
 def laws_of(chapter):

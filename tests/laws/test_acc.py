@@ -26,7 +26,7 @@ class TestOneBackwardPerLoss:
     def test_a_forward_without_a_backward(self):
         run = a_run([forward(0, rows=[0]), forward(rows=[1]), backward(), step()], **TWO)
         assert broken(run) == {"acc/one-backward-per-loss"}
-        assert found(run, "acc/one-backward-per-loss").broken.event.kind == "forward"
+        assert found(run, "acc/one-backward-per-loss").broken.event.event == "forward"
 
     @pytest.mark.parametrize(
         "events",

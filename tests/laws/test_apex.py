@@ -130,4 +130,4 @@ def test_what_came_too_late_is_shown():
     finding = the_finding(run, "apex/synchronize-in-scale-loss")
     assert "leave scale_loss (train.py:6) came before synchronize (train.py:7)" in finding.broken.contradiction
     kinds = ["scale_loss_enter", "backward_begin", "scale_loss_exit", "synchronize"]
-    assert [event.kind for event in finding.broken.shows] == kinds
+    assert [event.event for event in finding.broken.shows] == kinds

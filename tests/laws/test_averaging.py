@@ -89,7 +89,7 @@ class TestAveragedOnce:
         events = [event("start"), micro_batch(0), micro_batch(gradients="some"), clip, step(gradients=[-0.1, -0.1])]
         run = a_run(events, **TWO, clip={"kind": "norm", "threshold": 1.0})
         assert broken(run) == {self.ID}
-        assert found(run, self.ID).broken.event.kind == "clip"
+        assert found(run, self.ID).broken.event.event == "clip"
 
     @pytest.mark.parametrize(
         ("gradients", "changes"),

@@ -40,7 +40,7 @@ def test_the_page_has_every_law_and_permission():
 
 @pytest.mark.parametrize("law", laws(), ids=lambda law: law.id)
 def test_a_law_is_told_in_full(law):
-    ast.parse(law.mend)
+    ast.parse(law.fix)
     assert law.says.endswith(".") and law.why.endswith((".", ".)")) and not law.source.endswith(".")
     assert law.source.startswith(("PyTorch", "Determined", "Horovod", "apex"))
 
@@ -70,7 +70,7 @@ def test_one_law_is_explained(capsys):
     assert code == 0
     for text in (law.says, law.why, law.source):
         assert text in joined(out)
-    assert all(line in out for line in law.mend.splitlines())
+    assert all(line in out for line in law.fix.splitlines())
 
 
 def test_a_chapter_is_listed(capsys):

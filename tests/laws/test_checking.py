@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 
 from conformance.laws import checking
-from conformance.laws.checking import breaks, check, findings
-from conformance.laws.law import Broken, Law, broken, kept, law
+from conformance.laws.checking import check, findings, violations
+from conformance.laws.law import OK, Broken, Law, in_order, law
+from conformance.laws.run import Rank, Run, Window
+from conformance.trace.events import Step
 
 from .building import a_run, backward, forward, step
 
 
-def double_steps(run):
-    for window in run.windows:
-        steps = window.of("step")
-        if len(steps) > 1:
-            yield broken(window, Broken(steps[1], "one step", "one is enough", "there were two", steps))
-        elif steps:
-            yield kept(window)
+def double_steps(window):
+    steps = window.of(Step)
+    if len(steps) > 1:
+        yield Broken(steps[1], "one step", "one is enough", "there were two", steps)
+    elif steps:
+        yield OK
 
 
-def a_law(checks, says="A window MUST step once."):
-    return Law("acc/by-hand", says, "", "", "", checks)
+def a_law(judges, says="A window MUST step once.", id="acc/by-hand", scope=Window, unless=()):
+    return Law(id, says, "", "", "", judges, scope, unless)
 
 
 @pytest.fixture
@@ -42,13 +43,13 @@ def test_one_line_that_breaks_a_law_in_every_window_of_every_rank_is_one_finding
     [verified] = check(a_run(rank, rank, backend="ddp"))
     [finding] = verified.findings
     assert (verified.checked, finding.count, finding.ranks, finding.window) == (4, 4, (0, 1), 0)
-    assert finding.broken.event.place == "train.py:7"
+    assert finding.broken.event.line == "train.py:7"
 
 
 def test_two_lines_are_two_findings(only):
     only(a_law(double_steps))
     [verified] = check(a_run([forward(0), backward(), twice(7), forward(1), backward(), twice(9)]))
-    assert [finding.broken.event.place for finding in verified.findings] == ["train.py:7", "train.py:9"]
+    assert [finding.broken.event.line for finding in verified.findings] == ["train.py:7", "train.py:9"]
 
 
 def test_what_has_nothing_to_check_is_not_exercised(only):
@@ -58,17 +59,17 @@ def test_what_has_nothing_to_check_is_not_exercised(only):
 
 
 def test_musts_come_first(only):
-    only(a_law(double_steps, "A window SHOULD step once."), a_law(double_steps))
+    only(a_law(double_steps, "A window SHOULD step once.", "acc/advice"), a_law(double_steps))
     found = findings(check(a_run([forward(0), backward(), twice(7)])))
     assert [finding.law.level for finding in found] == ["MUST", "SHOULD"]
 
 
 def test_a_law_breaks_as_often_as_it_does(only):
     """One line may break it again and again. MUSTs come first."""
-    should, must = a_law(double_steps, "A window SHOULD step once."), a_law(double_steps)
+    should, must = a_law(double_steps, "A window SHOULD step once.", "acc/advice"), a_law(double_steps)
     only(should, must)
     rank = [forward(0), backward(), twice(7), forward(1), backward(), twice(7)]
-    broken = breaks(a_run(rank, [forward(0), backward(), step(), forward(1), backward(), twice(7)], backend="ddp"))
+    broken = violations(a_run(rank, [forward(0), backward(), step(), forward(1), backward(), twice(7)], backend="ddp"))
     where = [(0, 0), (0, 1), (1, 1)]
     assert [(each, how.event.rank, how.event.window) for each, how in broken] == [
         (each, *place) for each in (must, should) for place in where
@@ -83,6 +84,46 @@ def test_a_contradiction_reads_as_one_sentence_and_its_opposite():
     )
 
 
+def breaks(subject):
+    """Each window of the run breaks it, or each rank, or the run."""
+    events = subject.events if isinstance(subject, Window | Rank) else subject.ranks[0].events
+    yield Broken(events[0], "", "", "", ())
+
+
+def breaks_the_second(window):
+    if window.number == 1 and window.rank.number == 0:
+        yield Broken(window.events[0], "", "", "", ())
+
+
+@pytest.mark.parametrize(
+    ("scope", "better", "left"),
+    [
+        pytest.param(Window, (breaks_the_second, Window), 3, id="in the same window of the same rank"),
+        pytest.param(Window, (breaks, Rank), 0, id="in the training of each rank"),
+        pytest.param(Window, (breaks, Run), 0, id="in the run"),
+        pytest.param(Rank, (breaks_the_second, Window), 1, id="in a window of the rank"),
+        pytest.param(Run, (breaks_the_second, Window), 0, id="in a window of the run"),
+    ],
+)
+def test_a_law_gives_way_where_a_better_one_is_broken(only, scope, better, left):
+    judges, better_scope = better
+    only(
+        a_law(breaks, id="acc/vague", scope=scope, unless=("acc/clear",)),
+        a_law(judges, id="acc/clear", scope=better_scope),
+    )
+    rank = [forward(0), backward(), step(), forward(1), backward(), step()]
+    vague, _ = check(a_run(rank, rank, backend="ddp"))
+    assert sum(finding.count for finding in vague.findings) == left
+
+
+def test_laws_that_give_way_in_a_circle():
+    one, other = a_law(breaks, id="acc/a", unless=("acc/b",)), a_law(breaks, id="acc/b", unless=("acc/a",))
+    with pytest.raises(ValueError, match=r"give way to each other: acc/[ab], acc/[ab]$"):
+        in_order([one, other])
+    with pytest.raises(ValueError, match="acc/a gives way to 'acc/b', and there is no such law"):
+        in_order([one])
+
+
 @pytest.mark.parametrize(
     ("id", "says", "complaint"),
     [
@@ -95,4 +136,4 @@ def test_a_contradiction_reads_as_one_sentence_and_its_opposite():
 def test_a_law_that_cannot_be(id, says, complaint):
     checking.laws()
     with pytest.raises(ValueError, match=complaint):
-        law(id, says, why="", source="", mend="")
+        law(id, says, why="", source="", fix="")

@@ -158,4 +158,4 @@ def test_a_missing_average_names_the_last_one_and_the_no_sync():
     assert "backward (train.py:8) ran inside of `no_sync()`, entered at train.py:6" in told.contradiction
     assert "the last before was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
     assert told.effect == "In window 0 the ranks part: rank 0 along (1, 0) and rank 1 along (2, 0)."
-    assert [event.kind for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]
+    assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]

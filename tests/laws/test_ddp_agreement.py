@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from conformance.laws.law import CHAPTERS
 from conformance.laws.run import Run
 
 from .building import backward, event, forward, step
@@ -18,7 +19,7 @@ broken = partial(broken_of, {"ddp"})
 def hung(run):
     """The same run, whose ranks neither finished nor raised."""
     ends = ("finished", "raised")
-    return Run.read(run.plan.spec, [[e.fields for e in rank.events if e.kind not in ends] for rank in run.ranks])
+    return Run.read(run.plan.spec, [[vars(e) for e in rank.events if e.event not in ends] for rank in run.ranks])
 
 
 #: Of each law: runs that break it, and it alone.
@@ -31,6 +32,9 @@ BREAKING = {
         "on Horovod, after a broadcast": lambda: ranks(
             lambda rank: [event("collective", op="broadcast", via="horovod", of="parameters"), started(rank), FIRST],
             backend="horovod",
+        ),
+        "on Horovod, without its optimizer": lambda: ranks(
+            lambda rank: [started(rank), forward(0), backward(), ALL_REDUCE, stepped(rank)], backend="horovod"
         ),
     },
     "ddp/same-collectives": {
@@ -54,6 +58,12 @@ BREAKING = {
         "after the first step": lambda: ranks(lambda rank: [ddp(0), averaging(), step(weights=[0.5, float(rank)])]),
         "after the second": lambda: ranks(
             lambda rank: [FIRST, ddp(1), averaging(), step(weights=[float(rank), 0.0], lr=1.0 + rank)]
+        ),
+        "a step that one rank does not take": lambda: ranks(
+            lambda rank: [ddp(0), averaging(), event("skip") if rank else step(weights=[0.0, 0.0])]
+        ),
+        "a schedule that nobody asked for": lambda: ranks(
+            lambda rank: [FIRST, *[event("schedule")] * rank, ddp(1), averaging(), step(weights=[float(rank), 0.0])]
         ),
         "nan on one rank": lambda: ranks(
             lambda rank: [ddp(0), averaging(), step(weights=["nan" if rank else 0.0, 0.0])]
@@ -104,29 +114,46 @@ ALLOWED = {
     "weights that are not listed": lambda: ranks(
         lambda rank: [event("start", weights=None), ddp(0), averaging(), step(weights=None, gradients=None)]
     ),
-    # Each of these is for another law.
-    "one rank skips": lambda: ranks(
-        lambda rank: [ddp(0), averaging(), event("skip") if rank else step(weights=[0.0, 0.0])]
-    ),
-    "scales that differ": lambda: ranks(
-        lambda rank: [ddp(0), averaging(), step(scale=2.0**rank, weights=[float(rank), 0.0])]
-    ),
-    "a schedule on one rank": lambda: ranks(
-        lambda rank: [
-            FIRST,
-            *[event("schedule")] * rank,
-            ddp(1),
-            averaging(),
-            step(weights=[float(rank), 0.0], lr=rank),
-        ]
-    ),
     "a step in every micro-batch": lambda: ranks(
         lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)]
     ),
-    "no broadcast on Horovod": lambda: ranks(
-        lambda rank: [started(rank), forward(0), backward(), ALL_REDUCE, stepped(rank)], backend="horovod"
+}
+
+
+def scaled(scale, *taken):
+    return [ddp(0), event("loss_scaled", scale=scale), averaging(scaled=scale), *taken]
+
+
+#: What the ranks' weights part by, and is for another law.
+EXPLAINED = {
+    "amp/all-ranks-skip": lambda: ranks(
+        lambda rank: scaled(
+            4.0,
+            event("skip", weights=[0.5, 0.0])
+            if rank
+            else step(scale=4.0, gradients=["inf", 1.0], weights=["nan", 0.0]),
+        )
+    ),
+    "amp/same-scale-on-all-ranks": lambda: ranks(
+        lambda rank: scaled(2.0**rank * 2, step(scale=2.0**rank * 2, weights=[float(rank), 0.0]))
+    ),
+    "acc/schedule-per-step": lambda: ranks(
+        lambda rank: [
+            FIRST,
+            event("zero_grad"),
+            [event("schedule")] * (rank + 1),
+            ddp(1),
+            averaging(),
+            step(weights=[float(rank), 0.0], lr=0.5 - rank / 4),
+        ],
+        schedule=[1.0, 1.0],
     ),
 }
+
+
+@pytest.mark.parametrize("law", EXPLAINED)
+def test_weights_that_part_are_explained_by(law):
+    assert broken_of(CHAPTERS, EXPLAINED[law]()) == {law}
 
 
 @pytest.mark.parametrize("run", ALLOWED.values(), ids=ALLOWED)
@@ -157,7 +184,7 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
         "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never came to it; the last that "
         "it did was zero grad (train.py:6): a contradiction."
     )
-    assert [(event.rank, event.kind) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
+    assert [(event.rank, event.event) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
 
 
 def test_a_hang_in_which_all_ranks_wait_is_not_explained():

@@ -21,7 +21,7 @@ class TestOneForwardPerLoss:
     def test_a_forward_once_more(self):
         run = a_run([forward(0), backward(), step(), clear(), forward(1), forward(), backward(), step()])
         assert broken(run) == {self.ID}
-        assert found(run, self.ID).broken.event["forward"] == 1
+        assert found(run, self.ID).broken.event.forward == 1
 
     def test_after_its_backward(self):
         run = a_run([forward(0), backward(), forward(), step()])

@@ -143,7 +143,7 @@ ALLOWED = {
         lambda rank: [
             [made(optimizer=0, parameters=[0]), made(optimizer=1, parameters=[1])],
             [one(0), SYNCHRONIZE, event("synchronize", optimizer=1)],
-            [event("unscale", parameters=[0]), event("unscale", optimizer=1)],
+            [event("unscale"), event("unscale", optimizer=1)],
             [inside(step(parameters=[0])), inside(step(optimizer=1, parameters=[1]))],
         ]
     ),
@@ -198,7 +198,7 @@ def test_a_sum_that_is_summed_again_is_told_with_its_factor():
     finding = the_finding(BREAKING["hvd/step-in-skip-synchronize"]["plain step"](), "hvd/step-in-skip-synchronize")
     assert finding.ranks == (0, 1)
     assert finding.broken.effect == "Summed over 2 ranks twice, the gradients are 2 times too large."
-    assert [event.kind for event in finding.broken.shows] == ["synchronize", "collective", "synchronize", "collective"]
+    assert [event.event for event in finding.broken.shows] == ["synchronize", "collective", "synchronize", "collective"]
 
 
 def test_an_overflow_that_one_rank_finds_is_told():

@@ -108,7 +108,7 @@ def test_a_finding_on_several_ranks_shows_them():
     finding = the_finding(
         BREAKING["amp/same-scale-on-all-ranks"]["from the beginning"](), "amp/same-scale-on-all-ranks"
     )
-    assert [(event.rank, event["scale"]) for event in finding.broken.shows] == [(0, 128.0), (1, 256.0)]
+    assert [(event.rank, event.scale) for event in finding.broken.shows] == [(0, 128.0), (1, 256.0)]
 
 
 def test_scales_that_differ_after_a_skip_of_one_rank_are_its_consequence():
@@ -116,3 +116,14 @@ def test_scales_that_differ_after_a_skip_of_one_rank_are_its_consequence():
     other = [forward(1), event("loss_scaled", scale=S / 2), backward(scaled=S / 2), by_hand(), unscale(), taken()]
     run = two_ranks([scaled(0), by_hand(), unscale(found_inf=True), skipped(), other], stepped)
     assert broken(run) == {"amp/all-ranks-skip"}
+
+
+def test_a_window_that_one_rank_leaves_out_is_compared_with_no_other():
+    """The scale halves from window to window on both ranks, and one of them does not have the second one."""
+    scales = [S / 2**window for window in range(4)]
+    whole = [
+        [forward(window), event("loss_scaled", scale=scale), backward(scaled=scale), by_hand(), taken()]
+        for window, scale in enumerate(scales)
+    ]
+    run = two_ranks([*whole], [*whole[:1], *whole[2:]])
+    assert "amp/same-scale-on-all-ranks" not in broken(run)

@@ -10,9 +10,9 @@ def test_windows_begin_with_their_first_forward():
         [event("zero_grad"), forward(0), backward(), step(), event("zero_grad"), forward(1), backward(), step()]
     )
     first, second = run.windows
-    assert [e.kind for e in first.events] == ["forward", "backward_begin", "backward_end", "step", "zero_grad"]
-    assert [e.kind for e in second.events][:1] == ["forward"]
-    assert [e.kind for e in first.before] == [e.kind for e in second.before] == ["zero_grad"]
+    assert [e.event for e in first.events] == ["forward", "backward_begin", "backward_end", "step", "zero_grad"]
+    assert [e.event for e in second.events][:1] == ["forward"]
+    assert [e.event for e in first.gap_before] == [e.event for e in second.gap_before] == ["zero_grad"]
 
 
 def test_a_window_without_a_successor_has_ended_only_if_the_rank_finished():
@@ -25,7 +25,7 @@ def test_a_window_without_a_successor_has_ended_only_if_the_rank_finished():
 def test_together_stops_where_one_rank_stopped():
     whole = [forward(0), backward(), step(), forward(1), backward(), step()]
     run = a_run(whole, [*whole[:5], event("raised")], backend="ddp")
-    assert [[window.number for window in windows] for windows in run.together()] == [[0, 0]]
+    assert {number: len(here.windows) for number, here in run.together.items()} == {0: 2}
 
 
 def test_plan_repeats_its_windows_every_epoch():

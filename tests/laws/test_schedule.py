@@ -48,7 +48,7 @@ class TestSchedulePerStep:
     def test_never(self):
         run = self.run(self.taken(0, 0.5), self.taken(1, 0.5))
         assert broken(run) == {self.ID}
-        assert found(run, self.ID).broken.event.kind == "step"
+        assert found(run, self.ID).broken.event.event == "step"
 
     def test_permitted(self):
         skipped = [micro_batch(1), event("skip"), clear()]

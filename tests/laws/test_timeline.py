@@ -25,7 +25,7 @@ def test_collectives_meet_by_their_count_even_where_a_window_has_more_of_them_on
     run = a_run(a_rank(), a_rank(event("collective", bytes=4)), backend="ddp")
     shown = timeline(run, 1)
     met = [[shown.moments[place].event for place in group] for group in shown.joins]
-    assert [[(event.rank, event["bytes"]) for event in group] for group in met] == [[(0, 8), (1, 8)], [(0, 8), (1, 8)]]
+    assert [[(event.rank, event.bytes) for event in group] for group in met] == [[(0, 8), (1, 8)], [(0, 8), (1, 8)]]
 
 
 def test_before_training():

@@ -167,4 +167,4 @@ def test_a_contradiction_has_the_numbers_and_lines_of_the_run():
     assert told.effect == (
         "The unscaled gradients are in effect clipped at 0.000976562; their norm becomes 0.000976562 instead of 1."
     )
-    assert [event.kind for event in told.shows] == ["clip", "unscale"]
+    assert [event.event for event in told.shows] == ["clip", "unscale"]

@@ -7,12 +7,13 @@ from collections import defaultdict
 
 import pytest
 
-from conformance.laws.event import Event
-from conformance.laws.labels import label
 from conformance.laws.law import Broken, Law
+from conformance.laws.run import Run
 from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.front.client import ForkServer
+from conformance.trace.events import read
 
+from ..laws.building import DEFAULTS
 from ..trainers.tasks import make_spec, scaler
 
 SPECS = {
@@ -151,7 +152,7 @@ def test_nothing_is_lost(traced):
             if event["event"] in SPANS:
                 assert found["name"] == SPANS[event["event"]]
             else:
-                assert (found["cat"], found["name"]) == (event["event"], label(Event.read(event)))
+                assert (found["cat"], found["name"]) == (event["event"], read(event).label)
 
 
 def test_arrows_join_collectives_of_all_ranks(traced):
@@ -184,7 +185,7 @@ def test_ranks_are_processes(traced):
 
 def event(kind, seq, time, **fields):
     place = {"window": None, "micro_batch": None, "where": None}
-    return {"event": kind, "rank": 0, "seq": seq, "time": time, **place, **fields}
+    return {"event": kind, "rank": 0, "seq": seq, "time": time, **place, **DEFAULTS[kind], **fields}
 
 
 def test_a_trace_that_breaks_off():
@@ -216,14 +217,16 @@ def test_lines_are_not_escaped():
     assert drawn["args"]["traceback"] == ["first", "  second"]
 
 
+def _no_judge(run):
+    return iter(())
+
+
 def test_broken_laws_have_lanes_of_their_own():
     """Above all others, with a mark wherever one was broken."""
-    ranks = [
-        [event(kind, seq, seq + 1.0, step=0, rank=rank) for seq, kind in enumerate(("step", "step"))] for rank in (0, 1)
-    ]
-    first, second = ([Event.read(each[seq]) for each in ranks] for seq in (0, 1))
-    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "loss.backward()\nstep()", lambda run: iter(()))
-    should = Law("acc/thrift", "Ranks SHOULD not step.", "", "", "pass", lambda run: iter(()))
+    ranks = [[event("update", seq, seq + 1.0, rank=rank) for seq in (0, 1)] for rank in (0, 1)]
+    first, second = ([read(each[seq]) for each in ranks] for seq in (0, 1))
+    must = Law("acc/by-hand", "Ranks MUST step once.", "", "", "loss.backward()\nstep()", _no_judge, Run)
+    should = Law("acc/thrift", "Ranks SHOULD not step.", "", "", "pass", _no_judge, Run)
     twice = [
         Broken(two, "one step", "one is enough", "there were two", (one, two))
         for one, two in zip(first, second, strict=True)
@@ -245,4 +248,4 @@ def test_broken_laws_have_lanes_of_their_own():
     said = marks[1]["args"]
     assert said["contradiction"] == "One step, because one is enough. However, there were two: a contradiction."
     assert [each.partition(":")[0] for each in said["shows"]] == ["rank 1", "rank 1"]
-    assert (said["says"], said["mend"]) == (must.says, ["loss.backward()", "step()"])
+    assert (said["says"], said["fix"]) == (must.says, ["loss.backward()", "step()"])

@@ -15,7 +15,8 @@ VERSIONS = {"torch": "2.13.0"}
 
 
 def event(rank, seq, **fields):
-    return {"event": "loss_scaled", "rank": rank, "seq": seq, "time": 1.5, "scaler": 0, "scale": 1024.0, **fields}
+    at = {"rank": rank, "seq": seq, "time": 1.5, "window": None, "micro_batch": None, "where": None}
+    return {"event": "loss_scaled", **at, "scaler": 0, "scale": 1024.0, **fields}
 
 
 @pytest.fixture
@@ -84,6 +85,13 @@ def test_cut_off(folder):
     for cut in (whole[:-10], "".join(whole.splitlines(keepends=True)[:-1])):
         path.write_text(cut)
         assert complaint(folder) == f"{path} was cut off: 2 of 3 events are there"
+
+
+def test_a_line_that_is_no_event_is_named(tmp_path):
+    folder = tmp_path / "a case"
+    file.write(folder, make_spec(), [[event(0, 0), event(0, 1, colour="red")]], VERSIONS)
+    with pytest.raises(file.TraceError, match=r"rank0.jsonl: line 3: loss_scaled has a field 'colour'"):
+        file.read(folder)
 
 
 @pytest.mark.parametrize("line", ["{}", "no JSON", "[1]", '{"event": "step", "seq": 7}'])

@@ -18,6 +18,8 @@ from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.verdict.judge import Judgement, judge
 from conformance.workloads.precision import PRECISIONS
 
+from ..laws.building import whole
+
 Event = dict[str, Any]
 
 
@@ -63,7 +65,7 @@ class Run:
             fields |= {name: value for name, value in ended.items() if name in fields}
             if rank == 1:
                 fields |= {name[6:]: value for name, value in ended.items() if name.startswith("rank1_")}
-            ranks.append(RankOutcome(rank=rank, events=tuple(events), **fields))
+            ranks.append(RankOutcome(rank=rank, events=tuple(map(whole, events)), **fields))
         return Outcome(tuple(ranks), 0.1, ended.get("timed_out", False))
 
     def judged(self, **ended: Any) -> Judgement:

@@ -1,15 +1,28 @@
-"""Gradient accumulation: the forwards, backwards, averages, scales, steps and schedules of a window."""
+"""Gradient accumulation: the forwards, backwards, averages, scales and steps of a window."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise, zip_longest
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from conformance.laws.averaging import Averaged, averages
-from conformance.laws.event import Event, of_kind
-from conformance.laws.labels import number, placed
-from conformance.laws.law import Broken, Check, broken, kept, law
-from conformance.laws.run import Plan, RankTrace, Run, Window
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.run import Rank, Window, fact
+from conformance.trace.events import (
+    Attempt,
+    BackwardBegin,
+    BackwardEnd,
+    Clip,
+    Contribution,
+    Event,
+    ForeignOptimizer,
+    GradientChange,
+    LossScaled,
+    Number,
+    Receive,
+    Update,
+)
+from conformance.trace.words import number
 
 SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
@@ -20,57 +33,60 @@ SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
     why="""Gradients are sums over backward passes: a loss that is backpropagated twice adds 2 ∇L, and a micro-batch
         whose loss is not backpropagated adds nothing. Either way the step is not along the mean over the window.""",
     source=f'{SEED}: "do a forward and backward pass on each batch"',
-    mend="""
+    fix="""
         for batch in window:
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
 )
-def one_backward_per_loss(run: Run) -> Iterator[Check]:
-    for rank in run.ranks:
-        through = {forward for event in rank.of("backward_end") for forward in event["forwards"]}
-        for window, following in zip_longest(rank.windows, rank.windows[1:]):
-            twice, idle = _backpropagated_twice(window), _never_backpropagated(window, following, through)
-            if twice is not None:
-                yield broken(window, twice)
-            elif window.ended and idle is not None:
-                yield broken(window, idle)
-            elif window.ended and window.backwards:
-                yield kept(window)
+def one_backward_per_loss(window: Window) -> Outcomes:
+    broken = _backpropagated_twice(window) or (_never_backpropagated(window) if window.ended else None)
+    if broken is not None:
+        yield broken
+    elif window.ended and window.backwards:
+        yield OK
 
 
 def _backpropagated_twice(window: Window) -> Broken | None:
-    seen: dict[int, Event] = {}
+    seen: dict[int, BackwardBegin] = {}
     for event in window.backwards:
-        first = seen.setdefault(event["root"], event)
+        first = seen.setdefault(event.root, event)
         if first is not event:
             return Broken(
                 event,
                 must="a loss must be backpropagated once",
                 because="every backward adds its gradients to those that are there",
-                however=f"{placed(event)} ran on the loss of {placed(first)} again",
+                however=f"{event} ran on the loss of {first} again",
                 shows=(first, event),
                 effect=f"That loss counts twice in the gradients of window {window.number}.",
             )
     return None
 
 
-def _never_backpropagated(window: Window, following: Window | None, through: set[int]) -> Broken | None:
+@fact
+def _backpropagated(rank: Rank) -> set[int]:
+    """The forwards that some backward went through."""
+    return {forward for event in rank.of(BackwardEnd) for forward in event.forwards}
+
+
+def _never_backpropagated(window: Window) -> Broken | None:
+    through = _backpropagated(window.rank)
     # Without any backward gradients come from elsewhere: torch.autograd.grad, say.
-    if not window.backwards:
+    if not window.backwards or all(event.forward in through for event in window.forwards):
         return None
+    following = window.following
     nearby = (*window.forwards, *(following.forwards if following else ()))
     # A forward that only looks is no training; what it looks at goes forward once more for that.
-    trained = {tuple(event["rows"]) for event in nearby if event["forward"] in through}
+    trained = {tuple(event.rows) for event in nearby if event.forward in through}
     for event in window.forwards:
-        rows = tuple(event["rows"])
-        if event["forward"] in through or rows in trained or not rows or None in rows:
+        rows = tuple(event.rows)
+        if event.forward in through or rows in trained or not rows or None in rows:
             continue
         return Broken(
             event,
             must="the loss of each micro-batch must be backpropagated",
             because=f"window {window.number} is to step along the mean over its {window.planned} micro-batches",
-            however=f"no backward went through {placed(event)} of micro-batch {event.micro_batch}",
+            however=f"no backward went through {event} of micro-batch {event.micro_batch}",
             shows=(event, *window.backwards[-1:], *window.attempts[-1:]),
             effect=f"Its {len(rows)} samples count nothing in the gradients of window {window.number}.",
         )
@@ -85,45 +101,44 @@ def _never_backpropagated(window: Window, following: Window | None, through: set
         on what clipping compares with its threshold, and on the balance with weight decay.""",
     source=f'{SEED}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N before '
     'each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
-    mend="""
+    fix="""
         for batch in window:  # the last window of an epoch may be shorter
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()  # DDP and Horovod average over the ranks
         """,
 )
-def averaged_once(run: Run) -> Iterator[Check]:
-    for average in averages(run):
-        yield (
-            broken(average.window, _not_averaged_once(run.plan, average)) if average.mistakes else kept(average.window)
-        )
+def averaged_once(window: Window) -> Outcomes:
+    average = averages(window.run).get(window)
+    if average is not None:
+        yield _not_averaged_once(average) if average.mistakes else OK
 
 
-def _not_averaged_once(plan: Plan, average: Averaged) -> Broken:
+def _not_averaged_once(average: Averaged) -> Broken:
     window, event = average.window, average.event
-    length, ranks = len(plan.micro_batches(window.rank, window.number)), plan.world_size
+    length, ranks = window.planned, window.plan.world_size
     over = f"the {length} micro-batches of window {window.number}" if length > 1 else f"window {window.number}"
     over += f" and the {ranks} ranks" if ranks > 1 else ""
-    known = [index for index, one in enumerate(average.seen) if one is not None]
+    known = {index: one for index, one in enumerate(average.seen) if one is not None}
     shown = max(known, key=lambda index: abs(average.right.value[index]))
-    mean, seen = number(average.right.value[shown]), number(average.seen[shown])
+    mean, seen = number(average.right.value[shown]), number(known[shown])
     times = f"{average.mistakes[0].factor} times"
-    reasons = ", or of ".join(" and ".join(mistake.says) for mistake in average.mistakes)
+    reasons = ", or by ".join(" and ".join(mistake.says) for mistake in average.mistakes)
     return Broken(
         event,
         must=f"gradients must be averaged exactly once, over {over}",
         because=f"a step is to go along the mean over all their samples, which is {mean} in element {shown}",
-        however=f"{placed(event)} saw {seen} there: {times} the mean in every element, which comes of {reasons}",
-        shows=(*window.backwards[-1:], *_averaging(window.between(None, event)), event),
+        however=f"{event} saw {seen} there: {times} the mean in every element, which is caused by {reasons}",
+        shows=(*window.backwards[-1:], *_averaging(window, event), event),
         effect=f"Clipping compares {times} the norm with its threshold."
-        if event.kind == "clip"
+        if isinstance(event, Clip)
         else f"Window {window.number} steps as if its gradients were {times} as large.",
     )
 
 
-def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
+def _averaging(window: Window, until: Event) -> Sequence[Event]:
     """What may have averaged the gradients."""
-    collectives = [event for event in of_kind(events, "collective", "send") if event["of"] == "gradients"]
-    return (*collectives[-1:], *of_kind(events, "gradient_change")[-1:])
+    collectives = [event for event in window.of(Contribution, before=until) if event.of == "gradients"]
+    return (*collectives[-1:], *window.of(GradientChange, before=until)[-1:])
 
 
 @law(
@@ -132,7 +147,7 @@ def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
     why="""A step uses up the gradients that are there: before the last backward they are those of some micro-batches
         only, (1/n) Σ ∇L over fewer than n. A second step applies the same gradients once more.""",
     source=f'{SEED}: "only synchronize/step optimizer every N batches"',
-    mend="""
+    fix="""
         for window in windows:
             for batch in window:
                 (criterion(model(batch.inputs), batch.targets) / len(window)).backward()
@@ -140,31 +155,31 @@ def _averaging(events: tuple[Event, ...]) -> tuple[Event, ...]:
             optimizer.zero_grad()
         """,
 )
-def step_after_all_backwards(run: Run) -> Iterator[Check]:
-    for rank in run.ranks:
-        for window in rank.windows:
-            violation = _second_step(window) or _backward_after(window) or _no_step(run, rank, window)
-            if violation is not None:
-                yield broken(window, violation)
-            elif window.attempts:
-                yield kept(window)
+def step_after_all_backwards(window: Window) -> Outcomes:
+    broken = _second_step(window) or (_backward_after(window) or _no_step(window) if window.ended else None)
+    if broken is not None:
+        yield broken
+    elif window.attempts:
+        yield OK
 
 
 def _second_step(window: Window) -> Broken | None:
-    first: dict[int, Event] = {}
+    if len(window.attempts) < 2:
+        return None
+    first: dict[int, Attempt] = {}
     for event in window.attempts:
         # A step without any gradients changes nothing.
-        if event["gradients"] is not None and all(one is None for one in event["gradients"]):
+        if event.gradients is not None and all(one is None for one in event.gradients):
             continue
-        earlier = first.setdefault(event["optimizer"], event)
+        earlier = first.setdefault(event.optimizer, event)
         if earlier is event:
             continue
-        between = of_kind(window.between(earlier, event), "backward_begin", "receive")
+        between = [one for one in window.between(earlier, event) if isinstance(one, BackwardBegin | Receive)]
         return Broken(
             event,
             must="an optimizer must step once in a window",
             because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
-            however=f"{placed(event)} followed {placed(earlier)} in it",
+            however=f"{event} followed {earlier} in it",
             shows=(earlier, *between[:1], event),
             effect="Every one of these steps goes along the gradients of a part of the window."
             if between
@@ -174,46 +189,40 @@ def _second_step(window: Window) -> Broken | None:
 
 
 def _backward_after(window: Window) -> Broken | None:
-    if not window.attempts or not window.ended:
+    if not window.attempts:
         return None
     last = window.attempts[-1]
-    own = {event["forward"] for event in window.forwards}
-    late = [end for end in window.of("backward_end") if end.seq > last.seq and own.intersection(end["forwards"])]
+    own = {event.forward for event in window.forwards}
+    late = [end for end in window.of(BackwardEnd, after=last) if own.intersection(end.forwards)]
     if not late:
         return None
-    begin = next(event for event in window.backwards if event["backward"] == late[0]["backward"])
+    begin = next(event for event in window.backwards if event.backward == late[0].backward)
     return Broken(
         last,
         must="a step must come after all backwards of its window",
         because="it can only use gradients that are there",
-        however=f"{placed(last)} came before {placed(begin)}, which is of the same window",
+        however=f"{last} came before {begin}, which is of the same window",
         shows=(last, begin),
         effect=f"The gradients of this backward are not in the step of window {window.number}.",
     )
 
 
-def _no_step(run: Run, rank: RankTrace, window: Window) -> Broken | None:
-    plan = run.plan
+def _no_step(window: Window) -> Broken | None:
+    plan = window.plan
     # A parameter server steps for its workers, and a short last window may be dropped.
-    if (
-        run.is_served(window)
-        or window.attempts
-        or not window.ended
-        or not window.backwards
-        or window.planned != plan.accumulation
-    ):
+    if window.is_served or window.attempts or not window.backwards or window.planned != plan.accumulation:
         return None
     # With a loss scale of its own a trainer may leave out the steps that overflow without anybody seeing it.
-    if plan.spec["scaler"] is not None and any(other.attempts for other in rank.windows):
+    if plan.spec["scaler"] is not None and any(other.attempts for other in window.rank.windows):
         return None
-    others = rank.of("foreign_optimizer")
-    instead = f"; what stepped, {others[0].place}, holds none of the model's parameters" if others else ""
+    others = window.rank.of(ForeignOptimizer)
+    instead = f"; what stepped, {others[0].line}, holds none of the model's parameters" if others else ""
     last = window.backwards[-1]
     return Broken(
         last,
         must="an optimizer must step once in each window",
         because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
-        however=f"no step of the model's parameters followed {placed(last)}{instead}",
+        however=f"no step of the model's parameters followed {last}{instead}",
         shows=(last, *others[:1]),
         effect=f"Window {window.number} changes no weight.",
     )
@@ -230,50 +239,53 @@ def _micro_batches(window: Window) -> str:
         scales the micro-batches have weights s₁/s, s₂/s ... in what is left.""",
     source=f'{SEED}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
     'batches"; PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation"',
-    mend="""
+    fix="""
         for batch in window:
             scaler.scale(criterion(model(batch.inputs), batch.targets) / len(window)).backward()
         scaler.step(optimizer)
         scaler.update()  # once a window, behind the loop
         """,
 )
-def one_scale_per_window(run: Run) -> Iterator[Check]:
-    for window in run.windows:
-        # What is scaled after a step is for acc/step-after-all-backwards.
-        events = window.between(None, window.attempts[0] if window.attempts else None)
-        pairs = [pair for scaled in _scaled(events) for pair in pairwise(scaled)]
-        differing = next((pair for pair in pairs if _scale(pair[0]) != _scale(pair[1])), None)
-        if differing is not None:
-            yield broken(window, _scales_differ(window, *differing))
-        elif pairs:
-            yield kept(window)
+def one_scale_per_window(window: Window) -> Outcomes:
+    # What is scaled after a step is not in it.
+    first = window.attempts[0] if window.attempts else None
+    pairs = [pair for scaled in _scaled(window, first) for pair in pairwise(scaled)]
+    differing = next((pair for pair in pairs if _scale(pair[0]) != _scale(pair[1])), None)
+    if differing is not None:
+        yield _scales_differ(window, *differing)
+    elif pairs:
+        yield OK
 
 
-def _scaled(events: tuple[Event, ...]) -> Iterator[list[Event]]:
+def _scaled(window: Window, until: Event | None) -> Iterator[Sequence[LossScaled | BackwardEnd]]:
     """The losses that were scaled, by each scaler for itself; without a scaler, those that were scaled by hand."""
-    by_scaler = of_kind(events, "loss_scaled")
-    for scaler in {event["scaler"] for event in by_scaler}:
-        yield [event for event in by_scaler if event["scaler"] == scaler]
+    by_scaler = window.of(LossScaled, before=until)
+    for scaler in {event.scaler for event in by_scaler}:
+        yield [event for event in by_scaler if event.scaler == scaler]
     if not by_scaler:
-        yield [event for event in of_kind(events, "backward_end") if event["scaled"] is not None]
+        yield [event for event in window.of(BackwardEnd, before=until) if event.scaled is not None]
 
 
-def _scale(event: Event) -> float:
-    scale: float = event["scale"] if event.kind == "loss_scaled" else event["scaled"]
-    return scale
+def _scale(event: LossScaled | BackwardEnd) -> Number | None:
+    return event.scale if isinstance(event, LossScaled) else event.scaled
 
 
-def _scales_differ(window: Window, first: Event, second: Event) -> Broken:
+def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
     one, other = _scale(first), _scale(second)
-    changes = of_kind(window.between(first, second), "update")[-1:]
-    after = f", after {placed(changes[0])}" if changes else ""
+    changes = window.of(Update, after=first, before=second)[-1:]
+    after = f", after {changes[0]}" if changes else ""
+    effect = None
+    if isinstance(one, int | float) and isinstance(other, int | float) and other:
+        effect = (
+            f"Micro-batch {first.micro_batch} has {number(one / other)} times the weight of micro-batch "
+            f"{second.micro_batch} in window {window.number}."
+        )
     return Broken(
         second,
         must="all losses of a window must carry one scale",
         because="their gradients add up, and the sum is divided by one scale",
-        however=f"the loss of micro-batch {first.micro_batch} was scaled by {number(one)} ({first.place}) and that of "
-        f"micro-batch {second.micro_batch} by {number(other)} ({second.place}){after}",
+        however=f"the loss of micro-batch {first.micro_batch} was scaled by {number(one or 0)} ({first.line}) and that "
+        f"of micro-batch {second.micro_batch} by {number(other or 0)} ({second.line}){after}",
         shows=(first, *changes, second),
-        effect=f"Micro-batch {first.micro_batch} has {number(one / other)} times the weight of micro-batch "
-        f"{second.micro_batch} in window {window.number}.",
+        effect=effect,
     )

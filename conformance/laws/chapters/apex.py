@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 
-from conformance.laws.event import Event
 from conformance.laws.horovod import Use, stepped_inside, uses
-from conformance.laws.labels import placed
-from conformance.laws.law import Broken, Check, broken, kept, law
-from conformance.laws.run import Run, Window
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.run import Window, fact
+from conformance.trace.events import BackwardBegin, ScaleLossEnter, ScaleLossExit, Synchronize
 
 SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "apex documentation, Advanced Amp Usage"
@@ -23,7 +20,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
     why="""`scale_loss` unscales at its exit and looks for overflows there, in gradients that are a rank's own until
         `synchronize()` returns. Where ∞ is in g_r of one rank only, that rank skips its step and the others step.""",
     source=f'{SEED}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
-    mend="""
+    fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
             optimizer.synchronize()
@@ -31,29 +28,22 @@ DOCS = "apex documentation, Advanced Amp Usage"
             optimizer.step()
         """,
 )
-def synchronize_in_scale_loss(run: Run) -> Iterator[Check]:
-    for window, in_window in _by_window(run):
-        last = _last_pass(window)
-        if last is None:
-            continue
-        # Of several optimizers apex/one-optimizer tells which ones are left out.
-        if any(_synchronized_inside(last, use) for use in in_window):
-            yield kept(window)
-            continue
-        later = next((event for event in window.of("synchronize") if event.seq > last.exit.seq), None)
-        yield broken(
-            window,
-            Broken(
-                last.exit,
-                must="`synchronize()` must come before `scale_loss` exits",
-                because="its exit unscales, and looks for overflows in what this rank holds",
-                however=f"{placed(last.exit)} came without it"
-                if later is None
-                else f"{placed(last.exit)} came before {placed(later)}",
-                shows=(last.enter, *last.backwards, last.exit, *([] if later is None else [later])),
-                effect="A rank that overflows skips alone.",
-            ),
-        )
+def synchronize_in_scale_loss(window: Window) -> Outcomes:
+    last = _last_pass(window)
+    if last is None or not uses(window):
+        return
+    if any(_synchronized_inside(last, use) for use in uses(window)):
+        yield OK
+        return
+    later = window.of(Synchronize, after=last.exit)[:1]
+    yield Broken(
+        last.exit,
+        must="`synchronize()` must come before `scale_loss` exits",
+        because="its exit unscales, and looks for overflows in what this rank holds",
+        however=f"{last.exit} came before {later[0]}" if later else f"{last.exit} came without it",
+        shows=(last.enter, *last.backwards, last.exit, *later),
+        effect="A rank that overflows skips alone.",
+    )
 
 
 @law(
@@ -63,38 +53,32 @@ def synchronize_in_scale_loss(run: Run) -> Iterator[Check]:
         there already. The all-reduce of the last backward then covers that micro-batch alone, and the others are
         added to it as each rank has them: (1/N) Σ g_r of one plus g_r of the others.""",
     source=f"{DOCS}: gradient accumulation across iterations",
-    mend="""
+    fix="""
         for number, batch in enumerate(window, start=1):
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             with amp.scale_loss(loss, optimizer, delay_unscale=number < len(window)) as scaled_loss:
                 scaled_loss.backward()
         """,
 )
-def delay_unscale(run: Run) -> Iterator[Check]:
-    if run.plan.world_size == 1:
+def delay_unscale(window: Window) -> Outcomes:
+    passes = _passes(window)
+    # Several losses of one micro-batch each have a `scale_loss`; those of the last one unscale.
+    earlier = [one for one in passes if one.exit.micro_batch != passes[-1].exit.micro_batch]
+    if not earlier or window.plan.world_size == 1:
         return
-    for window in run.windows:
-        passes = _passes(window)
-        # Several losses of one micro-batch each have a `scale_loss`; those of the last one unscale.
-        earlier = [one for one in passes if one.exit.micro_batch != passes[-1].exit.micro_batch]
-        if not earlier:
-            continue
-        early = next((one for one in earlier if not one.enter["delay_unscale"]), None)
-        if early is None:
-            yield kept(window)
-            continue
-        yield broken(
-            window,
-            Broken(
-                early.enter,
-                must="`scale_loss` must have `delay_unscale=True` in all passes of a window but the last",
-                because="gradients are to add up at one scale until they are averaged",
-                however=f"{placed(early.enter)} unscaled at its exit, and {placed(passes[-1].enter)} came after it",
-                shows=(early.enter, early.exit, passes[-1].enter),
-                effect=f"What backward added there is averaged over the ranks without its first {len(earlier)} of "
-                f"{len(passes)} passes.",
-            ),
-        )
+    early = next((one for one in earlier if not one.enter.delay_unscale), None)
+    if early is None:
+        yield OK
+        return
+    yield Broken(
+        early.enter,
+        must="`scale_loss` must have `delay_unscale=True` in all passes of a window but the last",
+        because="gradients are to add up at one scale until they are averaged",
+        however=f"{early.enter} unscaled at its exit, and {passes[-1].enter} came after it",
+        shows=(early.enter, early.exit, passes[-1].enter),
+        effect=f"What backward added there is averaged over the ranks without its first {len(earlier)} of "
+        f"{len(passes)} passes.",
+    )
 
 
 @law(
@@ -104,35 +88,31 @@ def delay_unscale(run: Run) -> Iterator[Check]:
         them. The gradients of one that was not synchronized are still a rank's own, so that ranks skip differently.""",
     source=f'{SEED}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
     'optimizer to pass to scale_loss()"',
-    mend="""
+    fix="""
         with amp.scale_loss(loss, [first, second]) as scaled_loss:
             scaled_loss.backward()
             for optimizer in (first, second):
                 optimizer.synchronize()
         """,
+    unless=("apex/synchronize-in-scale-loss",),
 )
-def one_optimizer(run: Run) -> Iterator[Check]:
-    for window, in_window in _by_window(run):
-        last = _last_pass(window)
-        if last is None:
-            continue
-        given, inside = last.enter["optimizers"], sum(_synchronized_inside(last, use) for use in in_window)
-        if inside >= given:
-            yield kept(window)
-        # With none apex/synchronize-in-scale-loss tells why.
-        elif inside > 0:
-            yield broken(
-                window,
-                Broken(
-                    last.enter,
-                    must="`scale_loss` must be given the one optimizer that is synchronized inside",
-                    because="its exit unscales the gradients of all that it is given",
-                    however=f"{placed(last.enter)} was given {given} optimizers, of which {inside} "
-                    f"{'was' if inside == 1 else 'were'} synchronized before {placed(last.exit)}",
-                    shows=(last.enter, *last.backwards, last.exit),
-                    effect="The others are unscaled, and looked at for overflows, as each rank has them.",
-                ),
-            )
+def one_optimizer(window: Window) -> Outcomes:
+    last = _last_pass(window)
+    if last is None or not uses(window):
+        return
+    given, inside = last.enter.optimizers, sum(_synchronized_inside(last, use) for use in uses(window))
+    if inside >= given:
+        yield OK
+        return
+    yield Broken(
+        last.enter,
+        must="`scale_loss` must be given the one optimizer that is synchronized inside",
+        because="its exit unscales the gradients of all that it is given",
+        however=f"{last.enter} was given {given} optimizers, of which {inside} "
+        f"{'was' if inside == 1 else 'were'} synchronized before {last.exit}",
+        shows=(last.enter, *last.backwards, last.exit),
+        effect="The others are unscaled, and looked at for overflows, as each rank has them.",
+    )
 
 
 @law(
@@ -141,7 +121,7 @@ def one_optimizer(run: Run) -> Iterator[Check]:
     why="""With apex gradients are synchronized within `scale_loss`, so a plain step all-reduces them a second time,
         after they were unscaled. Under op=Sum N ranks multiply by N twice, N² ḡ in place of N ḡ.""",
     source=f'{SEED}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
-    mend="""
+    fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
             optimizer.synchronize()
@@ -149,36 +129,28 @@ def one_optimizer(run: Run) -> Iterator[Check]:
             optimizer.step()
         """,
 )
-def step_in_skip_synchronize(run: Run) -> Iterator[Check]:
-    for use in uses(run):
-        if use.window.of("scale_loss_enter"):
-            yield from stepped_inside(use)
+def step_in_skip_synchronize(window: Window) -> Outcomes:
+    for use in uses(window) if window.of(ScaleLossEnter) else ():
+        yield from stepped_inside(use)
 
 
 @dataclass(frozen=True)
 class Pass:
     """What ran under one `scale_loss`, from its enter to its exit."""
 
-    enter: Event
-    exit: Event
-    backwards: tuple[Event, ...]
+    enter: ScaleLossEnter
+    exit: ScaleLossExit
+    backwards: Sequence[BackwardBegin]
 
 
-def _passes(window: Window) -> tuple[Pass, ...]:
+@fact
+def _passes(window: Window) -> Sequence[Pass]:
     """Those of a window, as far as they came to their end. A pass enters after its forward and so in its window."""
     found = []
-    for exit in window.of("scale_loss_exit"):
-        enter = next((e for e in reversed(window.between(None, exit)) if e.kind == "scale_loss_enter"), None)
-        if enter is not None:
-            backwards = tuple(event for event in window.between(enter, exit) if event.kind == "backward_begin")
-            found.append(Pass(enter, exit, backwards))
-    return tuple(found)
-
-
-def _by_window(run: Run) -> Iterator[tuple[Window, list[Use]]]:
-    """Each window with what it does with all optimizers of Horovod's."""
-    for window, in_window in groupby(uses(run), key=attrgetter("window")):
-        yield window, list(in_window)
+    for exit in window.of(ScaleLossExit):
+        for enter in window.of(ScaleLossEnter, before=exit)[-1:]:
+            found.append(Pass(enter, exit, window.of(BackwardBegin, after=enter, before=exit)))
+    return found
 
 
 def _last_pass(window: Window) -> Pass | None:

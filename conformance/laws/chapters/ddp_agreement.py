@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
-from conformance.laws.event import Event
-from conformance.laws.labels import number, placed
-from conformance.laws.law import Broken, Check, law
-from conformance.laws.run import RankTrace, Run, Window
-from conformance.laws.sharing import brings_together, in_turn, sharings, trained_elements, vector
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.run import GlobalWindow, Rank, Run, fact
+from conformance.laws.sharing import brings_together, misses_some, trained_elements
+from conformance.trace.events import (
+    Attempt,
+    Collective,
+    Event,
+    Exchange,
+    Finished,
+    Forward,
+    Raised,
+    Receive,
+    Start,
+    Step,
+    Topology,
+    Vector,
+)
+from conformance.trace.words import enumerated, number, vector
 
 SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
@@ -21,37 +35,33 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
     why="""Ranks that take equal steps from different weights stay apart by what they were apart at the start. Their
         gradients belong to different models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{SEED}: "DDP broadcasts parameters on model instantiation"',
-    mend="""
+    fix="""
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does it by itself
         """,
+    unless=("hvd/broadcast-before-first-step",),
 )
-def equal_start(run: Run) -> Iterator[Check]:
-    starts = [event for rank in run.ranks for event in rank.of("start")[:1]]
-    if run.plan.world_size == 1 or len(starts) < run.plan.world_size or any(e["weights"] is None for e in starts):
+def equal_start(run: Run) -> Outcomes:
+    starts = [(start, start.weights) for rank in run.ranks for start in rank.of(Start)[:1]]
+    known = [(start, weights) for start, weights in starts if weights is not None]
+    if run.plan.world_size == 1 or len(known) < run.plan.world_size:
         return
-    first = starts[0]
-    other = next((event for event in starts if event["weights"] != first["weights"]), None)
-    exchanges = [event for event in run.ranks[0].setup if event.kind in ("collective", "send", "receive")]
-    sent = [event for event in exchanges if event.get("of") == "parameters"]
-    if other is None:
-        yield Check(None, None)
-    # Otherwise hvd/broadcast-before-first-step tells why.
-    elif run.plan.backend != "horovod" or sent:
-        told = f"after {placed(sent[-1])}" if sent else "no collective carried weights before the first forward, and"
-        yield Check(
-            None,
-            None,
-            Broken(
-                other,
-                must="all ranks must begin with the weights of one of them",
-                because="equal steps keep different weights different",
-                however=f"{told} rank {first.rank} began with {vector(first['weights'])} and rank {other.rank} with "
-                f"{vector(other['weights'])}",
-                shows=(*sent[-1:], first, other),
-                effect="The ranks train different models to the end.",
-            ),
-        )
+    first, weights = known[0]
+    sent = [one for one in run.ranks[0].setup if isinstance(one, Exchange) and one.of == "parameters"]
+    apart = next(((start, other) for start, other in known if other != weights), None)
+    if apart is None:
+        yield OK
+        return
+    other, others = apart
+    when = f"after {sent[-1]}" if sent else "no collective carried weights before the first forward, and"
+    yield Broken(
+        other,
+        must="all ranks must begin with the weights of one of them",
+        because="equal steps keep different weights different",
+        however=f"{when} rank {first.rank} began with {vector(weights)} and rank {other.rank} with {vector(others)}",
+        shows=(*sent[-1:], first, other),
+        effect="The ranks train different models to the end.",
+    )
 
 
 @law(
@@ -61,31 +71,36 @@ def equal_start(run: Run) -> Iterator[Check]:
         leaves out, or makes more often, has the others wait forever, or mixes numbers that have nothing to do with
         each other.""",
     source="PyTorch documentation, torch.distributed: collective functions",
-    mend="""
+    fix="""
         dist.all_reduce(loss)  # on every rank
         if rank == 0:
             print(loss.item() / world_size)
         """,
 )
-def same_collectives(run: Run) -> Iterator[Check]:
+def same_collectives(run: Run) -> Outcomes:
     if run.plan.world_size == 1:
         return
     # Horovod itself puts what ranks submit into one order.
-    calls = [[event for event in rank.of("collective") if event["via"] == "c10d"] for rank in run.ranks]
-    for group in sorted({tuple(event["group"]) for events in calls for event in events if len(event["group"]) > 1}):
-        members = [[event for event in calls[rank] if tuple(event["group"]) == group] for rank in group]
-        answered = min(map(len, members))
+    calls = [[event for event in rank.of(Collective) if event.via == "c10d"] for rank in run.ranks]
+    groups: dict[tuple[int, ...], list[list[Collective]]] = {}
+    for rank, events in enumerate(calls):
+        for event in events:
+            if len(event.group) > 1:
+                groups.setdefault(tuple(event.group), [[] for _ in run.ranks])[rank].append(event)
+    for group, by_rank in sorted(groups.items()):
+        members = [by_rank[rank] for rank in group]
         for index, together in enumerate(zip(*members, strict=False)):
             signatures = [_signature(event) for event in together]
+            if all(signature == signatures[0] for signature in signatures):
+                yield OK
+                continue
             usual = max(signatures, key=signatures.count)
             odd = [event for event, signature in zip(together, signatures, strict=True) if signature != usual]
-            if odd:
-                yield Check(odd[-1].window, None, _different(index, together, odd[-1], usual))
-                break
-            yield Check(together[0].window, None)
+            yield _different(index, together, odd[-1], usual)
+            break
         else:
-            if (unanswered := _unanswered(run, group, members, answered)) is not None:
-                yield Check(unanswered.event.window, None, unanswered)
+            if (unanswered := _unanswered(run, group, members)) is not None:
+                yield unanswered
 
 
 @law(
@@ -94,151 +109,143 @@ def same_collectives(run: Run) -> Iterator[Check]:
     why="""Ranks that have parted average gradients of different models, (1/N) Σ ∇L(w_r), and nothing brings them
         together again. What one rank saves or evaluates is not what the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
-    mend="""
+    fix="""
         # Whatever enters a step has to be the same on all ranks: gradients after the all-reduce,
         # learning rate, weight decay, momentum, loss scale, and the decision to step.
         optimizer.step()
         """,
+    unless=(
+        "ddp/equal-start",
+        "ddp/all-reduce-every-window",
+        "ddp/forward-through-wrapper",
+        "ddp/no-sync-around-forward",
+        "amp/all-ranks-skip",
+        "amp/same-scale-on-all-ranks",
+        "acc/schedule-per-step",
+        "acc/step-after-all-backwards",
+        "hvd/broadcast-before-first-step",
+        "hvd/synchronize-before-clip",
+        "hvd/synchronize-before-unscale",
+        "hvd/not-cleared-before-synchronize",
+    ),
 )
-def identical_weights(run: Run) -> Iterator[Check]:
-    # Otherwise ddp/equal-start or hvd/broadcast-before-first-step tells why.
-    starts = [event["weights"] for rank in run.ranks for event in rank.of("start")[:1]]
-    if run.plan.world_size == 1 or any(start != starts[0] for start in starts):
+def identical_weights(here: GlobalWindow) -> Outcomes:
+    # From there on nothing brings them together again.
+    if here.plan.world_size == 1 or here.number > _first_parted(here.run):
         return
-    # Otherwise ddp/all-reduce-every-window and its like tell why.
-    parted = min((sharing.window.number for sharing in sharings(run) if sharing.is_missing), default=None)
-    for windows in run.together():
-        if windows[0].number == parted or _is_explained(run, windows):
-            return
-        shown = [run.held_after(window) for window in windows]
-        steps = [event for event in shown if event is not None and event["weights"] is not None]
+    held = _held_after(here)
+    if held is None:
+        return
+    one, weights = held[0]
+    apart = next(((other, others) for other, others in held if others != weights), None)
+    yield OK if apart is None else _parted(here, one, weights, *apart)
+
+
+@fact
+def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
+    """The weights that each rank holds after a window, and what shows them, if they are known of all."""
+    found: list[tuple[Event, Vector]] = []
+    for window in here.windows:
+        shown = window.held_after
+        if not isinstance(shown, Attempt | Forward | Finished) or shown.weights is None:
+            return None
         # Weights that are averaged after the step are seen no more.
-        if len(steps) < len(windows) or any(
-            _may_carry_weights(run, event)
-            for window, step in zip(windows, steps, strict=True)
-            for event in window.between(step, None)
-        ):
-            continue
-        other = next((step for step in steps if step["weights"] != steps[0]["weights"]), None)
-        if other is not None:
-            yield Check(windows[0].number, None, _parted(windows, steps[0], other))
-            return
-        yield Check(windows[0].number, None)
+        if any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown)):
+            return None
+        found.append((shown, shown.weights))
+    return found
+
+
+@fact
+def _first_parted(run: Run) -> float:
+    """The first window after which the ranks hold different weights; infinity if there is none."""
+    for here in run.together.values():
+        held = _held_after(here)
+        if held is not None and any(weights != held[0][1] for _, weights in held):
+            return here.number
+    return inf
 
 
 #: In these ranks may put in different amounts.
 _UNEVEN = ("allgather_", "alltoall_", "alltoall_base_", "scatter_")
 
 
-def _signature(event: Event) -> tuple[Any, ...]:
-    if event["op"] in _UNEVEN:
-        return (event["op"],)
-    return event["op"], event["elements"], event["bytes"], event["reduce"]
+def _signature(event: Collective) -> tuple[Any, ...]:
+    if event.op in _UNEVEN:
+        return (event.op,)
+    return event.op, event.elements, event.bytes, event.reduce
 
 
-def _different(index: int, together: Sequence[Event], odd: Event, usual: tuple[Any, ...]) -> Broken:
+def _different(index: int, together: Sequence[Collective], odd: Collective, usual: tuple[Any, ...]) -> Broken:
     other = next(event for event in together if _signature(event) == usual)
-    details = [f"{event['elements']} elements, {event['reduce'] or 'no reduction'}" for event in (other, odd)]
-    told = ("", "") if details[0] == details[1] else tuple(f" of {detail}" for detail in details)
+    details = [f" of {event.elements} elements, {event.reduce or 'no reduction'}" for event in (other, odd)]
+    if details[0] == details[1]:
+        details = ["", ""]
     return Broken(
         odd,
         must="every rank must issue the same collectives in the same order",
         because=f"call {index + 1} of each rank of the group is one collective, whatever it was meant for",
-        however=f"it is {placed(other)}{told[0]} on rank {other.rank} and {placed(odd)}{told[1]} on rank {odd.rank}",
-        shows=tuple(together),
+        however=f"it is {other}{details[0]} on rank {other.rank} and {odd}{details[1]} on rank {odd.rank}",
+        shows=together,
         effect="The ranks wait for each other, or take each other's numbers for something else.",
     )
 
 
-def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Event]], answered: int) -> Broken | None:
+def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Collective]]) -> Broken | None:
     """The first collective that not all ranks of a group entered, unless a failure that is no law's kept one away."""
+    answered = min(map(len, members))
     waiting = [events[answered] for events in members if len(events) > answered]
     absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
-    if not waiting or any(_failed(rank) for rank in absent):
-        return None
-    # ddp/all-reduce-every-window and its like tell which collective was left out.
-    if any(sharing.is_missing for sharing in sharings(run)):
+    # Where ranks do not share all gradients, that is the collective that was left out.
+    if not waiting or any(_failed(rank) for rank in absent) or misses_some(run):
         return None
     rank, call = absent[0], waiting[0]
-    last = next(
-        (event for event in reversed(rank.events) if event.kind not in ("finished", "raised", "topology")), None
-    )
+    last = [event for event in rank.events if not isinstance(event, Finished | Raised | Topology)][-1:]
     if rank.finished:
-        told = "finished without it"
-    elif rank.of("raised"):
-        told = "left"
+        left = "finished without it"
+    elif rank.of(Raised):
+        left = "left"
     else:
-        told = "never came to it"
+        left = "never came to it"
+    ranks = enumerated([f"rank {event.rank}" for event in waiting])
     return Broken(
         call,
         must="every rank must issue the same collectives in the same order",
         because=f"a collective needs all of its {len(group)} ranks",
-        however=f"rank {call.rank} entered {placed(call)}, and rank {rank.rank} {told}"
-        + ("" if last is None else f"; the last that it did was {placed(last)}"),
-        shows=(*([] if last is None else [last]), *waiting),
-        effect=f"{in_turn([f'rank {event.rank}' for event in waiting]).capitalize()} waits for it in vain.",
+        however=f"rank {call.rank} entered {call}, and rank {rank.number} {left}"
+        + "".join(f"; the last that it did was {event}" for event in last),
+        shows=(*last, *waiting),
+        effect=f"{ranks.capitalize()} {'waits' if len(waiting) == 1 else 'wait'} for it in vain.",
     )
 
 
-def _failed(rank: RankTrace) -> bool:
+def _failed(rank: Rank) -> bool:
     """Whether a rank ended by an error; one that leaves with `sys.exit` does not."""
-    return any(event["type"] != "SystemExit" for event in rank.of("raised"))
+    return any(event.type != "SystemExit" for event in rank.of(Raised))
 
 
-def _is_explained(run: Run, windows: Sequence[Window]) -> bool:
-    """Whether another law's violation makes the ranks part in a window."""
-    attempts = [window.attempts[-1] for window in windows if window.attempts]
-    schedules = [run.ranks[attempt.rank].count("schedule", before=attempt) for attempt in attempts]
-    return (
-        # amp/all-ranks-skip
-        len({attempt.kind for attempt in attempts}) > 1
-        # amp/same-scale-on-all-ranks
-        or len({attempt["scale"] for attempt in attempts}) > 1
-        # acc/schedule-per-step
-        or len(set(schedules)) > 1
-        # acc/step-after-all-backwards
-        or any(w.attempts and w.backwards and w.attempts[0].seq < w.backwards[-1].seq for w in windows)
-        # hvd/synchronize-before-clip, hvd/synchronize-before-unscale, hvd/not-cleared-before-synchronize
-        or any(_touched_before_synchronize(window) for window in windows)
-    )
-
-
-def _may_carry_weights(run: Run, event: Event) -> bool:
+def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
     # What a rank sends leaves its own weights as they are.
-    if event.kind != "receive" and not (event.kind == "collective" and brings_together(event)):
+    if not isinstance(event, Receive) and not (isinstance(event, Collective) and brings_together(event)):
         return False
-    of_enough = event["elements"] >= trained_elements(run, run.ranks[event.rank])
-    return bool(event["of"] != "gradients" and (of_enough or event["of"] == "parameters"))
+    return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
 
 
-def _touched_before_synchronize(window: Window) -> bool:
-    if not window.backwards:
-        return False
-    after = window.between(window.backwards[-1], None)
-    synchronize = next((event for event in after if event.kind == "synchronize"), None)
-    touching = ("clip", "unscale", "scaler_step", "zero_grad")
-    return synchronize is not None and any(e.kind in touching for e in after if e.seq < synchronize.seq)
-
-
-def _parted(windows: Sequence[Window], one: Event, other: Event) -> Broken:
+def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
+    details = []
     # A rank that is served shows its weights at something that is no step.
-    known = [name for name in ("lr", "gradients") if name in one.fields and name in other.fields]
-    differ = [name for name in known if one[name] != other[name]]
-    what = {"lr": "learning rate", "gradients": "gradient"}
-    told = [
-        f"the {what[name]} is {_value(one[name])} on rank {one.rank} and {_value(other[name])} on rank {other.rank}"
-        for name in differ
-    ]
+    if isinstance(one, Step) and isinstance(other, Step) and one.lr != other.lr:
+        rates = [number(step.lr or 0) for step in (one, other)]
+        details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
+    if isinstance(one, Attempt) and isinstance(other, Attempt) and one.gradients != other.gradients:
+        seen = [vector(step.gradients or ()) for step in (one, other)]
+        details.append(f"the gradient is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}")
     return Broken(
         other,
         must="all ranks must hold the same weights after a step",
         because="from then on they average gradients of different models",
-        however=f"after {placed(one)} of window {windows[0].number} rank {one.rank} holds {vector(one['weights'])} and "
-        f"rank {other.rank} {vector(other['weights'])}" + (f"; in that step {in_turn(told)}" if told else ""),
+        however=f"after {one} of window {here.number} rank {one.rank} holds {vector(weights)} and "
+        f"rank {other.rank} {vector(others)}" + (f"; in that step {enumerated(details)}" if details else ""),
         shows=(one, other),
         effect="The ranks train different models from here on.",
     )
-
-
-def _value(value: Any) -> str:
-    return vector(value) if isinstance(value, list) else number(value)

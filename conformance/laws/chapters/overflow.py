@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TypeAlias
 
-from conformance.laws.event import Event
-from conformance.laws.labels import label, number, placed
-from conformance.laws.law import Broken, Check, broken, kept, law
-from conformance.laws.loss_scale import Scaling, decisions, disagree, is_scale, is_scaled, unscaled_before_sync
-from conformance.laws.run import RankTrace, Run, Window
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, scaling
+from conformance.laws.run import GlobalWindow, Window
+from conformance.trace.events import (
+    Attempt,
+    BackwardEnd,
+    Collective,
+    Contribution,
+    Event,
+    Finished,
+    Forward,
+    LossScaled,
+    Number,
+    Receive,
+    ScalerStep,
+    Skip,
+    Start,
+    StateInit,
+    Step,
+    Update,
+    Vector,
+)
+from conformance.trace.words import number
 
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
 LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
@@ -25,7 +43,7 @@ _ROUNDING = 1e-6
     why="""The average of gradients is infinite on every rank as soon as one rank's is. A rank that decides by what it
         saw before the averaging steps on infinities, or moves while others stay; from then on the weights differ.""",
     source=f'{LAWS}: "otherwise each worker would step differently"',
-    mend="""
+    fix="""
         overflow = torch.zeros(1)
         for parameter in model.parameters():
             overflow += (~torch.isfinite(parameter.grad)).any()
@@ -33,44 +51,37 @@ _ROUNDING = 1e-6
         if overflow.item() == 0:
             optimizer.step()
         """,
+    unless=(
+        "ddp/all-reduce-every-window",
+        "amp/unscale-after-sync",
+        "hvd/synchronize-before-unscale",
+    ),
 )
-def all_ranks_skip(run: Run) -> Iterator[Check]:
-    for windows in map(run.stepping, run.together()):
-        if len(windows) < 2 or not any(Scaling(run, window).overflowed for window in windows):
-            continue
-        if not all(is_scaled(window) and _in_sync(window) for window in windows):
-            continue
-        parted = next((steps for steps in decisions(windows) if any(steps) and not all(steps)), None)
-        if parted is None:
-            yield Check(windows[0].number, None)
-            continue
-        step = next(step for step in parted if step is not None)
-        stayed = next(window for window, step in zip(windows, parted, strict=True) if step is None)
-        skipped = stayed.of("skip")[:1] or stayed.of("backward_end")[-1:]
-        yield Check(
-            windows[0].number,
-            None,
-            Broken(
-                step,
-                "every rank must skip the step",
-                "gradients have overflowed, and their average is infinite for all",
-                f"rank {step.rank} took {placed(step)}, and rank {stayed.rank} did not step",
-                (*skipped, step),
-                "The ranks' weights differ from here on.",
-            ),
-        )
+def all_ranks_skip(here: GlobalWindow) -> Outcomes:
+    windows = here.stepping
+    if len(windows) < 2 or not any(scaling(window).overflowed for window in windows):
+        return
+    if not all(scaling(window).is_scaled and _averages(window) for window in windows):
+        return
+    parted = next((steps for steps in decisions(windows) if any(steps) and not all(steps)), None)
+    if parted is None:
+        yield OK
+        return
+    step = next(step for step in parted if step is not None)
+    stayed = next(window for window, step in zip(windows, parted, strict=True) if step is None)
+    yield Broken(
+        step,
+        "every rank must skip the step",
+        "gradients have overflowed, and their average is infinite for all",
+        f"rank {step.rank} took {step}, and rank {stayed.rank.number} did not step",
+        (*(stayed.of(Skip)[:1] or stayed.of(BackwardEnd)[-1:]), step),
+        "The ranks' weights differ from here on.",
+    )
 
 
-def _in_sync(window: Window) -> bool:
-    """Whether the ranks averaged before they looked for overflows, as far as that is another law's.
-
-    Not at all: ddp/all-reduce-every-window. Too late: amp/unscale-after-sync and hvd/synchronize-before-unscale.
-    """
-    averaging = [event for event in window.of("collective", "send") if event["of"] == "gradients"]
-    unscales = window.of("unscale")
-    by_horovod = [event for event in averaging if event["via"] == "horovod"]
-    late = by_horovod and unscales and any(event.seq > unscales[0].seq for event in by_horovod)
-    return bool(averaging) and not late and unscaled_before_sync(window) is None
+def _averages(window: Window) -> bool:
+    """Whether the rank is seen to average gradients with others."""
+    return any(event.of == "gradients" for event in window.of(Contribution))
 
 
 @law(
@@ -80,40 +91,37 @@ def _in_sync(window: Window) -> bool:
         the more. A scale that does not come down skips one step after the other.""",
     source=f'{GRADIENT_SCALING}: `GradScaler.update`, "If any optimizer steps were skipped the scale is multiplied by '
     '`backoff_factor` to reduce it"',
-    mend="""
+    fix="""
         scaler.step(optimizer)
         scaler.update()  # without an argument: halves the scale after a skip
         """,
 )
-def back_off(run: Run) -> Iterator[Check]:
-    for window in run.windows:
-        found = None
-        pairs = list(_updates_after_skips(window))
-        for skip, update in pairs:
-            before, after = update["scale_before"], update["scale_after"]
-            if found is None and (not isinstance(after, int | float) or after >= before):
-                found = Broken(
-                    update,
-                    "the scale must come down after an overflow",
-                    f"what overflows at {number(before)} overflows again at {number(after)}",
-                    f"{placed(skip)} was followed by {label(update)} ({update.place})",
-                    (skip, update),
-                    "The next steps are skipped too, until the gradients are smaller by themselves.",
-                )
-        if found is not None:
-            yield broken(window, found)
-        elif pairs:
-            yield kept(window)
+def back_off(window: Window) -> Outcomes:
+    pairs = list(_updates_after_skips(window))
+    for skip, update in pairs:
+        before, after = update.scale_before, update.scale_after
+        if isinstance(before, str) or isinstance(after, str) or after >= before:
+            yield Broken(
+                update,
+                "the scale must come down after an overflow",
+                f"what overflows at {number(before)} overflows again at {number(after)}",
+                f"{skip} was followed by {update}",
+                (skip, update),
+                "The next steps are skipped too, until the gradients are smaller by themselves.",
+            )
+            return
+    if pairs:
+        yield OK
 
 
-def _updates_after_skips(window: Window) -> Iterator[tuple[Event, Event]]:
+def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
     """Each skip with the first update that its scaler made of it."""
-    for skip in window.of("skip"):
-        asked = [event for event in window.between(None, skip) if event.kind == "scaler_step"]
-        later = [event for event in window.between(skip, None) if event.kind == "update"]
-        update = next((event for event in later if asked and event["scaler"] == asked[-1]["scaler"]), None)
+    for skip in window.of(Skip):
+        asked = window.of(ScalerStep, before=skip)
+        later = window.of(Update, after=skip)
+        update = next((event for event in later if asked and event.scaler == asked[-1].scaler), None)
         # A scale that is down to 1 may stay.
-        if update is not None and is_scale(update["scale_before"]) and update["scale_before"] > 1:
+        if update is not None and is_scale(update.scale_before) and update.scale_before > 1:
             yield skip, update
 
 
@@ -124,7 +132,7 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Event, Event]]:
         same. What a trainer does besides the step, as w − lr·λ·w by hand, happens although the step does not; and a
         momentum m that is lost or decayed there makes the next step lr·(μ·m′ + g) of another m′.""",
     source='PyTorch, torch.amp, `GradScaler.step`: the step "is skipped to avoid corrupting the params"',
-    mend="""
+    fix="""
         scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
@@ -134,79 +142,85 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Event, Event]]:
                     parameter.mul_(1 - lr * decay)
         """,
 )
-def skip_changes_nothing(run: Run) -> Iterator[Check]:
-    for rank in run.ranks:
-        for index, window in enumerate(rank.windows):
-            if not window.of("skip") or window.of("step"):
-                continue
-            pairs = list(pairwise(_weights_along(rank, index)))
-            moved = next((pair for pair in pairs if _differs(*pair)), None)
-            states = list(_states_along(rank, index))
-            changed = next((pair for pair in states if pair[0]["state"] != pair[1]["state"]), None)
-            if moved is not None:
-                yield broken(window, _moved(window, *moved))
-            elif changed is not None:
-                yield broken(window, _changed(window, *changed))
-            elif pairs or states:
-                yield kept(window)
+def skip_changes_nothing(window: Window) -> Outcomes:
+    if not window.of(Skip) or window.of(Step):
+        return
+    pairs = list(pairwise(_weights_along(window)))
+    moved = next((pair for pair in pairs if _differs(pair[0][1], pair[1][1])), None)
+    states = list(_states_along(window))
+    changed = next((pair for pair in states if pair[0].state != pair[1].state), None)
+    if moved is not None:
+        yield _moved(window, *moved)
+    elif changed is not None:
+        yield _changed(window, *changed)
+    elif pairs or states:
+        yield OK
 
 
-def _weights_along(rank: RankTrace, index: int) -> list[Event]:
-    """The events that show weights, from the beginning of a window to that of the next."""
-    window, following = rank.windows[index], rank.windows[index + 1 : index + 2]
+_Shown: TypeAlias = tuple[Event, Vector]
+
+
+def _weights_along(window: Window) -> Sequence[_Shown]:
+    """The events that show weights, from the beginning of a window to that of the next, and the weights."""
     # Who averages weights over the ranks does not do so for the skip.
-    if any(event["of"] == "parameters" for event in window.of("collective", "receive")):
+    if any(one.of == "parameters" for kind in (Collective, Receive) for one in window.of(kind)):
         return []
-    start = [event for event in rank.setup if event.kind == "start"] if index == 0 else []
-    events = [*start, *window.events, *(next_window.forwards[0] for next_window in following)]
-    return [event for event in events if event.get("weights")]
+    start = [] if window.index else [event for event in window.rank.setup if isinstance(event, Start)]
+    events = [*start, *window.events, *(window.following.forwards[:1] if window.following else ())]
+    return [
+        (event, event.weights)
+        for event in events
+        if isinstance(event, Start | Forward | Attempt | StateInit | Finished) and event.weights
+    ]
 
 
-def _states_along(rank: RankTrace, index: int) -> Iterator[tuple[Event, Event]]:
+def _states_along(window: Window) -> Iterator[tuple[ScalerStep | Skip, ScalerStep | Skip]]:
     """Each skip with the event before it, and that after it, that shows the state of the same optimizer."""
-    window, following = rank.windows[index], rank.windows[index + 1 : index + 2]
-    for skip in window.of("skip"):
-        before = [event for event in window.between(None, skip) if event.kind == "scaler_step"]
-        after = [event for next_window in following for event in next_window.of("scaler_step")]
-        for pair in [(event, skip) for event in before[-1:]] + [(skip, event) for event in after]:
-            one, other = pair
-            if one["optimizer"] == other["optimizer"] and None not in (one["state"], other["state"]):
-                yield pair
+    later = window.following.of(ScalerStep) if window.following else ()
+    for skip in window.of(Skip):
+        pairs: list[tuple[ScalerStep | Skip, ScalerStep | Skip]] = [
+            *((event, skip) for event in window.of(ScalerStep, before=skip)[-1:]),
+            *((skip, event) for event in later),
+        ]
+        for one, other in pairs:
+            if one.optimizer == other.optimizer and one.state is not None and other.state is not None:
+                yield one, other
 
 
-def _differs(before: Event, after: Event) -> bool:
-    pairs = zip(before["weights"], after["weights"], strict=True)
-    return any(one is not None and other is not None and not _alike(one, other) for one, other in pairs)
+def _differs(before: Vector, after: Vector) -> bool:
+    return any(not _alike(one, other) for one, other in zip(before, after, strict=True))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: Number | None, other: Number | None) -> bool:
+    if one is None or other is None:
+        return True
     if isinstance(one, str) or isinstance(other, str):
-        return bool(one == other)
-    return bool(abs(one - other) <= _ROUNDING * max(abs(one), abs(other)))
+        return one == other
+    return abs(one - other) <= _ROUNDING * max(abs(one), abs(other))
 
 
-def _moved(window: Window, before: Event, after: Event) -> Broken:
-    skip = window.of("skip")[0]
-    pairs = zip(before["weights"], after["weights"], strict=True)
-    old, new = next((one, other) for one, other in pairs if one != other and None not in (one, other))
+def _moved(window: Window, before: _Shown, after: _Shown) -> Broken:
+    skip = window.of(Skip)[0]
+    pairs = zip(before[1], after[1], strict=True)
+    old, new = next((one, other) for one, other in pairs if one is not None and other is not None and one != other)
     return Broken(
-        after,
+        after[0],
         "a skipped step must leave the weights as they are",
         "the gradients of its window were lost",
-        f"around {placed(skip)} a weight went from {number(old)} to {number(new)}, as was seen between {before.place} "
-        f"and {after.place}",
-        tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
+        f"around {skip} a weight went from {number(old)} to {number(new)}, as was seen between {before[0].line} "
+        f"and {after[0].line}",
+        tuple(sorted({before[0], skip, after[0]}, key=lambda event: event.seq)),
         f"A weight is {number(new)} instead of {number(old)}.",
     )
 
 
 def _changed(window: Window, before: Event, after: Event) -> Broken:
-    skip = window.of("skip")[0]
+    skip = window.of(Skip)[0]
     return Broken(
         after,
         "a skipped step must leave the optimizer's state as it is",
         "the gradients of its window were lost",
-        f"around {placed(skip)} the state changed between {before.place} and {after.place}",
+        f"around {skip} the state changed between {before.line} and {after.line}",
         tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
         "The next step goes on from a momentum, or from averages, that no step has made.",
     )
@@ -219,46 +233,39 @@ def _changed(window: Window, before: Event, after: Event) -> Broken:
         average of the gradients, and differs from rank to rank. So their weights part at once.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": "always call scaler.scale(loss) with the same '
     'scale factor"; PyTorch, issue 136009',
-    mend="""
+    fix="""
         # The same settings on every rank; after that the ranks find the same overflows, and stay together.
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**16)
         """,
+    unless=("amp/unscale-after-sync",),
 )
-def same_scale_on_all_ranks(run: Run) -> Iterator[Check]:
-    if run.plan.world_size == 1:
+def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:
+    # After ranks have skipped different steps their scales differ for that.
+    if here.plan.world_size == 1 or here.number > first_disagreement(here.run):
         return
-    for windows in run.together():
-        scaled = [window.of("loss_scaled") or _by_hand(window) for window in windows]
-        if not all(scaled):
-            continue
-        scales = [{_scale(event) for event in events} for events in scaled]
-        other = next((rank for rank, some in enumerate(scales) if some != scales[0]), None)
-        if other is None:
-            yield Check(windows[0].number, None)
-        elif unscaled_before_sync(windows[0]) is None:
-            first, second = scaled[0][-1], scaled[other][-1]
-            yield Check(windows[0].number, None, _scales_differ(first, second))
-        if disagree(run.stepping(windows)):
-            # From here on the scales differ for that: amp/all-ranks-skip.
-            return
+    scaled = [window.of(LossScaled) or _by_hand(window) for window in here.windows]
+    if not all(scaled):
+        return
+    scales = [{_scale(event) for event in events} for events in scaled]
+    other = next((rank for rank, some in enumerate(scales) if some != scales[0]), None)
+    yield OK if other is None else _scales_differ(scaled[0][-1], scaled[other][-1])
 
 
-def _by_hand(window: Window) -> tuple[Event, ...]:
-    return tuple(end for end in window.of("backward_end") if end["forwards"] and end["scaled"] is not None)
+def _by_hand(window: Window) -> Sequence[BackwardEnd]:
+    return [end for end in window.of(BackwardEnd) if end.forwards and end.scaled is not None]
 
 
-def _scale(event: Event) -> Any:
-    return event["scale"] if event.kind == "loss_scaled" else event["scaled"]
+def _scale(event: LossScaled | BackwardEnd) -> Number:
+    return event.scale if isinstance(event, LossScaled) else event.scaled or 0
 
 
-def _scales_differ(first: Event, second: Event) -> Broken:
+def _scales_differ(first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
     one, other = number(_scale(first)), number(_scale(second))
     return Broken(
         second,
         "the loss scale must be the same on all ranks",
         "what the ranks average is divided by each rank's own",
-        f"rank {first.rank} scaled its loss by {one} ({first.place}) and rank {second.rank} by {other} "
-        f"({second.place})",
+        f"rank {first.rank} scaled its loss by {one} ({first.line}) and rank {second.rank} by {other} ({second.line})",
         (first, second),
         f"Rank {first.rank}'s gradients weigh {one} and rank {second.rank}'s {other}, and the ranks step differently.",
     )

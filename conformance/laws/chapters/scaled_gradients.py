@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import hypot, isclose
+from typing import TypeVar
 
-from conformance.laws.event import Event
-from conformance.laws.labels import number, placed
-from conformance.laws.law import Broken, Check, broken, kept, law
-from conformance.laws.loss_scale import Scaling, finite, largest, norm, scaled_windows
-from conformance.laws.run import Plan, Run
+from conformance.laws.law import OK, Broken, Kept, Outcomes, law
+from conformance.laws.loss_scale import Scaling, scaling
+from conformance.laws.run import Window
 from conformance.laws.sharing import brings_together
+from conformance.trace.events import (
+    Clip,
+    Collective,
+    Event,
+    Exchange,
+    GradientChange,
+    Norm,
+    Receive,
+    ScalerStep,
+    Step,
+    Unscale,
+)
+from conformance.trace.words import number
 
 UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Working with Unscaled Gradients"'
+
+T = TypeVar("T", Clip, Norm, GradientChange)
 
 
 @law(
@@ -22,7 +36,7 @@ UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Wo
     why="""Gradients of a scaled loss are S·g, so clipping them at t is clipping g at t/S: with norms,
         g · min(1, t / (S·‖g‖)). Almost every step is clipped then, and by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
-    mend="""
+    fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -30,52 +44,42 @@ UNSCALED_GRADIENTS = 'PyTorch, "Automatic Mixed Precision examples", section "Wo
         scaler.update()
         """,
 )
-def unscale_before_clip(run: Run) -> Iterator[Check]:
-    return _each(run, "clip", _clip)
+def unscale_before_clip(window: Window) -> Outcomes:
+    yield from _each(window, Clip, _clip)
 
 
-def _clip(scaling: Scaling, clip: Event) -> Broken | bool:
-    if scaling.is_unscaled(clip, clip["parameters"]):
-        return True
-    still = _still_scaled(scaling, clip)
-    if still is None or not _is_plain(clip, still.scale, scaling.run.plan):
-        return False
-    return _clipped_scaled(clip, still.unscale, still.scale)
-
-
-def _is_plain(clip: Event, scale: float, plan: Plan) -> bool:
-    """Whether the threshold of a clip makes no allowance for the scale: it is the one that was asked for or, where none
-    was, too small to have been multiplied by the scale."""
-    asked = plan.clip
-    if asked is None:
-        return bool(clip["threshold"] < scale)
-    return isclose(clip["threshold"], asked["threshold"], rel_tol=1e-6)
-
-
-def _clipped_scaled(clip: Event, unscale: Event, scale: float) -> Broken:
-    name = "clip_grad_norm_" if clip["kind"] == "norm" else "clip_grad_value_"
-    what = "the norm" if clip["kind"] == "norm" else "each value"
-    threshold, factor = number(clip["threshold"]), number(scale)
+def _clip(scaling: Scaling, clip: Clip, still: _StillScaled) -> Broken | None:
+    threshold = clip.threshold
+    if isinstance(threshold, str) or not _is_plain(threshold, still.scale, scaling.window):
+        return None
+    what = "the norm" if clip.kind == "norm" else "each value"
     return Broken(
         clip,
-        f"`unscale_` must come before `{name}`",
-        f"clipping compares {what} with {threshold} while gradients still carry the factor {factor}",
-        f"{placed(clip)} came before {placed(unscale)}",
-        (clip, unscale),
-        _effect_of_clip(clip, scale),
+        f"`unscale_` must come before `{clip.function}`",
+        f"clipping compares {what} with {number(threshold)} while gradients still carry the factor "
+        f"{number(still.scale)}",
+        f"{clip} came before {still.unscale}",
+        (clip, still.unscale),
+        _effect_of_clip(clip, threshold, still.scale),
     )
 
 
-def _effect_of_clip(clip: Event, scale: float) -> str | None:
-    threshold = clip["threshold"]
+def _is_plain(threshold: float, scale: float, window: Window) -> bool:
+    """Whether the threshold of a clip makes no allowance for the scale: it is the one that was asked for or, where none
+    was, too small to have been multiplied by the scale."""
+    asked = window.plan.clip
+    return threshold < scale if asked is None else isclose(threshold, asked["threshold"], rel_tol=1e-6)
+
+
+def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
     in_effect = f"The unscaled gradients are in effect clipped at {number(threshold / scale)}"
-    if clip["kind"] != "norm":
+    if clip.kind != "norm":
         return f"{in_effect}."
-    if not isinstance(clip["norm"], int | float):
+    if not isinstance(clip.norm, int | float):
         return None
-    if clip["norm"] <= threshold:
+    if clip.norm <= threshold:
         return "Nothing is clipped in this window: even the scaled norm is within the threshold."
-    right = min(clip["norm"] / scale, threshold)
+    right = min(clip.norm / scale, threshold)
     return f"{in_effect}; their norm becomes {number(threshold / scale)} instead of {number(right)}."
 
 
@@ -85,7 +89,7 @@ def _effect_of_clip(clip: Event, scale: float) -> str | None:
     why="""The norm of S·g is S·‖g‖, a number that follows the scale: it doubles when the scale grows and halves when it
         backs off. What is decided or logged by it is about the scale as much as about the gradients.""",
     source=UNSCALED_GRADIENTS,
-    mend="""
+    fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
@@ -93,21 +97,16 @@ def _effect_of_clip(clip: Event, scale: float) -> str | None:
         scaler.update()
         """,
 )
-def unscale_before_inspection(run: Run) -> Iterator[Check]:
-    return _each(run, "norm", _inspection)
+def unscale_before_inspection(window: Window) -> Outcomes:
+    yield from _each(window, Norm, _inspection)
 
 
-def _inspection(scaling: Scaling, look: Event) -> Broken | bool:
-    if scaling.is_unscaled(look, look["parameters"]):
-        return True
-    still = _still_scaled(scaling, look)
-    if still is None:
-        return False
+def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
     return Broken(
         look,
         "`unscale_` should come before the norm is taken",
         f"gradients still carry the factor {number(still.scale)}",
-        f"the norm of {number(look['norm'])} ({look.place}) was taken before {placed(still.unscale)}",
+        f"the norm of {number(look.norm)} ({look.line}) was taken before {still.unscale}",
         (look, still.unscale),
         "The weights are right, unless the trainer decides something by this norm.",
     )
@@ -120,7 +119,7 @@ def _inspection(scaling: Scaling, look: Event) -> Broken | bool:
         by a count is. A clamp at t, noise, or a decay λ·w added to S·g comes out as a clamp at t/S, or as noise and
         decay divided by S.""",
     source=UNSCALED_GRADIENTS,
-    mend="""
+    fix="""
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         for parameter in model.parameters():
@@ -129,41 +128,47 @@ def _inspection(scaling: Scaling, look: Event) -> Broken | bool:
         scaler.update()
         """,
 )
-def unscale_before_change(run: Run) -> Iterator[Check]:
-    return _each(run, "gradient_change", _change)
+def unscale_before_change(window: Window) -> Outcomes:
+    yield from _each(window, GradientChange, _change)
 
 
-def _change(scaling: Scaling, change: Event) -> Broken | bool:
-    if scaling.is_unscaled(change, change["parameters"]):
-        return True
-    still = _still_scaled(scaling, change)
-    step = scaling.next(change, ("step",), change["parameters"])
-    # What overflowed is not stepped on, and its changes have no factor that could be told.
-    if still is None or step is None or scaling.overflowed or _is_sync(change, scaling):
-        return False
-    what = _changed_how(change, step, still.scale, scaling.run.plan)
-    return True if what is None else _changed_scaled(change, still.unscale, still.scale, what)
-
-
-def _is_sync(change: Event, scaling: Scaling) -> bool:
-    """Whether the gradients changed around a collective, or a message that came, which then may have changed them; or
-    between ranks that brought theirs together in a way that leaves no trace, if at all."""
-    events = scaling.window.events
-    is_seen = any(event.kind == "receive" or brings_together(event) for event in events)
-    is_unseen = scaling.run.plan.world_size > 1 and not is_seen
-    return is_unseen or any(
-        event.kind in ("collective", "receive") and change["since"] <= event.seq <= change.seq for event in events
+def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Broken | Kept | None:
+    step = scaling.next(change, Step, change.parameters)
+    # What overflowed is not stepped on, and its changes have no factor that anybody could know.
+    if step is None or scaling.overflowed or _is_sync(change, scaling.window):
+        return None
+    what = _changed_how(change, step, still.scale, scaling.window)
+    if what is None:
+        return OK
+    return Broken(
+        change,
+        "`unscale_` must come before gradients are changed",
+        f"they still carry the factor {number(still.scale)} until then",
+        f"they were {what} before {still.unscale}",
+        (change, still.unscale),
+        f"What was done to them comes out divided by {number(still.scale)}.",
     )
 
 
-def _changed_how(change: Event, step: Event, scale: float, plan: Plan) -> str | None:
+def _is_sync(change: GradientChange, window: Window) -> bool:
+    """Whether the gradients changed around a collective, or a message that came, which then may have changed them; or
+    between ranks that brought theirs together in a way that leaves no trace, if at all."""
+    exchanges = window.of(Exchange)
+    is_seen = any(isinstance(event, Receive) or brings_together(event) for event in exchanges)
+    return (window.plan.world_size > 1 and not is_seen) or any(
+        isinstance(event, Collective | Receive) and change.since <= event.seq <= change.seq for event in exchanges
+    )
+
+
+def _changed_how(change: GradientChange, step: Step, scale: float, window: Window) -> str | None:
     """What a change was, if it is certain that it should have come after unscaling."""
-    seen = step["gradients"]
-    if not seen or not finite(seen):
+    seen = [one for one in step.gradients or () if isinstance(one, int | float)]
+    if not step.gradients or any(isinstance(one, str) for one in step.gradients):
         return None
-    threshold = plan.clip["threshold"] if plan.clip else None
-    clipped = norm(seen) if plan.clip and plan.clip["kind"] == "norm" else largest(seen)
-    if change["factor"] is None:
+    clip = window.plan.clip
+    threshold = clip["threshold"] if clip else None
+    clipped = hypot(*seen) if clip and clip["kind"] == "norm" else max(map(abs, seen), default=0.0)
+    if change.factor is None:
         # Clipped at a threshold that was multiplied by the scale: as good.
         return None if threshold and isclose(clipped, threshold, rel_tol=1e-3) else "changed by hand"
     if threshold and isclose(clipped * scale, threshold, rel_tol=1e-3):
@@ -171,39 +176,38 @@ def _changed_how(change: Event, step: Event, scale: float, plan: Plan) -> str | 
     return None
 
 
-def _changed_scaled(change: Event, unscale: Event, scale: float, what: str) -> Broken:
-    return Broken(
-        change,
-        "`unscale_` must come before gradients are changed",
-        f"they still carry the factor {number(scale)} until then",
-        f"they were {what} before {placed(unscale)}",
-        (change, unscale),
-        f"What was done to them comes out divided by {number(scale)}.",
-    )
-
-
 @dataclass(frozen=True)
 class _StillScaled:
+    """The scale that gradients carry, and what takes it off them later."""
+
     scale: float
-    unscale: Event
+    unscale: Unscale | ScalerStep
 
 
-def _still_scaled(scaling: Scaling, at: Event) -> _StillScaled | None:
-    """The scale that the gradients that ``at`` is about carry, and what takes it off them later.
-
-    Without an unscale to come, or a step that unscales, it is amp/step-through-scaler.
-    """
-    scale = scaling.carried(at, at["parameters"])
-    unscale = scaling.next(at, ("unscale", "scaler_step"), at["parameters"])
+def _still_scaled(scaling: Scaling, at: Event, parameters: Sequence[int]) -> _StillScaled | None:
+    """Without an unscale to come, or a step that unscales, nobody can tell: None."""
+    scale = scaling.carried(at, parameters)
+    ends = [scaling.next(at, Unscale, parameters), scaling.next(at, ScalerStep, parameters)]
+    unscale = min((end for end in ends if end is not None), key=lambda end: end.seq, default=None)
     return None if scale is None or unscale is None else _StillScaled(scale, unscale)
 
 
-def _each(run: Run, kind: str, judged: Callable[[Scaling, Event], Broken | bool]) -> Iterator[Check]:
-    """The law applied to each event of a kind: broken, kept (True), or there is no telling (False)."""
-    for scaling in scaled_windows(run):
-        outcomes = [judged(scaling, event) for event in scaling.window.of(kind)]
-        found = next((outcome for outcome in outcomes if isinstance(outcome, Broken)), None)
-        if found is not None:
-            yield broken(scaling.window, found)
-        elif True in outcomes:
-            yield kept(scaling.window)
+def _each(
+    window: Window, kind: type[T], judged: Callable[[Scaling, T, _StillScaled], Broken | Kept | None]
+) -> Outcomes:
+    """The law applied to each event of a kind whose gradients still carry the scale; on others it is kept."""
+    if not window.of(kind) or not scaling(window).is_scaled:
+        return
+    kept = False
+    for event in window.of(kind):
+        outcome: Broken | Kept | None = None
+        if scaling(window).is_unscaled(event, event.parameters):
+            outcome = OK
+        elif (still := _still_scaled(scaling(window), event, event.parameters)) is not None:
+            outcome = judged(scaling(window), event, still)
+        if isinstance(outcome, Broken):
+            yield outcome
+            return
+        kept |= outcome is OK
+    if kept:
+        yield OK

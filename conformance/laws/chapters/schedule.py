@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import isclose
 
-from conformance.laws.event import Event
-from conformance.laws.labels import number, placed
-from conformance.laws.law import Broken, Check, broken, kept, law
-from conformance.laws.run import Plan, RankTrace, Run
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.run import Plan, Rank, Window, fact
+from conformance.trace.events import Schedule, Skip, Step
+from conformance.trace.words import number
 
 
 @law(
@@ -18,7 +20,7 @@ from conformance.laws.run import Plan, RankTrace, Run
         steps of n micro-batches, and one that steps for skipped steps too is ahead by their number.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": scheduler.step() after optimizer.step(); with a '
     "GradScaler a step may be skipped, which its documentation leaves to the caller to notice",
-    mend="""
+    fix="""
         scale = scaler.get_scale()
         scaler.step(optimizer)
         scaler.update()
@@ -26,32 +28,51 @@ from conformance.laws.run import Plan, RankTrace, Run
             scheduler.step()
         """,
 )
-def schedule_per_step(run: Run) -> Iterator[Check]:
-    if not run.plan.has_schedule:
-        return
-    for rank in run.ranks:
-        events = rank.of("schedule")
-        for scheduler, optimizer in sorted({(event["scheduler"], event["optimizer"]) for event in events}):
-            calls = [event for event in events if event["scheduler"] == scheduler and not event["initial"]]
-            yield from _scheduled(run.plan, rank, optimizer, calls)
-
-
-def _scheduled(plan: Plan, rank: RankTrace, optimizer: int, calls: list[Event]) -> Iterator[Check]:
-    previous: Event | None = None
-    step_number = 0
-    for window in rank.windows:
-        # If there are more, acc/step-after-all-backwards.
-        step = next((event for event in window.of("step") if event["optimizer"] == optimizer), None)
-        if step is None:
-            continue
-        made = [call for call in calls if (previous is None or call.seq > previous.seq) and call.seq < step.seq]
-        right = _planned_rate(plan, step_number)
+def schedule_per_step(window: Window) -> Outcomes:
+    for taken in _taken(window.rank)[window.number] if window.plan.has_schedule else ():
         # A learning rate that is right was set in another way, or the scheduler is one of several.
-        if len(made) == (0 if previous is None else 1):
-            yield kept(window)
-        elif not isclose(step["lr"], right, rel_tol=1e-6):
-            yield broken(window, _wrongly_scheduled(rank, previous, made, step, step_number, right))
-        previous, step_number = step, step_number + 1
+        if len(taken.calls) == (0 if taken.previous is None else 1):
+            yield OK
+        elif not isclose(_rate(taken.step), _planned_rate(window.plan, taken.number), rel_tol=1e-6):
+            yield _wrongly_scheduled(window, taken)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A step, the one before it, its number, and the calls of one scheduler in between."""
+
+    step: Step
+    previous: Step | None
+    number: int
+    calls: Sequence[Schedule]
+
+
+@fact
+def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
+    """By window, the first step of each optimizer that has a scheduler, for each of its schedulers."""
+    calls: dict[tuple[int, int | None], list[Schedule]] = {}
+    for event in rank.of(Schedule):
+        calls.setdefault((event.scheduler, event.optimizer), [])
+        if not event.initial:
+            calls[event.scheduler, event.optimizer].append(event)
+    found: defaultdict[int, list[_Taken]] = defaultdict(list)
+    for (_, optimizer), made in sorted(calls.items(), key=lambda item: item[0][0]):
+        previous: Step | None = None
+        used = number = 0
+        for window in rank.windows:
+            step = next((event for event in window.of(Step) if event.optimizer == optimizer), None)
+            if step is None:
+                continue
+            began = used
+            while used < len(made) and made[used].seq < step.seq:
+                used += 1
+            found[window.number].append(_Taken(step, previous, number, made[began:used]))
+            previous, number = step, number + 1
+    return found
+
+
+def _rate(step: Step) -> float:
+    return step.lr if isinstance(step.lr, int | float) else float("nan")
 
 
 def _planned_rate(plan: Plan, step: int) -> float:
@@ -60,23 +81,24 @@ def _planned_rate(plan: Plan, step: int) -> float:
     return rate
 
 
-def _wrongly_scheduled(
-    rank: RankTrace, previous: Event | None, made: list[Event], step: Event, counted: int, right: float
-) -> Broken:
+def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
+    step, previous, made = taken.step, taken.previous, taken.calls
+    right = _planned_rate(window.plan, taken.number)
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
-    skipped = [event for event in rank.of("skip") if previous and previous.seq < event.seq < step.seq]
-    last = f", last at {made[-1].place}" if made else ""
+    skipped = window.rank.of(Skip, after=previous, before=step) if previous else ()
+    last = f", last at {made[-1].line}" if made else ""
     if previous is None:
-        however = f"the scheduler {times} before the first step, {placed(step)}{last}"
+        however = f"the scheduler {times} before the first step, {step}{last}"
     else:
-        however = f"between {placed(previous)} and {placed(step)} the scheduler {times}{last}"
+        however = f"between {previous} and {step} the scheduler {times}{last}"
     if made and skipped:
-        however += f", though {placed(skipped[0])} was no step"
+        however += f", though {skipped[0]} was no step"
     return Broken(
         made[-1] if made else step,
         must="a scheduler must step once for each step that was taken",
-        because=f"the schedule counts steps: number {counted} is to be taken with the learning rate {number(right)}",
+        because=f"the schedule counts steps: number {taken.number} is to be taken with the learning rate "
+        f"{number(right)}",
         however=however,
         shows=(*([previous] if previous else []), *skipped[:1], *made[-2:], step),
-        effect=f"Step {counted} is taken with the learning rate {number(step['lr'])}.",
+        effect=f"Step {taken.number} is taken with the learning rate {number(_rate(step))}.",
     )
