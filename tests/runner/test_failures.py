@@ -92,6 +92,13 @@ def test_a_rank_that_is_killed(run: Callable[..., Outcome], name: str) -> None:
     assert not outcome.timed_out
 
 
+def test_a_rank_that_dies_where_the_kernel_does_not_report_it(run: Callable[..., Outcome]) -> None:
+    outcome = run("if task.rank == 0: os._exit(3)", before="del os.pidfd_open")
+    assert outcome.ranks[0].exit == "exited 3 before it finished"
+    assert "after rank 0 failed" in outcome.ranks[1].exit
+    assert not outcome.timed_out
+
+
 def test_a_crash_in_native_code_shows_the_python_line(run: Callable[..., Outcome]) -> None:
     outcome = run(
         """

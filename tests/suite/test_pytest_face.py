@@ -141,4 +141,4 @@ def test_workers_share_the_import_of_torch(pytester, write, folder):
     seen = [line.split() for line in (folder / "seen.txt").read_text().splitlines()]
     assert len(seen) > 2
     assert len({zygote for zygote, _ in seen}) == 2
-    assert len({nursery for _, nursery in seen}) == 1
+    assert len({ancestor for _, ancestor in seen}) == 1
