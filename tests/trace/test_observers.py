@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
-import shutil
-import subprocess
-import sys
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +12,6 @@ from conformance.trace import recorder
 
 from ..trainers.tasks import overflowing, train
 
-CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 TRACE = files("conformance.trace")
 MODULES = {path.relative_to(TRACE).with_suffix("").as_posix(): path for path in TRACE.rglob("*.py")}
 OBSERVERS = sorted(name for name in MODULES if name.startswith("observers/") and not name.endswith("__init__"))
@@ -62,29 +56,3 @@ def test_the_order_of_observers_does_not_matter(monkeypatch):
     monkeypatch.setattr(recorder, "OBSERVERS", dict(reversed(recorder.OBSERVERS.items())))
     found = train(loading.load("accumulated")[0], spec)
     assert [{**event, "time": 0} for event in found] == [{**event, "time": 0} for event in expected]
-
-
-ADDED = """
-from torch.utils.data import DistributedSampler
-
-from conformance.trace.events import read
-from conformance.trace.recorder import Recorder
-
-with Recorder(lambda event: print(read(event).label, event["epoch"])):
-    DistributedSampler([1.0], num_replicas=1, rank=0).set_epoch(3)
-"""
-
-
-def test_the_observer_that_contributing_adds_is_found(tmp_path):
-    """On a copy of the package, by the section's diff and nothing else."""
-    shutil.copytree(TRACE.parent, tmp_path / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
-    section = CONTRIBUTING.read_text(encoding="utf-8").partition("## Add an observer\n")[2].partition("\n## ")[0]
-    [diff] = re.findall(r"```diff\n(.*?)```", section, re.DOTALL)
-    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, text=True, check=True)
-
-    def said(*args):
-        return subprocess.run([sys.executable, *args], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    said("-m", "conformance.trace.schema")
-    assert "`set_epoch`" in (tmp_path / "conformance/trace/TRACE.md").read_text(encoding="utf-8")
-    assert said("-c", ADDED) == "set epoch 3\n"
