@@ -49,21 +49,21 @@ def attend(front: tuple[str, int], member: Member) -> None:
         try:
             said = asdict(_hello(member, str(connection.getsockname()[0])))
         except (RunnerError, LaunchError) as error:
-            _tell(channel, {"failure": f"{member.host}: {error}"})
+            _report(channel, {"failure": f"{member.host}: {error}"})
             raise
-        if not _tell(channel, said):
+        if not _report(channel, said):
             return
         while (request := channel.receive()) is not None:
             try:
                 answer = _answer(request, front)
             except (RunnerError, LaunchError) as error:
                 answer = {"failure": str(error)}
-            if not _tell(channel, answer):
+            if not _report(channel, answer):
                 return
 
 
-def _tell(channel: Channel, message: dict[str, Any]) -> bool:
-    """Whether the front is still there to be told."""
+def _report(channel: Channel, message: dict[str, Any]) -> bool:
+    """Whether the front is still there to report to."""
     try:
         channel.send(message)
     except (BrokenPipeError, ConnectionResetError):

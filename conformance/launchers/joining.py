@@ -34,7 +34,7 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     try:
         # The others import torch once they have connected, and may do so while this process does.
         launch.publish(front.address)
-        # What keeps torch from being imported is told better from here than by the thread below.
+        # What keeps torch from being imported is better reported from here than by the thread below.
         shared.get()
         # On its own machine it is served like on the others.
         threading.Thread(target=_attend_here, args=(front.address, launch.member), daemon=True).start()
@@ -46,6 +46,6 @@ def join(launcher: str, address: str | None) -> Hosts | None:
 
 
 def _attend_here(front: tuple[str, int], member: Member) -> None:
-    """What goes wrong the front is told, and says."""
+    """What goes wrong is reported to the front, which says so."""
     with suppress(LaunchError, RunnerError):
         attend(front, member)
