@@ -155,7 +155,7 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
             continue
         event, seen = sight
         fits = [
-            (right, [mistake for mistake in mistakes(run.plan, number) if right.is_times(mistake.times, seen)])
+            (right, _fitting(mistakes(run.plan, number), right, seen))
             for right in expectations.gradients(number, weights)
         ]
         if not fits:
@@ -172,6 +172,11 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
         ):
             continue
         yield Averaged(window, event, seen, right, ()), fitting
+
+
+def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> list[Mistake]:
+    least, most = right.possible_times(seen)
+    return [one for one in mistakes if least <= one.times <= most and right.is_times(one.times, seen)]
 
 
 def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:

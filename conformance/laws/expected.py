@@ -41,6 +41,14 @@ class Gradient:
             if one is not None and slack < inf
         )
 
+    def possible_times(self, seen: Sequence[float | None]) -> tuple[float, float]:
+        """Between which two numbers ``times`` must be for `is_times` to hold, by the first element that says so."""
+        for one, value, slack in zip(seen, self.value, self.slack, strict=True):
+            if one is not None and slack < abs(value):
+                # These quotients are rounded themselves.
+                return abs(one) / (abs(value) + slack) * (1 - 1e-9), abs(one) / (abs(value) - slack) * (1 + 1e-9)
+        return 0.0, inf
+
 
 @dataclass(frozen=True)
 class Slope:
