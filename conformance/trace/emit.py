@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from typing import Any
 
 import torch
+from torch.distributed.distributed_c10d import _world
 
 from conformance.trace.state import horovod, topology
+from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
 from conformance.trace.state.gradients import Gradients
 from conformance.trace.state.nested import Nested
@@ -33,7 +35,7 @@ class Recording:
 
     watched: the parameters of the watched model. wrappers: what the model is wrapped in.
     progress: the position in the plan. rows: the samples of the task, None without one.
-    flow: which forwards a backward flows through. payloads: what collectives carry.
+    flow: which forwards a backward flows through. payloads, copies: what collectives and messages carry.
     forwards, backwards, roots, steps: how many training forwards, backwards, graphs that these began in, and applied
     optimizer steps there have been.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
@@ -59,6 +61,7 @@ class Recording:
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
         self.watched = Watched(None if spec is None else shapes(spec["model"]))
         self.payloads = Payloads(self.watched)
+        self.copies = Copies(self.watched, self.payloads)
         self.flow = Flow(self.progress.used)
         self.wrappers = Wrappers()
         self.forwards = self.backwards = self.roots = self.steps = 0
@@ -176,14 +179,14 @@ class Recording:
             self._is_topology_noted = True
             self.note("topology", **topology.reached())
 
-    def keep_alive(self, groups: Iterable[torch.distributed.ProcessGroup]) -> None:
-        """Hold on to process groups for as long as the recorder lives.
+    def keep_groups(self) -> None:
+        """Hold on to all process groups for as long as the recorder lives.
 
         A trainer that destroys its process group before its DDP model is gone hangs now and then (torch
         2.13): the model's reducer then owns the group and frees it with the GIL held, which joins the group's
         threads while one of them waits for the GIL to let go of the last collective.
         """
-        self._groups.update(groups)
+        self._groups.update(_world.pg_map)
 
 
 def shapes(model: dict[str, Any]) -> list[tuple[int, ...]]:

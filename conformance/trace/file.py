@@ -85,17 +85,17 @@ def _nothing_in(folder: Path) -> str:
 
 def _read(file: Path) -> tuple[dict[str, Any], Trace]:
     """The header of a file and its events."""
-    foreign = f"{file} is not a trace of trainer-conformance"
+    no_trace = f"{file} is not a trace of trainer-conformance"
     try:
         text = file.read_text(encoding="ascii")
     except OSError as error:
         raise TraceError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{foreign}: it is not ASCII text") from error
+        raise TraceError(f"{no_trace}: it is not ASCII text") from error
     lines = text.splitlines()
     header = _object(lines[0]) if lines else None
     if header is None or header.get("kind") != "trace":
-        raise TraceError(f"{foreign}: it does not begin with the header of one")
+        raise TraceError(f"{no_trace}: it does not begin with the header of one")
     if header.get("schema_version") != SCHEMA_VERSION:
         raise TraceError(
             f"{file} has schema version {header.get('schema_version')!r}, but this trainer-conformance reads version "

@@ -14,7 +14,7 @@ A loop of one's own, without a task, has its model watched:
         ...
 
 It reads and never writes: no random number is drawn, no tensor of the trainer's is changed, no collective
-issued. What it puts into torch's and Horovod's modules is gone when the `with` ends. It may be entered again, and
+issued. What it puts into torch's and Horovod's modules is removed when the `with` ends. It may be entered again, and
 goes on where it was; of several recorders in a process one is entered at a time.
 """
 

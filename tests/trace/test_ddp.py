@@ -77,3 +77,18 @@ def test_no_sync_as_a_decorator(record):
 
     assert [accumulate(), accumulate()] == [False, False]
     assert recording.kinds("no_sync_enter", "no_sync_exit") == ["no_sync_enter", "no_sync_exit"] * 2
+
+
+def test_a_recorder_that_is_entered_again_goes_on(record):
+    """As in a worker whose work comes in calls: it knows the wrappers and the optimizers that it saw before."""
+    recording = record()
+    wrapper = DistributedDataParallel(recording.task.model())
+    other = torch.optim.SGD([torch.ones(3, requires_grad=True)])
+    other.step()
+    recording.recorder.__exit__(None, None, None)
+    recording.recorder.__enter__()
+    other.step()
+    with wrapper.no_sync():
+        wrapper(torch.ones(1, 2)).sum().backward()
+    kinds = recording.kinds("wrap", "foreign_optimizer", "no_sync_enter", "forward", "no_sync_exit")
+    assert kinds == ["wrap", "foreign_optimizer", "no_sync_enter", "forward", "no_sync_exit"]

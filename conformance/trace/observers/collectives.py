@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
-from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, _world, get_process_group_ranks
+from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, get_process_group_ranks
 
 from conformance.trace.common import note_collective
 from conformance.trace.emit import Recording
@@ -71,7 +71,7 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
         by_reducer = _is_called_by_the_engine(sys._getframe(2)) and all(map(torch.is_floating_point, tensors))
         with recording.payloads.carrying(GRADIENTS) if by_reducer else nullcontext():
             is_the_trainers = note_collective(recording, name, tensors, "c10d", group, reduce)
-        recording.keep_alive(_world.pg_map)
+        recording.keep_groups()
         result = original(keys, *args)
         if is_the_trainers:
             recording.payloads.issued(Work.unbox(result[-1] if isinstance(result, tuple) else result))

@@ -67,6 +67,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     window = recording.progress.window
     number = recording.forwards
     recording.forwards += 1
+    recording.copies.forget()
     recording.progress.forward(rows, number)
     wrapper = recording.wrappers.enter_model()
     recording.note(

@@ -18,7 +18,7 @@ class Position:
     window, micro_batch: those of the last rows; None before the first. The latter may be set to that of rows which were
     forwarded once more.
 
-    Rows belong to the window that they complete; when all rows of a window have been through, to the next one that has
+    Rows belong to the window that they complete; when all rows of a window were forwarded, to the next one that has
     them. Rows of a later window mean that samples were dropped. Several micro-batches at once count as the first of
     them.
 
@@ -31,7 +31,7 @@ class Position:
         self.micro_batch: int | None = None
         self._windows = windows
         self._left: list[Counter[int]] = []
-        self._through: list[Counter[int]] = []
+        self._forwarded: list[Counter[int]] = []
         self._positions = [(n, m) for n, window in enumerate(windows) for m in range(len(window))]
         self._ends = list(accumulate(len(micro_batch) for window in windows for micro_batch in window))
         self._seen = 0
@@ -39,7 +39,7 @@ class Position:
         self._is_counting = False
 
     def advance(self, rows: Rows) -> None:
-        """To the micro-batch of these rows; None for a row that is no sample, [] when they cannot be told."""
+        """To the micro-batch of these rows; None for a row that is no sample, [] when they are unknown."""
         if self._is_as_planned:
             if self._follow(rows):
                 return
@@ -85,8 +85,8 @@ class Position:
             window = [Counter(micro_batch) for micro_batch in self._windows[self.window]]
             ends = [end for (number, _), end in zip(self._positions, self._ends, strict=True) if number == self.window]
             count = bisect_right(ends, self._seen)
-            self._through = window[:count]
-            self._left = [Counter[int]() for _ in self._through] + window[count:]
+            self._forwarded = window[:count]
+            self._left = [Counter[int]() for _ in self._forwarded] + window[count:]
 
     def _count(self, size: int) -> None:
         position = bisect_right(self._ends, self._seen)
@@ -97,10 +97,10 @@ class Position:
     def _consume(self, rows: Sequence[int], number: int) -> None:
         if number != self.window:
             self.window = number
-            self._through = []
+            self._forwarded = []
             self._left = [Counter(micro_batch) for micro_batch in self._windows[number]]
         self.micro_batch = self._micro_batch_of(rows)
-        self._through.append(Counter(rows))
+        self._forwarded.append(Counter(rows))
         for row in rows:
             left = next((counter for counter in self._left if counter[row] > 0), None)
             if left is not None:
@@ -113,7 +113,7 @@ class Position:
         if self.window is None:
             return next((n for n in range(len(self._windows)) if self._has(n, rows)), None)
         left = sum(self._left, Counter[int]())
-        if rows <= left or (left and rows in self._through):
+        if rows <= left or (left and rows in self._forwarded):
             return self.window
         later = next((n for n in range(self.window + 1, len(self._windows)) if self._has(n, rows)), None)
         is_back = later is None and any(self._has(n, rows) for n in range(self.window + 1))

@@ -1,4 +1,4 @@
-"""Which accumulation window and micro-batch a rank is in, as far as its forwards tell."""
+"""Which accumulation window and micro-batch a rank is in, as far as its forwards show."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Progress:
 
     window, micro_batch: those of the last training forward; None before the first, and without a plan.
 
-    Rows that are through already, in a window that is not complete, are forwarded once more. Rows may also recur in the
-    data. While no backward, nor a step, has used what was forwarded, the same rows once more are no further
+    Rows that were forwarded already, in a window that is not complete, are forwarded once more. Rows may also recur in
+    the data. While no backward, nor a step, has used what was forwarded, the same rows once more are no further
     micro-batch; if it turns out that a backward used both, and the window has such rows twice, they were two
     micro-batches that went forward one after the other. And as long as no step has ended a window, rows that it has no
     more are no micro-batch of the next one.
@@ -39,7 +39,7 @@ class Progress:
         self._forwards: dict[int, _Forward] = {}
         self._is_any_used = False
         # Of the window: the micro-batch that each rows were taken for, and whether an optimizer has stepped.
-        self._through: dict[tuple[int | None, ...], int | None] = {}
+        self._taken_for: dict[tuple[int | None, ...], int | None] = {}
         self._has_stepped = False
 
     @classmethod
@@ -61,8 +61,8 @@ class Progress:
         return self._position.micro_batch
 
     def forward(self, given: Rows, number: int) -> None:
-        """A training forward of these rows; None for a row that is no sample, [] when they cannot be told. `number`
-        tells it from others."""
+        """A training forward of these rows; None for a row that is no sample, [] when they are unknown. `number` is
+        that of the forward."""
         if not self._is_planned:
             return
         if self._is_any_used:
@@ -72,15 +72,15 @@ class Progress:
         if first is not None:
             self._position.micro_batch = first.micro_batch
         elif self._is_once_more(rows):
-            self._position.micro_batch = self._through[rows]
+            self._position.micro_batch = self._taken_for[rows]
         else:
             window = self.window
             self._position.advance(rows)
             if self.window != window:
                 self._forwards.clear()
-                self._through.clear()
+                self._taken_for.clear()
                 self._has_stepped = False
-            self._through[rows] = self.micro_batch
+            self._taken_for[rows] = self.micro_batch
         self._forwards[number] = _Forward(rows, self.micro_batch, is_repeated=first is not None)
 
     def used(self, number: int) -> None:
@@ -108,7 +108,7 @@ class Progress:
             bool(rows)
             and not self._has_stepped
             and None not in rows
-            and rows in self._through
+            and rows in self._taken_for
             and not self._position.has_next(rows)
         )
 
