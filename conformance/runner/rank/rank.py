@@ -11,13 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.adapter.loading import Train
 from conformance.runner.rank import loading, store_prefix
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import Sender, described, exit_code
 from conformance.runner.system import stacks
+
+if TYPE_CHECKING:
+    from conformance.trace.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -37,25 +40,25 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     """
     import torch
 
+    from conformance.trace.recorder import Recorder
+
     faulthandler.enable(file=2)
     stacks.answer_requests(pipes.stack)
     torch.set_num_threads(1)
     store_prefix.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
-    code = attempt(load, spec, rank, send)
+    # It holds the connections to other ranks, which may still need them, until all are finished.
+    recorder = Recorder(send, spec, rank)
+    code = attempt(load, spec, rank, recorder)
     if code is None:
         os.read(pipes.release, 1)
     return code or 0
 
 
-def attempt(
-    load: Callable[[], Train], spec: dict[str, Any], rank: int, send: Callable[[dict[str, Any]], None]
-) -> int | None:
-    """Run the function that ``load`` returns, and send what happens; the exit code if it raised."""
+def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder) -> int | None:
+    """Run the function that ``load`` returns, and record what happens; the exit code if it raised."""
     from conformance.adapter.task import Task
-    from conformance.trace.recorder import Recorder
 
-    recorder = Recorder(send, spec, rank)
     try:
         train = load()
         recorder.trainer_file = file_of(train)
