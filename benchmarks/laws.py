@@ -2,10 +2,10 @@
 
     python benchmarks/laws.py [--steps 2400] [--repetitions 3]
 
-It makes the trace of a correct run by hand, of two ranks under DDP in fp16 with two micro-batches a window, and of one
-four times as long, as JSON lines, and takes three times of each: parsing the lines (the json module), decoding them
-(the objects of JSON become events and windows), and checking all laws. What counts is decoding and checking together,
-in processor time, the least of several repetitions; the two lengths take turns.
+It makes the trace of a correct run by hand, of two ranks under DDP in fp16 with two micro-batches a window, and of
+one four times as long, as JSON lines, and takes three times of each: parsing the lines (the json module), decoding
+them (the objects of JSON become events and windows), and checking all laws. What counts is decoding and checking
+together, in processor time, the least of several repetitions; the two lengths take turns.
 """
 
 from __future__ import annotations
