@@ -112,7 +112,7 @@ class Alike:
     @property
     def example(self) -> CaseRecord:
         """The case to look at first: the smallest run in which it shows."""
-        return min(self.cases, key=lambda case: (case.world_size or 1, case.accumulation or 1, natural(case.id)))
+        return min(self.cases, key=lambda case: (case.world_size, case.accumulation, natural(case.id)))
 
     @property
     def where(self) -> str:
@@ -195,7 +195,7 @@ def _cells(cases: tuple[CaseRecord, ...]) -> list[tuple[str, tuple[CaseRecord, .
 
 def _path_order(case: CaseRecord) -> tuple[str, int, int, int, list[tuple[int, int, str]]]:
     backend = BACKENDS.index(case.backend) if case.backend in BACKENDS else len(BACKENDS)
-    return case.device, backend, case.world_size or 1, case.accumulation or 1, natural(case.path)
+    return case.device, backend, case.world_size, case.accumulation, natural(case.path)
 
 
 def _precision_order(precision: str) -> tuple[int, str]:
