@@ -154,15 +154,17 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
         if sight is None:
             continue
         event, seen = sight
-        fits = [
-            (right, _fitting(mistakes(run.plan, number), right, seen))
-            for right in expectations.gradients(number, weights)
-        ]
-        if not fits:
+        rights = expectations.gradients(number, weights)
+        if not rights:
             continue
-        right, fitting = next((fit for fit in fits if _is_right(fit[1])), max(fits, key=lambda fit: len(fit[1])))
-        if _is_right(fitting) and any(mistake.factor != 1 for mistake in fitting):
+        known = mistakes(run.plan, number)
+        right = next((one for one in rights if one.is_times(1.0, seen)), None)
+        if right is not None:
+            if not any(mistake.factor != 1 for mistake in _fitting(known, right, seen)):
+                yield Averaged(window, event, seen, right, ()), [_ONCE]
             continue
+        fits = [(one, list(_fitting(known, one, seen))) for one in rights]
+        right, fitting = max(fits, key=lambda fit: len(fit[1]))
         # Gradients may be off by the loss scale, which is a power of two as well.
         scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
         if any(
@@ -174,9 +176,9 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
         yield Averaged(window, event, seen, right, ()), fitting
 
 
-def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> list[Mistake]:
+def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:
     least, most = right.possible_times(seen)
-    return [one for one in mistakes if least <= one.times <= most and right.is_times(one.times, seen)]
+    return (one for one in mistakes if least <= one.times <= most and right.is_times(one.times, seen))
 
 
 def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import chain
 from math import inf, lcm
-from operator import mul
+from operator import attrgetter, mul
 
 from conformance.laws.run import Plan, Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
@@ -142,18 +143,18 @@ def held(rank: Rank) -> dict[int, tuple[float, ...]]:
 
     A rank for which another one steps shows them where its windows begin.
     """
-    steps = bool(rank.of(Attempt))
-    starts = {window.events[0].seq: window.number for window in rank.windows}
+    # Within a window forwards do not show them.
+    shows: Sequence[Attempt | Forward] = rank.of(Attempt) or rank.of(Forward)
+    shown: deque[Start | Attempt | Forward] = deque(sorted((*rank.of(Start), *shows), key=attrgetter("seq")))
     found: dict[int, tuple[float, ...]] = {}
     weights = None
-    for event in rank.events:
-        # Within a window forwards do not show them.
-        if isinstance(event, Start | Attempt) or (
-            not steps and isinstance(event, Forward) and event.weights is not None
-        ):
-            weights = finite_vector(event.weights)
-        if event.seq in starts and weights is not None:
-            found[starts[event.seq]] = weights
+    for window in rank.windows:
+        while shown and shown[0].seq <= window.events[0].seq:
+            event = shown.popleft()
+            if not isinstance(event, Forward) or event.weights is not None:
+                weights = finite_vector(event.weights)
+        if weights is not None:
+            found[window.number] = weights
     return found
 
 
