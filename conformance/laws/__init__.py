@@ -1,1 +1,1 @@
-"""Laws: what must hold of the order in which ranks do things, as pure functions over their traces."""
+"""Laws: rules about what ranks do and in which order, as pure functions over their traces."""

@@ -1,4 +1,4 @@
-"""By what factor the gradients of a window miss the right ones, and which mistakes in averaging make that factor."""
+"""The factor by which a window's gradients differ from the right ones, and the averaging mistakes that explain it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchroni
 
 @dataclass(frozen=True)
 class Mistake:
-    """A way to average too often or too rarely.
+    """A combination of averaging mistakes.
 
-    kinds: the single mistakes in it; none if all is right. says: each of them, to follow "is caused by".
-    factor: what gradients are multiplied by.
+    kinds: the single mistakes; empty if all is right. says: a phrase for each, to follow "is caused by".
+    factor: what the gradients are multiplied by.
     """
 
     kinds: tuple[str, ...]
@@ -32,11 +32,11 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Averaged:
-    """What averaging made of the gradients of one window.
+    """The averaged gradients of one window.
 
-    event: who saw the gradients, the first one after the backwards: a clip, or the step. seen: what it saw, None for
-    elements that it did not. right: what it should have seen. mistakes: what explains the difference, one of these;
-    none if there is no difference.
+    event: the first event after the backwards that saw the gradients: a clip or the step. seen: the gradients that it
+    saw, None for elements that it did not see. right: the gradients that it should have seen. mistakes: each one
+    explains the difference; empty if there is no difference.
     """
 
     window: Window
@@ -48,11 +48,11 @@ class Averaged:
 
 @fact
 def averages(run: Run) -> Mapping[Window, Averaged]:
-    """By the windows in which right and wrong can be told apart.
+    """By window, for the windows in which right and wrong averaging give different numbers.
 
-    Averaging is systematic: a mistake that could show in a window that is right is none in the others. And where some
-    window's gradients are not explained by averaging, a coincidence could explain those of the others. Then only the
-    windows that are right are there.
+    A trainer averages all windows in the same way, so a mistake that a right window rules out is ruled out in all. If
+    no mistake explains some wrong window, an explanation of the others may be a coincidence: then only the right
+    windows are included.
     """
     found = tuple(_told_apart(run))
     right = {average.window: average for average, fitting in found if _is_right(fitting)}
@@ -74,18 +74,18 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
 
 
 def saw_right_gradients(window: Window) -> bool:
-    """Whether the step, or clip, of a window is known to have seen the right gradients, however they were made."""
+    """Whether the step or clip of a window is known to have seen the right gradients, however they were computed."""
     average = averages(window.run).get(window)
     return average is not None and not average.mistakes
 
 
 def mistakes(plan: Plan, number: int) -> tuple[Mistake, ...]:
-    """All combinations of mistakes in averaging window ``number``, that of none first."""
+    """All combinations of mistakes in averaging window ``number``, the one without mistakes first."""
     return _combinations(*_sizes(plan, number))
 
 
 def _sizes(plan: Plan, number: int) -> tuple[tuple[int, ...], int, int, str]:
-    """What mistakes depend on: the samples of each micro-batch, their nominal number, the ranks and the loss."""
+    """What mistakes depend on: the size of each micro-batch, the nominal accumulation, the world size and the loss."""
     return tuple(map(len, plan.micro_batches(0, number))), plan.accumulation, plan.world_size, plan.spec["loss"]
 
 
@@ -138,13 +138,13 @@ def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tupl
 
 
 def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
-    """With each window all mistakes that fit it. Windows that right and wrong both fit are left out."""
+    """Each window with all mistakes that fit it. Leaves out windows that fit both right and wrong averaging."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
     for window in run.windows:
         number = window.number
         weights = starts[window.rank.number].get(number)
-        # For a model of another shape there are no right gradients.
+        # The right gradients are unknown for a model of another shape.
         if weights is None or len(weights) != run.plan.elements:
             continue
         # Ranks that hold different weights have no mean gradient.
@@ -182,13 +182,13 @@ def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float 
 
 
 def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:
-    """The gradients of a window as they were once all averaging was done, and who saw them first."""
+    """The gradients of a window after all averaging, and the event that saw them first."""
     if not window.attempts or not _is_plain(window, window.attempts[0]):
         return None
     first = window.attempts[0]
     attempts = {event.optimizer: event for event in reversed(window.attempts)}
     clips = [clip for clip in window.of(Clip, before=first) if not isinstance(clip.threshold, str)]
-    # Whoever clips by hand does not show what was there before.
+    # A trainer that clips by hand does not show the gradients before clipping.
     if window.plan.clip is not None and not clips:
         return None
     owners = parameter_of_elements(window.plan)
@@ -209,8 +209,8 @@ def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | N
 
 
 def _is_plain(window: Window, first: Attempt) -> bool:
-    """Whether only averaging can have made the numbers of a window: a step after all its backwards, each on a loss of
-    its own, none on top of older gradients, and no optimizer synchronized twice."""
+    """Whether only averaging can explain the numbers of a window: its step follows all backwards, each backward has its
+    own loss, none adds to older gradients, and no optimizer is synchronized twice."""
     backwards = window.backwards
     synchronized = [event.optimizer for event in window.of(Synchronize)]
     return (

@@ -10,16 +10,16 @@ from conformance.laws.permissions import PERMISSIONS
 
 _HEAD = """# Laws
 
-What a trainer may not do, whatever its numbers, and why. Each run of a case is recorded on every rank, and each law is
-held against the record. Who breaks a MUST does not conform; who breaks a SHOULD is warned. Where a law gives way to
-others, they explain better what breaks both: it is not reported where one of them is broken too.
+What a trainer may not do, even if its numbers come out right, and why. Each run of a case records a trace on every
+rank, and each law is checked against these traces. A trainer that breaks a MUST fails; a broken SHOULD is a warning. A
+law that gives way to others is not reported where one of them is broken too, because they explain the mistake better.
 
 This page is generated: `python -m conformance.laws.catalogue > docs/LAWS.md`. In a terminal, `conformance laws` lists
 the laws and `conformance explain` prints one."""
 
 _PERMISSIONS = """## Permissions
 
-What no law ever flags. Each line names the correct trainer that shows it; the tests run them all."""
+What no law flags. Each line links to a correct trainer that does it; the tests run them all."""
 
 
 def catalogue() -> str:

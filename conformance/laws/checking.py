@@ -1,4 +1,4 @@
-"""Applying all laws to a run, and making one finding of one cause."""
+"""Applies all laws to a run, and merges violations with one cause into one finding."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from conformance.laws.run import GlobalWindow, Rank, Run, Window
 
 @dataclass(frozen=True)
 class Violation:
-    """A law was broken by a subject: a window of a rank, or of all ranks (None), or a rank's, or the run's, whole
-    training (None)."""
+    """A subject broke a law. window: None if the subject is a rank or the run. rank: None if it is a window of all
+    ranks, or the run."""
 
     broken: Broken
     window: int | None
@@ -21,15 +21,15 @@ class Violation:
 
     @property
     def shown_in(self) -> int | None:
-        """The window to show it in; None before training."""
+        """The window in which to show it; None before training."""
         return self.broken.event.window if self.window is None else self.window
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One law, broken by one line, however often.
+    """One law broken by one line, once or more often.
 
-    count: in how many windows of how many ranks. ranks: which. window: the first one, None before training.
+    count: the number of violations. ranks: the ranks that broke it. window: the first one, None before training.
     """
 
     law: Law
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What is known of one law: to how many windows it was applied (0: not exercised), and what was found."""
+    """The result of one law. checked: to how many subjects it applied (0: not exercised)."""
 
     law: Law
     checked: int
@@ -50,7 +50,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Application:
-    """One law applied to a whole run: where it was kept, counted, and where it was broken."""
+    """One law applied to a whole run: how often it was kept, and each violation."""
 
     law: Law
     kept: int
@@ -58,24 +58,24 @@ class Application:
 
 
 def check(run: Run) -> tuple[Verified, ...]:
-    """Every law on ``run``, by id."""
+    """Checks every law on ``run``, in the order of their ids."""
     return tuple(Verified(one.law, one.kept + len(one.violations), _findings(one)) for one in applied(laws(), run))
 
 
 def violations(run: Run) -> tuple[tuple[Law, Broken], ...]:
-    """What broke which law, every time that it did: MUSTs first, then by id."""
+    """Every violation with its law: MUSTs first, then by id."""
     found = [(one.law, violation.broken) for one in applied(laws(), run) for violation in one.violations]
     return tuple(sorted(found, key=lambda pair: pair[0].level))
 
 
 def findings(verified: Iterable[Verified]) -> tuple[Finding, ...]:
-    """What was found, MUSTs first, then in the order in which it happened."""
+    """All findings: MUSTs first, then in the order in which they happened."""
     found = [finding for law in verified for finding in law.findings]
     return tuple(sorted(found, key=lambda finding: (finding.law.level, finding.window or 0, finding.broken.event.seq)))
 
 
 def applied(laws: Sequence[Law], run: Run) -> tuple[Application, ...]:
-    """These laws on ``run``, in the order given, without what a law that explains it better was broken by too."""
+    """Applies these laws to ``run``, in order. Leaves out violations that a law in ``unless`` explains better."""
     everything = {law.id: _applied(law, run) for law in laws}
     return tuple(_reported(everything[law.id], [everything[id] for id in law.unless]) for law in laws)
 
@@ -84,7 +84,7 @@ _ANY = "any"
 
 
 def _reported(application: Application, better: Sequence[Application]) -> Application:
-    """Without the violations by subjects that are, contain or are part of one by which a better law was broken."""
+    """Drops each violation whose subject is, contains or is part of a subject that broke a better law."""
     explained = {
         key
         for other in better

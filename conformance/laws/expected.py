@@ -1,4 +1,4 @@
-"""The gradient that is right for a window: from the weights that were held and the samples that were planned."""
+"""The right gradient of a window, computed from the weights that the rank held and the samples in the plan."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Matrix = tuple[Vector, ...]
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
 """The samples of each micro-batch of each rank."""
 
-#: Roundings to the format of forward and backward that one element of a gradient goes through, and some to spare.
+#: How often one element of a gradient is rounded to the format of forward and backward, with a margin.
 _ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """value: the gradient, weight by weight. slack: how far rounding may take each element from it.
+    """value: the gradient, one element for each weight. slack: the bound of the rounding error of each element.
 
-    Both are computed exactly, and rounded to be compared; what is too large for that is infinite, and fits anything.
+    Both are computed exactly and then rounded to floats; a slack too large for a float is infinite, and fits anything.
     """
 
     value: tuple[float, ...]
     slack: tuple[float, ...]
 
     def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
-        """Whether ``seen`` is this one multiplied by ``times``, up to rounding; None stands for an element not seen."""
+        """Whether ``seen`` is this gradient multiplied by ``times``, up to rounding. None marks elements not seen."""
         return all(
             abs(one - times * right) <= times * slack
             for one, right, slack in zip(seen, self.value, self.slack, strict=True)
@@ -43,18 +43,21 @@ class Gradient:
         )
 
     def possible_times(self, seen: Sequence[float | None]) -> tuple[float, float]:
-        """Between which two numbers ``times`` must be for `is_times` to hold, by the first element that says so."""
+        """The least and the largest ``times`` for which `is_times` can hold, from the first element that bounds it."""
         for one, value, slack in zip(seen, self.value, self.slack, strict=True):
             if one is not None and slack < abs(value):
-                # These quotients are rounded themselves.
+                # The margin covers the rounding of these quotients.
                 return abs(one) / (abs(value) + slack) * (1 - 1e-9), abs(one) / (abs(value) - slack) * (1 + 1e-9)
         return 0.0, inf
 
 
 @dataclass(frozen=True)
 class Slope:
-    """How the gradient of a squared error follows from the weights: ``matrix @ weights - offset``, and both of absolute
-    values, which is what rounding errors are relative to; all ``denominator`` times, as fractions are slow."""
+    """The gradient of a squared error as a function of the weights: ``matrix @ weights - offset``.
+
+    ``size`` and ``size_offset`` are the same sums over absolute values; rounding errors are relative to them. All are
+    integers, ``denominator`` times too large, because fractions are slow.
+    """
 
     matrix: Matrix
     offset: Vector
@@ -81,18 +84,18 @@ class Slope:
 
 
 class Expectations:
-    """What is right in each window of a plan, in all readings that are accepted."""
+    """The right gradients of each window of a plan, in all readings that are accepted."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         # Epochs repeat their windows.
         self._known: dict[Shares, tuple[Slope, ...]] = {}
-        # Ranks that agree are in the same windows with the same weights.
+        # Ranks that agree ask for the same window at the same weights.
         self._of_window: dict[tuple[int, tuple[float, ...]], tuple[Gradient, ...]] = {}
 
     def gradients(self, number: int, weights: Sequence[float]) -> tuple[Gradient, ...]:
-        """The gradient of window ``number`` at ``weights``: as the mean over samples, and as that over micro-batches
-        where these are uneven. () where no such window is planned."""
+        """The gradient of window ``number`` at ``weights``: the mean over samples and, if micro-batches are uneven,
+        also the mean of their means. () if the plan has no such window."""
         key = number, tuple(weights)
         if key not in self._of_window:
             self._of_window[key] = self._gradients(*key)
@@ -133,17 +136,17 @@ class Expectations:
 
 
 def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
-    """The number of the parameter that each element of a flat gradient belongs to: weight, then bias."""
+    """For each element of a flat gradient, the number of its parameter: weight, then bias."""
     return (*(0,) * int(plan.spec["model"]["features"]), *(1,) * bool(plan.spec["model"]["bias"]))
 
 
 @fact
 def held(rank: Rank) -> dict[int, tuple[float, ...]]:
-    """The weights with which each window of a rank began, where they are known and finite.
+    """The weights at the start of each window of a rank, where they are known and finite.
 
-    A rank for which another one steps shows them where its windows begin.
+    A rank that is served by another one shows its weights in the first forward of each window.
     """
-    # Within a window forwards do not show them.
+    # A rank without steps of its own shows its weights at the first forward of each window.
     shows: Sequence[Attempt | Forward] = rank.of(Attempt) or rank.of(Forward)
     shown: deque[Start | Attempt | Forward] = deque(sorted((*rank.of(Start), *shows), key=attrgetter("seq")))
     found: dict[int, tuple[float, ...]] = {}
@@ -159,7 +162,7 @@ def held(rank: Rank) -> dict[int, tuple[float, ...]]:
 
 
 def finite_vector(values: Sequence[object] | None) -> tuple[float, ...] | None:
-    """These numbers, if all of them are there and finite."""
+    """These numbers if all are present and finite, otherwise None."""
     if values is None:
         return None
     numbers = tuple(value for value in values if isinstance(value, int | float))
@@ -167,7 +170,7 @@ def finite_vector(values: Sequence[object] | None) -> tuple[float, ...] | None:
 
 
 def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix, int]:
-    """``2 Σ c v vᵀ``, and the same of absolute values, both times the last of the results."""
+    """``2 Σ c v vᵀ``, and the same of absolute values, as integers; the third result is their common denominator."""
     ratios = [[value.as_integer_ratio() for value in column] for column in zip(*vectors, strict=True)]
     unit = max(denominator for column in ratios for _, denominator in column)
     columns = [[numerator * (unit // denominator) for numerator, denominator in column] for column in ratios]
@@ -191,8 +194,8 @@ def _quotient(numerator: int, denominator: int) -> float:
 
 @cache
 def _rounding(name: str, samples: int) -> tuple[tuple[int, int], int]:
-    """The rounding error of an element relative to what is added up in it, and the error that is there anyhow where
-    small numbers vanish; both times the last of the results."""
+    """The rounding error of an element relative to the sum of its terms' absolute values, and its absolute error where
+    small numbers underflow, as integers; the last result is their common denominator."""
     precision = PRECISIONS[name]
     formats = (precision.compute, precision.wire)
     coarsest = max(formats, key=lambda one: one.unit_roundoff)

@@ -15,11 +15,11 @@ from conformance.laws.law import CHAPTERS, Law, laws
 
 
 class UnknownLaw(Exception):
-    """There is no law and no chapter of this name; says which ones come near."""
+    """No law and no chapter has this name. The message suggests similar ones."""
 
 
 def listing(chapters: Iterable[str] = CHAPTERS) -> RenderableType:
-    """The laws of these chapters, a line each."""
+    """The laws of these chapters, one line each."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()
@@ -36,7 +36,7 @@ def explained(name: str) -> RenderableType:
     """One law in full, or a chapter's listing.
 
     Raises:
-        UnknownLaw: there is none of this name.
+        UnknownLaw: no law and no chapter has this name.
     """
     if name in CHAPTERS:
         return listing([name])
@@ -64,7 +64,7 @@ def _in_full(law: Law) -> RenderableType:
 
 def _unknown(name: str) -> str:
     ids = [law.id for law in laws()]
-    # Many leave the chapter out.
+    # Users often leave out the chapter.
     by_name = {id.partition("/")[2]: id for id in ids}
     near = [by_name.get(match, match) for match in get_close_matches(name, [*ids, *by_name, *CHAPTERS], n=2)]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "`conformance laws` lists them"

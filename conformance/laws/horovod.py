@@ -1,4 +1,4 @@
-"""What a window does with optimizers of Horovod's."""
+"""What a window does with Horovod's optimizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.trace.events import Collective, Event, Optimizer, Synchronize
 
 @dataclass(frozen=True)
 class Use:
-    """What one window does with one optimizer of Horovod's."""
+    """What one window does with one of Horovod's optimizers."""
 
     window: Window
     noted: Optimizer
@@ -24,7 +24,7 @@ class Use:
         return self.noted.optimizer
 
     def holds(self, parameters: Sequence[int]) -> bool:
-        """Whether some of these parameters are the optimizer's."""
+        """Whether the optimizer holds some of these parameters."""
         return not set(parameters).isdisjoint(self.noted.parameters)
 
     @cached_property
@@ -33,12 +33,12 @@ class Use:
 
     @cached_property
     def after(self) -> Sequence[Event]:
-        """What followed the window's last backward."""
+        """The events after the window's last backward."""
         return self.window.between(self.window.backwards[-1], None) if self.window.backwards else ()
 
     @cached_property
     def synchronize(self) -> Synchronize | None:
-        """The first one after the window's last backward."""
+        """The first synchronize after the window's last backward."""
         last = self.window.backwards[-1].seq if self.window.backwards else None
         return next((event for event in self.synchronizes if last is not None and event.seq > last), None)
 
@@ -51,26 +51,26 @@ class Use:
         return "without it" if self.synchronize is None else f"before {self.synchronize}"
 
     def slice(self, early: Event) -> Sequence[Event]:
-        """The last backward, what came too early, and what it should have waited for."""
+        """The last backward, the event that came too early, and the synchronize that it should have followed."""
         end = [event for event in (self.synchronize,) if event is not None]
         return (*self.window.backwards[-1:], early, *end)
 
 
 @fact
 def uses(window: Window) -> Sequence[Use]:
-    """The window with each optimizer of Horovod's, where there is anything to average."""
+    """One `Use` for each of Horovod's optimizers; none on a single rank, where there is nothing to average."""
     return [Use(window, noted) for noted in horovod_optimizers(window.rank)] if window.plan.world_size > 1 else ()
 
 
 @fact
 def horovod_optimizers(rank: Rank) -> Sequence[Optimizer]:
-    """Horovod's optimizers of a rank; under Adasum, which averages steps and not gradients, none."""
+    """A rank's optimizers from Horovod; none under Adasum, which averages steps and not gradients."""
     found = [event for event in rank.of(Optimizer) if event.horovod]
     return () if found and any(event.reduce == "adasum" for event in rank.of(Collective)) else found
 
 
 def stepped_inside(use: Use) -> Outcomes:
-    """That a step after an explicit `synchronize()` does not synchronize once more."""
+    """Checks that a step after an explicit `synchronize()` does not synchronize again."""
     calls = [event for event in use.synchronizes if not event.in_step]
     if not calls:
         return
@@ -83,7 +83,7 @@ def stepped_inside(use: Use) -> Outcomes:
 
 
 def since_the_step(use: Use, event: Event, calls: Sequence[Synchronize]) -> Sequence[Synchronize]:
-    """Those of ``calls`` that came before ``event`` and after the optimizer's last step before it."""
+    """The ``calls`` between the optimizer's last step before ``event`` and ``event``."""
     steps = [step.seq for step in use.window.attempts if step.optimizer == use.optimizer and step.seq < event.seq]
     return [call for call in calls if max(steps, default=-1) < call.seq < event.seq]
 
@@ -97,19 +97,19 @@ def reduced_again(use: Use, first: Synchronize, again: Synchronize) -> Broken:
         effect: str | None = f"Summed over {ranks} ranks twice, the gradients are {ranks} times too large."
     elif twice:
         total = sum(event.bytes for event in twice)
-        effect = f"The average of equal gradients is what they are: {total} bytes are sent for nothing."
+        effect = f"Averaging equal gradients changes nothing: {total} bytes are sent for nothing."
     else:
         effect = None
     if again.in_step:
-        must = "a step after `synchronize()` must be inside of `skip_synchronize()`"
+        must = "a step after `synchronize()` must be inside `skip_synchronize()`"
         however = f"after {first} the step synchronized by itself ({again.line})"
     else:
-        must = "`synchronize()` must be called at most once for a step"
+        must = "`synchronize()` must be called at most once for each step"
         however = f"after {first} came {again}"
     return Broken(
         again,
         must=must,
-        because="each time the gradients are reduced over the ranks again",
+        because="each call reduces the gradients over the ranks again",
         however=however,
         shows=(first, *once[:1], again, *twice[:1]),
         effect=effect,

@@ -29,7 +29,7 @@ CHAPTERS: dict[str, str] = {
 
 
 class Kept(Enum):
-    """A law was kept where it applies."""
+    """The law applies here, and the trainer kept it."""
 
     OK = "OK"
 
@@ -39,15 +39,15 @@ OK = Kept.OK
 
 @dataclass(frozen=True)
 class Broken:
-    """How a law was broken: a contradiction between what must be and what was done.
+    """How a trainer broke a law.
 
-    event: the event that breaks it; findings are told apart by its line.
-    must: what must be, as in "`unscale_` must come before `clip_grad_norm_`".
-    because: why, with the numbers of this run: "clipping compares the norm with 1 while gradients still carry the
-        factor 1024".
-    however: what was done instead: "clip (train.py:41) came before unscale (train.py:43)".
-    shows: the shortest slice of the trace that shows it; of several ranks where it takes several.
-    effect: what that does to the numbers here, predicted from the trace.
+    event: the event that breaks it; violations on the same line become one finding.
+    must: the requirement, as in "`unscale_` must come before `clip_grad_norm_`".
+    because: why it matters, with the numbers of this run: "clipping compares the norm with 1 while gradients still
+        carry the factor 1024".
+    however: what happened instead: "clip (train.py:41) came before unscale (train.py:43)".
+    shows: the shortest slice of the trace that proves it, from several ranks if one is not enough.
+    effect: what this does to the numbers here, predicted from the trace.
     """
 
     event: Event
@@ -74,14 +74,14 @@ class Law:
     """A rule for trainers.
 
     id: ``chapter/name``.
-    says: one sentence that has MUST or SHOULD in it. Who breaks a MUST does not conform; a SHOULD is a warning.
+    says: one sentence with one MUST or SHOULD. A trainer that breaks a MUST fails; a broken SHOULD is a warning.
     why: what goes wrong in the numbers, in two sentences.
-    source: where the rule stands.
-    fix: a short correct snippet of Python.
-    judges: judges one subject: it yields how it broke the law, or OK, and nothing where the law does not apply or the
-        trace cannot tell.
+    source: the document that states the rule.
+    fix: a short, correct snippet of Python.
+    judges: checks one subject. Yields a `Broken` or OK; yields nothing if the law does not apply or the trace does not
+        show enough to decide.
     scope: the class of its subjects.
-    unless: laws that explain better what they break: where one of these is broken too, this one is not reported.
+    unless: ids of laws that explain the same mistake better. If one of them is broken too, this law is not reported.
     """
 
     id: str
@@ -106,17 +106,17 @@ _LAWS: dict[str, Law] = {}
 
 
 def law(id: str, says: str, *, why: str, source: str, fix: str, unless: tuple[str, ...] = ()) -> Callable[[J], J]:
-    """Make a law of a function, which should be in `conformance.laws.chapters`.
+    """Decorator: registers a function in `conformance.laws.chapters` as a law.
 
-    The annotation of the function's parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`.
+    The type annotation of its parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`.
 
     Raises:
-        ValueError: the chapter is unknown, the id is taken, or the sentence has not one MUST or SHOULD.
+        ValueError: the chapter is unknown, the id is taken, or the sentence does not have exactly one MUST or SHOULD.
     """
     if id.partition("/")[0] not in CHAPTERS:
-        raise ValueError(f"{id!r} is of no chapter; there are {', '.join(CHAPTERS)}")
+        raise ValueError(f"{id!r} belongs to no chapter; the chapters are {', '.join(CHAPTERS)}")
     if id in _LAWS:
-        raise ValueError(f"there are two laws {id!r}")
+        raise ValueError(f"two laws have the id {id!r}")
     if says.count("MUST") + says.count("SHOULD") != 1:
         raise ValueError(f"the sentence of {id!r} needs exactly one MUST or SHOULD")
 
@@ -134,7 +134,7 @@ def laws() -> tuple[Law, ...]:
     """All laws, by id.
 
     Raises:
-        ValueError: the laws' precedence is wrong, see `in_order`.
+        ValueError: the precedence of the laws is inconsistent, see `in_order`.
     """
     for module in pkgutil.iter_modules(chapters.__path__):
         import_module(f"{chapters.__name__}.{module.name}")
@@ -144,10 +144,10 @@ def laws() -> tuple[Law, ...]:
 
 
 def in_order(laws: Sequence[Law]) -> tuple[Law, ...]:
-    """These laws, each after those that it gives way to.
+    """The laws in an order in which each comes after the laws that it gives way to.
 
     Raises:
-        ValueError: a law gives way to one that there is not, or laws give way to each other.
+        ValueError: a law gives way to an unknown law, or laws give way to each other.
     """
     known = {law.id: law for law in laws}
     for law in laws:

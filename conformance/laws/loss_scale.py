@@ -1,4 +1,4 @@
-"""What the gradients of a window carry of the loss scale, as far as its trace shows. When in doubt: nothing."""
+"""Whether the gradients of a window carry the loss scale, as far as its trace shows. When in doubt, they do not."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from conformance.trace.events import (
     ZeroGrad,
 )
 
-#: Rounding that a division of gradients in half precision may bring.
+#: The rounding error of dividing gradients in half precision, at most.
 _ROUNDING = 1e-2
-#: Up to so many elements a collective can be the ranks' exchange of what overflowed.
+#: A collective of at most so many elements may be the ranks' exchange of overflow flags.
 _A_FLAG = 8
 
 T = TypeVar("T", Step, Unscale, ScalerStep)
@@ -44,9 +44,9 @@ class Scaling:
         self.run, self.plan = window.run, window.plan
 
     def accumulated(self, until: Event | None) -> Sequence[BackwardEnd]:
-        """The ends of the backward passes of the model whose gradients are still there at ``until``.
+        """The ends of the model's backward passes whose gradients have not been cleared before ``until``.
 
-        Whoever clears the gradients of one of several optimizers counts as clearing all.
+        Clearing the gradients of one of several optimizers counts as clearing all.
         """
         ends: list[BackwardEnd] = []
         for event in self._passes:
@@ -60,7 +60,7 @@ class Scaling:
 
     @cached_property
     def _passes(self) -> Sequence[Event]:
-        """The ends of backward passes, and what clears their gradients."""
+        """The ends of backward passes, and the events that clear their gradients."""
         return [
             event
             for event in self.window.events
@@ -72,8 +72,7 @@ class Scaling:
     def carried(self, at: Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.
 
-        None where they carry none, where some of them do and others do not, or where they were changed so that nobody
-        can tell.
+        None if they carry none, if only some of them do, or if a change to them makes it unknown.
         """
         ends = self.accumulated(at)
         scales = {end.scaled for end in ends}
@@ -86,17 +85,17 @@ class Scaling:
     def _may_take_off(self, event: Event, scale: float, parameters: Collection[int]) -> bool:
         """Whether gradients of ``parameters`` may have lost their scale by this event."""
         if isinstance(event, GradientChange) and touches(event.parameters, parameters):
-            # A smaller factor may be of this scale, whatever else it is of.
+            # A factor this small may include the division by the scale.
             return not isinstance(event.factor, int | float) or abs(event.factor) * scale <= 1 + _ROUNDING
         if isinstance(event, Collective | Receive):
-            # What becomes of gradients while they are on their way by hand is not told apart in a trace.
+            # A trace does not show what a trainer does to gradients while it sends them itself.
             return event.of == "gradients" and event.during not in ("backward", "synchronize", "step")
         if isinstance(event, ScaleLossExit):
             return not event.delay_unscale
         return isinstance(event, Unscale | Attempt) and touches(self.held(event.optimizer), parameters)
 
     def is_unscaled(self, at: Event, parameters: Collection[int]) -> bool:
-        """Whether gradients of ``parameters`` were unscaled by a scaler before ``at``."""
+        """Whether a scaler unscaled gradients of ``parameters`` before ``at``."""
         unscales = self.window.of(Unscale, before=at)
         return any(touches(self.held(event.optimizer), parameters) for event in unscales)
 
@@ -106,12 +105,12 @@ class Scaling:
         return next((event for event in found if touches(self.held(event.optimizer), parameters)), None)
 
     def held(self, optimizer: int) -> Sequence[int]:
-        """The numbers of the parameters that an optimizer holds; () if nobody can tell."""
+        """The numbers of the parameters that an optimizer holds; () if unknown."""
         return _held(self.window.rank).get(optimizer, ())
 
     @cached_property
     def overflowed(self) -> bool:
-        """Whether gradients of this window were seen that are not finite."""
+        """Whether some gradients of this window were seen to be infinite or NaN."""
         window = self.window
         return (
             bool(window.of(Skip))
@@ -121,7 +120,7 @@ class Scaling:
 
     @cached_property
     def is_scaled(self) -> bool:
-        """Whether the model's backward ran on a loss that was scaled, by other than 1."""
+        """Whether the model's backward ran on a loss that was scaled by a factor other than 1."""
         return any(end.forwards and is_scale(end.scaled) for end in self.window.of(BackwardEnd))
 
 
@@ -136,51 +135,51 @@ def _held(rank: Rank) -> Mapping[int, Sequence[int]]:
 
 
 def is_scale(value: Any) -> TypeGuard[float]:
-    """Whether a recorded loss scale is one that can be seen: a finite number, and not 1."""
+    """Whether a recorded loss scale has a visible effect: a finite number, and not 1."""
     return isinstance(value, int | float) and value not in (0, 1)
 
 
 def all_finite(values: Vector | None) -> bool:
-    """Whether a list of recorded numbers has none that is infinite or not a number. A list that is not there has."""
+    """Whether all recorded numbers are finite; True if there is no list."""
     return values is None or not any(isinstance(value, str) for value in values)
 
 
 def divides_by(factor: Any, scale: float) -> bool:
-    """Whether gradients that were multiplied by ``factor`` were divided by ``scale`` and nothing else."""
+    """Whether multiplying gradients by ``factor`` divides them by ``scale`` and by nothing else."""
     return isinstance(factor, int | float) and math.isclose(factor * scale, 1.0, rel_tol=1e-5)
 
 
 def touches(some: Collection[int], others: Collection[int]) -> bool:
-    """Whether two sets of parameters have one in common; an empty one may be any."""
+    """Whether two sets of parameters overlap; an empty set stands for unknown parameters and overlaps with all."""
     return not some or not others or not set(some).isdisjoint(others)
 
 
 @fact
 def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
-    """An unscale with the averaging of gradients that came after it and before the step."""
+    """An unscale, and an averaging of gradients between it and the step; None if there is no such pair."""
     for unscale in window.of(Unscale):
         for event in window.between(unscale, None):
             if isinstance(event, Attempt | ZeroGrad) or _is_flag(event):
                 break
-            # In a backward it is that which comes too late: amp/unscale-after-last-backward.
+            # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
             if isinstance(event, Contribution) and averages_gradients(event) and event.during != "backward":
                 return unscale, event
     return None
 
 
 def averages_gradients(event: Contribution) -> bool:
-    """Whether gradients are averaged by torch, or sent to be."""
+    """Whether an event averages gradients through torch.distributed, or sends them to be averaged."""
     reduces = not isinstance(event, Collective) or "reduce" in event.op
     return reduces and event.of == "gradients" and event.via == "c10d"
 
 
 def _is_flag(event: Event) -> bool:
-    """Whether the ranks may here have told each other that one of them has found an overflow."""
+    """Whether this exchange may have reported to all ranks that one of them found an overflow."""
     return isinstance(event, Exchange) and event.of is None and 0 < event.elements <= _A_FLAG
 
 
 def decisions(windows: Sequence[Window]) -> list[list[Step | None]]:
-    """For each optimizer, what step each rank took. Each decides for itself: torch says that one may skip alone."""
+    """For each optimizer, the step that each rank took, or None. In torch one optimizer may skip while others step."""
     optimizers = sorted({step.optimizer for window in windows for step in window.attempts})
     return [
         [next((step for step in window.of(Step) if step.optimizer == number), None) for window in windows]

@@ -1,4 +1,4 @@
-"""Permissions: what no law may ever flag, however unusual it looks."""
+"""Permissions: what no law may flag, however unusual it looks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Permission:
     """Something that trainers may do.
 
-    says: a sentence with MAY in it. variant: the file in fixtures/variants of a trainer that does it, and passes.
+    says: a sentence with MAY. variant: the file in fixtures/variants with a trainer that does it and passes.
     """
 
     name: str
@@ -19,10 +19,10 @@ class Permission:
 
 PERMISSIONS: tuple[Permission, ...] = (
     Permission("accumulation left out", "DDP MAY be used without accumulation.", "ddp_without_accumulation.patch"),
-    Permission("activations recomputed", "A backward MAY run the forward once more.", "recomputes_activations.patch"),
+    Permission("activations recomputed", "A backward MAY run the forward again.", "recomputes_activations.patch"),
     Permission(
         "all-reduce by hand",
-        "Ranks MAY average their gradients by hand; the loss scale may stay in meanwhile.",
+        "Ranks MAY average their gradients by hand, also before the loss scale is divided out.",
         "averaged_by_hand.py",
     ),
     Permission(
@@ -35,13 +35,13 @@ PERMISSIONS: tuple[Permission, ...] = (
         "Gradients that carry the loss scale MAY be clipped at the threshold times the scale.",
         "clipped_at_scaled_threshold.patch",
     ),
-    Permission("clip by hand", "Gradients MAY be clipped by hand, once they are unscaled.", "clipped_by_hand.patch"),
+    Permission("clip by hand", "Gradients MAY be clipped by hand after they are unscaled.", "clipped_by_hand.patch"),
     Permission(
         "clip for each group", "The parameters MAY be clipped in several groups, each once.", "clipped_per_group.patch"
     ),
     Permission("closure.py", "The step MAY be given a closure that does the forwards and backwards.", "closure.py"),
     Permission("communication hook", "DDP's all-reduce MAY be issued by a communication hook.", "comm_hook.patch"),
-    Permission("division of gradients", "Gradients MAY be divided in place of the losses.", "divided_gradients.patch"),
+    Permission("division of gradients", "Gradients MAY be divided instead of the losses.", "divided_gradients.patch"),
     Permission(
         "division of the loss", "The loss MAY be divided after it is scaled, or before.", "scaled_after_division.patch"
     ),
@@ -54,17 +54,17 @@ PERMISSIONS: tuple[Permission, ...] = (
     ),
     Permission(
         "gradient penalty",
-        "A loss MAY contain the gradient of another one, or be followed by it.",
+        "A loss MAY contain the gradient of another loss, or be followed by it.",
         "gradient_penalty.patch",
     ),
     Permission(
         "gradient penalty, by itself",
-        "A micro-batch MAY go forward once more for a gradient that `torch.autograd.grad` takes.",
+        "A micro-batch MAY go forward again for a gradient that `torch.autograd.grad` takes.",
         "penalty_on_a_forward_of_its_own.patch",
     ),
     Permission(
         "Horovod, plain step",
-        "Horovod's step MAY synchronize by itself where nothing comes between.",
+        "Horovod's step MAY synchronize by itself if nothing reads or changes gradients before it.",
         "horovod_plain_step.patch",
     ),
     Permission(
@@ -74,12 +74,12 @@ PERMISSIONS: tuple[Permission, ...] = (
     ),
     Permission(
         "Horovod, synchronize first",
-        "Horovod MAY be synchronized explicitly although nothing is clipped.",
+        "`synchronize()` of Horovod's optimizer MAY be called although nothing is clipped.",
         "horovod_synchronize_first.patch",
     ),
     Permission(
         "inner module",
-        "Micro-batches that stay local MAY go through the module inside DDP, in place of `no_sync()`.",
+        "Micro-batches that stay local MAY go through the module inside DDP instead of `no_sync()`.",
         "inner_module_before_the_last.patch",
     ),
     Permission(
@@ -92,15 +92,15 @@ PERMISSIONS: tuple[Permission, ...] = (
     ),
     Permission(
         "other collectives",
-        "Ranks MAY exchange what is no part of the training, such as losses for a log.",
+        "Ranks MAY exchange values that do not enter the training, such as losses for a log.",
         "reduces_loss_for_logging.patch",
     ),
     Permission(
         "overflow agreed on",
-        "Ranks MAY unscale before they average, if they tell each other what overflowed.",
+        "Ranks MAY unscale before they average if they exchange which of them overflowed.",
         "overflow_agreed.patch",
     ),
-    Permission("own loss scaler", "A scaler MAY have settings of the trainer's own.", "own_grad_scaler.patch"),
+    Permission("own loss scaler", "A scaler MAY have the trainer's own settings.", "own_grad_scaler.patch"),
     Permission(
         "messages from rank to rank",
         "Gradients MAY be averaged by messages from rank to rank, in pieces.",
@@ -109,24 +109,24 @@ PERMISSIONS: tuple[Permission, ...] = (
     Permission("parameter server", "A rank MAY gather, average and broadcast the gradients.", "parameter_server.patch"),
     Permission(
         "scale as gradient",
-        "The scale MAY come in as the gradient that `backward()` begins with.",
+        "The scale MAY be passed to `backward()` as its initial gradient.",
         "scale_as_gradient.patch",
     ),
     Permission("scaled by hand", "The loss MAY be multiplied by the scale by hand.", "scaled_by_hand.patch"),
     Permission(
         "server that steps",
-        "On the backend parameter-server one rank MAY take the steps of all and send them the weights.",
+        "On the backend parameter-server one rank MAY take the steps for all and send them the weights.",
         "server_takes_any_worker.patch",
     ),
     Permission(
         "several optimizers",
-        "Several optimizers MAY be unscaled and stepped one after the other, with one `update()` after all.",
+        "Several optimizers MAY be unscaled and stepped one after the other, with one `update()` at the end.",
         "several_optimizers.patch",
     ),
-    Permission("sync by flag", "DDP's flag MAY be set in place of `no_sync()`.", "synchronizes_by_flag.patch"),
+    Permission("sync by flag", "DDP's flag MAY be set instead of `no_sync()`.", "synchronizes_by_flag.patch"),
     Permission(
         "unscaled by hand",
-        "Gradients MAY be unscaled and checked by hand, and stepped on without the scaler.",
+        "A trainer MAY unscale and check gradients by hand and step without the scaler.",
         "unscaled_by_hand.patch",
     ),
     Permission(
@@ -141,5 +141,5 @@ PERMISSIONS: tuple[Permission, ...] = (
     Permission(
         "zero_grad at the end", "Gradients MAY be cleared before a window or after its step.", "zero_grad_last.patch"
     ),
-    Permission("zero_grad to zero", "Gradients MAY be cleared to zero in place of None.", "zero_grad_to_zero.patch"),
+    Permission("zero_grad to zero", "Gradients MAY be cleared to zero instead of None.", "zero_grad_to_zero.patch"),
 )

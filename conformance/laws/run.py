@@ -1,6 +1,6 @@
-"""A training run as laws see it: what was planned, and each rank's trace in accumulation windows.
+"""A training run as laws see it: the plan, and each rank's trace split into accumulation windows.
 
-Four subjects that a law may judge: a `Window` of one rank, a `Rank`, one window of all ranks (`GlobalWindow`), a `Run`.
+A law judges one of four subjects: a `Window` of one rank, a `Rank`, a `GlobalWindow` of all ranks, or a `Run`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 def fact(compute: Callable[[S], R]) -> Callable[[S], R]:
-    """Makes a function of a subject compute once for each, and remember."""
+    """Decorator: caches a function's result for each subject."""
     name = f"{compute.__module__}.{compute.__qualname__}"
 
     def known(subject: S) -> R:
@@ -81,9 +81,9 @@ class Plan:
         return int(self.spec["model"]["features"]) + int(self.spec["model"]["bias"])
 
     def micro_batches(self, rank: int, window: int) -> tuple[tuple[int, ...], ...]:
-        """The sample indices of each micro-batch that ``rank`` is to read in ``window``; () after the last one.
+        """The sample indices of each micro-batch that ``rank`` should read in ``window``; () after the last window.
 
-        A window never reaches over the end of an epoch.
+        A window never crosses the end of an epoch.
         """
         windows = self._epoch[rank]
         return windows[window % len(windows)] if window < len(windows) * int(self.spec["epochs"]) else ()
@@ -103,7 +103,7 @@ _seq = attrgetter("seq")
 
 
 class _Events:
-    """Events of one rank that follow each other, looked up by their class again and again."""
+    """Consecutive events of one rank, indexed by class."""
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.events = events
@@ -117,10 +117,10 @@ class _Events:
         self._of: dict[type[Event], Any] = found
 
     def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
-        """The events of a class and those derived from it, in order: all, or those between two others."""
+        """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
         found: Sequence[E] | None = self._of.get(kind)
         if found is None:
-            # No kind of event derives from another one.
+            # A class with an event name has no subclasses.
             if kind.event:
                 return ()
             found = self._of[kind] = [event for event in self.events if isinstance(event, kind)]
@@ -142,8 +142,8 @@ class Window(_Events):
     """One accumulation window of one rank.
 
     events: from its first training forward up to the next window's.
-    gap_before: what happened between the end of the window before (its last forward, backward, step or update) and the
-        first forward of this one. The same events are at the end of the other's ``events``.
+    gap_before: the events between the end of the previous window (its last forward, backward, step or update) and the
+        first forward of this one. They are also at the end of the previous window's ``events``.
     index: its position among the rank's windows.
     """
 
@@ -156,12 +156,12 @@ class Window(_Events):
 
     @cached_property
     def planned(self) -> int:
-        """How many micro-batches it was to have."""
+        """The number of micro-batches that it should have."""
         return len(self.plan.micro_batches(self.rank.number, self.number))
 
     @cached_property
     def ended(self) -> bool:
-        """Whether the rank went beyond it, so that what is not there will not come."""
+        """Whether the rank finished or began its next window, so that the events of this one are complete."""
         return self.rank.finished or self.index + 1 < len(self.rank.windows)
 
     @property
@@ -174,7 +174,7 @@ class Window(_Events):
 
     @property
     def counterparts(self) -> Sequence[Window]:
-        """This window of all ranks that have it, in the order of ranks."""
+        """The windows of all ranks with this number, in rank order."""
         return self.run.numbered[self.number]
 
     @cached_property
@@ -188,17 +188,17 @@ class Window(_Events):
 
     @cached_property
     def attempts(self) -> Sequence[Attempt]:
-        """Optimizer steps, those included that a GradScaler skipped."""
+        """Optimizer steps, including those that a GradScaler skipped."""
         return self.of(Attempt)
 
     @property
     def is_served(self) -> bool:
-        """Whether another rank takes its step, and sends the weights."""
+        """Whether another rank takes its step and sends the weights."""
         return self.run.server is not None and self.run.server != self.rank.number
 
     @property
     def held_after(self) -> Event | None:
-        """What shows the weights that the rank held after it: its step or, if it is served, what comes next."""
+        """The event that shows the rank's weights after this window: its step or, if it is served, the next forward."""
         if not self.is_served:
             return self.attempts[-1] if self.attempts else None
         following = self.following
@@ -206,7 +206,7 @@ class Window(_Events):
 
 
 class Rank(_Events):
-    """All events of one rank. ``setup`` are those before its first training forward."""
+    """All events of one rank. ``setup`` holds those before its first training forward."""
 
     def __init__(self, run: Run, number: int, events: tuple[Event, ...]) -> None:
         super().__init__(events)
@@ -225,19 +225,19 @@ class Rank(_Events):
 
 
 class GlobalWindow:
-    """A window of all ranks, each of which has ended it."""
+    """One window of all ranks, after every rank has ended it."""
 
     def __init__(self, run: Run, number: int, windows: tuple[Window, ...]) -> None:
         self.run, self.plan, self.number, self.windows = run, run.plan, number, windows
 
     @cached_property
     def stepping(self) -> tuple[Window, ...]:
-        """Those of its windows whose ranks take their steps themselves."""
+        """The windows of the ranks that take their own steps."""
         return tuple(window for window in self.windows if not window.is_served)
 
 
 class Run:
-    """A plan, and what each rank made of it."""
+    """The plan, and what each rank did."""
 
     def __init__(self, plan: Plan, ranks: Iterable[tuple[Event, ...]]) -> None:
         self.plan = plan
@@ -248,18 +248,18 @@ class Run:
         """From a case's spec and the events of each rank, in the order of ranks.
 
         Raises:
-            MalformedEvent: a line is no event.
+            MalformedEvent: a line is not a valid event.
         """
         return cls(Plan(spec), (read_all(lines, rank) for rank, lines in enumerate(ranks)))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """Those of all ranks, rank by rank."""
+        """The windows of all ranks, rank by rank."""
         return tuple(window for rank in self.ranks for window in rank.windows)
 
     @cached_property
     def numbered(self) -> Mapping[int, Sequence[Window]]:
-        """The windows of each number, in the order of ranks."""
+        """The windows by number, in rank order."""
         found: defaultdict[int, list[Window]] = defaultdict(list)
         for window in self.windows:
             found[window.number].append(window)
@@ -267,9 +267,10 @@ class Run:
 
     @cached_property
     def together(self) -> Mapping[int, GlobalWindow]:
-        """By their numbers, the windows that every rank has ended.
+        """By number, the windows that every rank has ended.
 
-        Where a rank left one out, or read the samples of another, nobody can tell which belong together from there on.
+        After a rank leaves out a window or reads samples of another one, its windows no longer match those of the
+        other ranks.
         """
         found = {}
         for windows in zip(*(rank.windows for rank in self.ranks), strict=False):
@@ -280,7 +281,7 @@ class Run:
 
     @cached_property
     def server(self) -> int | None:
-        """The rank that takes the optimizer steps of all: the parameter server, where there is one."""
+        """The parameter server: the one rank that takes optimizer steps for all; None if there is none."""
         if self.plan.backend != "parameter-server":
             return None
         stepping = [rank.number for rank in self.ranks if rank.of(Attempt)]

@@ -1,4 +1,4 @@
-"""Which windows end with gradients, or weights, that the ranks have brought together."""
+"""Which windows end with gradients or weights that the ranks have combined."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from math import prod
 from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace.events import BackwardBegin, Collective, Contribution, Event, Exchange, Model, Optimizer, Receive
 
-#: What these carry goes out from one rank, or is nothing.
+#: Collectives that send data from one rank only, or send none.
 _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What a window of a run with several ranks shares, once it has ended.
+    """What the ranks combine in a window that has ended.
 
-    backward: its last one. shared: the collectives from there on, or messages sent, that bring the ranks' gradients or
-    weights together.
-    is_missing: whether there are none, and gradients and weights show it; None if nobody can tell.
+    backward: the last one of the window. shared: the collectives and sent messages after it begins that combine the
+    ranks' gradients or weights.
+    is_missing: whether there are none, and the gradients and weights confirm it; None if the trace cannot show it.
     """
 
     window: Window
@@ -30,8 +30,8 @@ class Sharing:
 
 @fact
 def sharing(window: Window) -> Sharing | None:
-    """That of a window with a backward and a step."""
-    # What no optimizer uses need not be shared: a window may be given up.
+    """The sharing of a window that has a backward and a step; None for other windows."""
+    # A trainer may drop a window, and gradients that no optimizer uses need not be shared.
     if (
         window.plan.world_size == 1
         or not (window.ended and window.backwards)
@@ -42,7 +42,7 @@ def sharing(window: Window) -> Sharing | None:
     is_missing: bool | None = None
     if shared:
         is_missing = False
-    # Equal numbers were shared in a way that leaves no trace, such as from rank to rank.
+    # Equal numbers mean that the ranks shared them in a way that leaves no trace.
     elif not agree(window.counterparts):
         counterparts = window.counterparts
         is_known = len(counterparts) == window.plan.world_size and all(other.ended for other in counterparts)
@@ -52,24 +52,24 @@ def sharing(window: Window) -> Sharing | None:
 
 @fact
 def misses_some(run: Run) -> bool:
-    """Whether in any window the ranks did not bring together what they should have."""
+    """Whether the ranks failed to combine their gradients or weights in some window."""
     found = map(sharing, run.windows)
     return any(one is not None and one.is_missing for one in found)
 
 
 def brings_together(event: Event) -> bool:
-    """Whether an event is a collective, or the sending of a message, that can make one of what several ranks hold."""
+    """Whether an event is a collective or a sent message that can combine numbers of several ranks."""
     return (
         isinstance(event, Contribution)
         and len(event.group) > 1
         and not (isinstance(event, Collective) and event.op.strip("_").startswith(_ONE_WAY))
-        # Elements of one byte are text or pickled objects.
+        # One byte for each element means text or pickled objects.
         and (event.of is not None or event.bytes > event.elements)
     )
 
 
 def agree(windows: Iterable[Window]) -> bool:
-    """Whether the last optimizer steps of all these windows saw the same gradients, or left the same weights."""
+    """Whether the last optimizer steps of all these windows used the same gradients, or left the same weights."""
     attempts = []
     for window in windows:
         if not window.attempts:
@@ -83,13 +83,13 @@ def agree(windows: Iterable[Window]) -> bool:
 
 @fact
 def trainable(rank: Rank) -> dict[int, frozenset[int]]:
-    """The parameters that require gradients, by the optimizer that holds them."""
+    """By optimizer, the numbers of its parameters that require gradients."""
     return {event.optimizer: frozenset(event.trainable) for event in rank.of(Optimizer)}
 
 
 @fact
 def trained_elements(rank: Rank) -> int:
-    """Elements of the model that an optimizer of this rank trains; of the whole model if that is unknown."""
+    """How many elements of the model the optimizers of this rank train; all of them if that is unknown."""
     models = rank.of(Model)
     trained = frozenset[int]().union(*trainable(rank).values())
     if not models or not trained:
@@ -101,7 +101,7 @@ def trained_elements(rank: Rank) -> int:
 def _shared(window: Window) -> Sequence[Exchange]:
     if not window.backwards:
         return ()
-    # A server may send nothing, if it broadcasts the weights.
+    # A server that broadcasts the weights may send no gradients.
     serves = window.rank.number == window.run.server
     found = [
         event

@@ -1,4 +1,4 @@
-"""What ranks did in a window, in an order that can be drawn: moments on one clock, and collectives that met."""
+"""What ranks did in a window, ready to draw: moments on one clock, and the collectives that join ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from conformance.trace.events import (
 )
 from conformance.trace.joins import joined
 
-#: Kinds that say what there is rather than what is done.
+#: Events that describe objects or states, not actions.
 STILL = (Started, Topology, Model, Optimizer, Start, ForeignOptimizer, Finished)
-#: Events of one rank that a timeline shows at most: a window of 400 micro-batches would say no more.
+#: The most events that a timeline shows for each rank; 400 micro-batches say no more than these.
 _MOST = 80
 
 
@@ -37,10 +37,10 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One window of all ranks, or what came before training (None).
+    """One window of all ranks, or the setup before training (None).
 
-    joins: groups of indices into ``moments``, one of each rank that took part in one collective.
-    cut: how many events are left out at the end of the longest lane.
+    joins: groups of indices into ``moments``, one for each rank in the same collective.
+    cut: the number of events left out at the end of the longest lane.
     """
 
     window: int | None
@@ -74,7 +74,7 @@ def _shown(rank: Rank, window: int | None) -> list[Event]:
 
 
 def _joins(run: Run, moments: Sequence[Moment]) -> tuple[tuple[int, ...], ...]:
-    """Collectives in which ranks met, as far as they are shown."""
+    """The collectives that join ranks, as far as they are shown."""
     index = {(moment.event.rank, moment.event.seq): number for number, moment in enumerate(moments)}
     met = joined([rank.events for rank in run.ranks])
     shown = (sorted(index[place] for place in places if place in index) for places in met)

@@ -127,7 +127,7 @@ def test_laws_that_give_way_in_a_circle():
 @pytest.mark.parametrize(
     ("id", "says", "complaint"),
     [
-        ("nowhere/at-all", "It MUST.", "is of no chapter"),
+        ("nowhere/at-all", "It MUST.", "belongs to no chapter"),
         ("acc/one-scale-per-window", "It MUST.", "two laws"),
         ("acc/vague", "It might.", "exactly one MUST or SHOULD"),
         ("acc/torn", "It MUST, or SHOULD.", "exactly one MUST or SHOULD"),

@@ -151,7 +151,7 @@ class TestAllParameters:
     def test_a_generator_used_up(self):
         run = a_run([HELD, micro_batch(0), event("clip", parameters=[], norm=0.0, gradients=None), step()])
         assert broken(run) == {self.ID}
-        assert "no parameters at all" in found(run, self.ID).broken.contradiction
+        assert "was given no parameters" in found(run, self.ID).broken.contradiction
 
     def test_a_parameter_left_out(self):
         run = a_run([HELD, micro_batch(0), clip(0), step()])

@@ -155,7 +155,7 @@ def test_what_cannot_be_told_is_not_checked():
 def test_a_missing_average_names_the_last_one_and_the_no_sync():
     run = BREAKING["ddp/all-reduce-every-window"]["before the last backward"]()
     told = the_finding(run, "ddp/all-reduce-every-window").broken
-    assert "backward (train.py:8) ran inside of `no_sync()`, entered at train.py:6" in told.contradiction
+    assert "backward (train.py:8) ran inside `no_sync()`, entered at train.py:6" in told.contradiction
     assert "the last before was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
-    assert told.effect == "In window 0 the ranks part: rank 0 along (1, 0) and rank 1 along (2, 0)."
+    assert told.effect == "In window 0 the ranks step apart: rank 0 along (1, 0) and rank 1 along (2, 0)."
     assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]

@@ -181,8 +181,8 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
     assert finding.window == 1
     assert finding.broken.contradiction == (
         "Every rank must issue the same collectives in the same order, because a collective needs all of its 2 ranks. "
-        "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never came to it; the last that "
-        "it did was zero grad (train.py:6): a contradiction."
+        "However, rank 0 entered allreduce (gradients, 8 B) (train.py:8), and rank 1 never reached it; its last "
+        "action was zero grad (train.py:6): a contradiction."
     )
     assert [(event.rank, event.event) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
 

@@ -207,11 +207,11 @@ def test_an_overflow_that_one_rank_finds_is_told():
         return [OPTIMIZER, one(0), event("scaler_step"), found, event("skip") if rank else plain(), raised()]
 
     told = the_finding(ranks(build), "hvd/synchronize-before-unscale").broken
-    assert told.effect == "In window 0 rank 1 found an overflow and rank 0 none: their steps part."
+    assert told.effect == "In window 0 rank 1 found an overflow and rank 0 none: their steps differ."
     assert "scaler step (train.py:6) came before synchronize within step (train.py:8)" in told.contradiction
 
 
 def test_norms_that_differ_are_told():
     run = ranks(lambda rank: [OPTIMIZER, one(0), event("clip", norm=2.0 + rank), explicit()])
     told = the_finding(run, "hvd/synchronize-before-clip").broken
-    assert told.effect == "Rank 0 saw the norm 2 and rank 1 saw the norm 3: each clips by a factor of its own."
+    assert told.effect == "Rank 0 saw the norm 2 and rank 1 saw the norm 3: each clips by its own factor."

@@ -69,7 +69,7 @@ def test_broken(law, run):
 
 
 def test_every_law_is_broken_by_a_trace():
-    assert set(BREAKING) == laws_in("overflow")
+    assert set(BREAKING) == laws_in("amp_overflow")
 
 
 #: What breaks no law of the chapter.

@@ -1,1 +1,4 @@
-"""The laws, a file for each chapter. A function here that `law` decorates is a law; nothing else need be edited."""
+"""The laws. Each chapter has one file, or several whose names begin with its name.
+
+Each function decorated with `law` is a law; there is no list to extend.
+"""

@@ -55,7 +55,7 @@ def _backpropagated_twice(window: Window) -> Broken | None:
             return Broken(
                 event,
                 must="a loss must be backpropagated once",
-                because="every backward adds its gradients to those that are there",
+                because="every backward adds to the existing gradients",
                 however=f"{event} ran on the loss of {first} again",
                 shows=(first, event),
                 effect=f"That loss counts twice in the gradients of window {window.number}.",
@@ -65,18 +65,18 @@ def _backpropagated_twice(window: Window) -> Broken | None:
 
 @fact
 def _backpropagated(rank: Rank) -> set[int]:
-    """The forwards that some backward went through."""
+    """The forwards that some backward reached."""
     return {forward for event in rank.of(BackwardEnd) for forward in event.forwards}
 
 
 def _never_backpropagated(window: Window) -> Broken | None:
     through = _backpropagated(window.rank)
-    # Without any backward gradients come from elsewhere: torch.autograd.grad, say.
+    # Without any backward, gradients have another source, such as torch.autograd.grad.
     if not window.backwards or all(event.forward in through for event in window.forwards):
         return None
     following = window.following
     nearby = (*window.forwards, *(following.forwards if following else ()))
-    # A forward that only looks is no training; what it looks at goes forward once more for that.
+    # A micro-batch may go forward again only for its outputs; one of its forwards has a backward then.
     trained = {tuple(event.rows) for event in nearby if event.forward in through}
     for event in window.forwards:
         rows = tuple(event.rows)
@@ -85,10 +85,10 @@ def _never_backpropagated(window: Window) -> Broken | None:
         return Broken(
             event,
             must="the loss of each micro-batch must be backpropagated",
-            because=f"window {window.number} is to step along the mean over its {window.planned} micro-batches",
-            however=f"no backward went through {event} of micro-batch {event.micro_batch}",
+            because=f"window {window.number} must step along the mean over its {window.planned} micro-batches",
+            however=f"no backward reached {event} of micro-batch {event.micro_batch}",
             shows=(event, *window.backwards[-1:], *window.attempts[-1:]),
-            effect=f"Its {len(rows)} samples count nothing in the gradients of window {window.number}.",
+            effect=f"Its {len(rows)} samples are missing from the gradients of window {window.number}.",
         )
     return None
 
@@ -96,9 +96,10 @@ def _never_backpropagated(window: Window) -> Broken | None:
 @law(
     "acc/averaged-once",
     "Gradients MUST be averaged exactly once: over the micro-batches that the window really has, and over the ranks.",
-    why="""The step is to be taken along (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Averaging not
-        at all, twice or by another length multiplies the gradients by n, 1/n, m ..., which acts on the learning rate,
-        on what clipping compares with its threshold, and on the balance with weight decay.""",
+    why="""The step must go along (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Not averaging,
+        averaging twice, or dividing by another length multiplies the gradients by n, 1/n, m ..., which changes the
+        effective learning rate, the norm that clipping compares with its threshold, and the balance with weight
+        decay.""",
     source=f'{SEED}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N before '
     'each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
     fix="""
@@ -126,7 +127,7 @@ def _not_averaged_once(average: Averaged) -> Broken:
     return Broken(
         event,
         must=f"gradients must be averaged exactly once, over {over}",
-        because=f"a step is to go along the mean over all their samples, which is {mean} in element {shown}",
+        because=f"a step must go along the mean over all their samples, which is {mean} in element {shown}",
         however=f"{event} saw {seen} there: {times} the mean in every element, which is caused by {reasons}",
         shows=(*window.backwards[-1:], *_averaging(window, event), event),
         effect=f"Clipping compares {times} the norm with its threshold."
@@ -136,7 +137,7 @@ def _not_averaged_once(average: Averaged) -> Broken:
 
 
 def _averaging(window: Window, until: Event) -> Sequence[Event]:
-    """What may have averaged the gradients."""
+    """The events that may have averaged the gradients."""
     collectives = [event for event in window.of(Contribution, before=until) if event.of == "gradients"]
     return (*collectives[-1:], *window.of(GradientChange, before=until)[-1:])
 
@@ -144,8 +145,8 @@ def _averaging(window: Window, until: Event) -> Sequence[Event]:
 @law(
     "acc/step-after-all-backwards",
     "Each optimizer MUST step once in a window, and only after all its backwards.",
-    why="""A step uses up the gradients that are there: before the last backward they are those of some micro-batches
-        only, (1/n) Σ ∇L over fewer than n. A second step applies the same gradients once more.""",
+    why="""A step uses the gradients computed so far: before the last backward, (1/n) Σ ∇L over fewer than n
+        micro-batches. A second step applies the same gradients again.""",
     source=f'{SEED}: "only synchronize/step optimizer every N batches"',
     fix="""
         for window in windows:
@@ -178,10 +179,10 @@ def _second_step(window: Window) -> Broken | None:
         return Broken(
             event,
             must="an optimizer must step once in a window",
-            because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
+            because=f"the mean over the {_micro_batches(window)} of window {window.number} makes one step",
             however=f"{event} followed {earlier} in it",
             shows=(earlier, *between[:1], event),
-            effect="Every one of these steps goes along the gradients of a part of the window."
+            effect="Each of these steps goes along the gradients of a part of the window."
             if between
             else f"The gradients of window {window.number} are applied twice.",
         )
@@ -200,8 +201,8 @@ def _backward_after(window: Window) -> Broken | None:
     return Broken(
         last,
         must="a step must come after all backwards of its window",
-        because="it can only use gradients that are there",
-        however=f"{last} came before {begin}, which is of the same window",
+        because="it can use only the gradients computed so far",
+        however=f"{last} came before {begin} of the same window",
         shows=(last, begin),
         effect=f"The gradients of this backward are not in the step of window {window.number}.",
     )
@@ -212,16 +213,16 @@ def _no_step(window: Window) -> Broken | None:
     # A parameter server steps for its workers, and a short last window may be dropped.
     if window.is_served or window.attempts or not window.backwards or window.planned != plan.accumulation:
         return None
-    # With a loss scale of its own a trainer may leave out the steps that overflow without anybody seeing it.
+    # A trainer with its own loss scaling may skip steps that overflow, and the trace does not show why.
     if plan.spec["scaler"] is not None and any(other.attempts for other in window.rank.windows):
         return None
     others = window.rank.of(ForeignOptimizer)
-    instead = f"; what stepped, {others[0].line}, holds none of the model's parameters" if others else ""
+    instead = f"; the optimizer that stepped, {others[0].line}, holds none of the model's parameters" if others else ""
     last = window.backwards[-1]
     return Broken(
         last,
         must="an optimizer must step once in each window",
-        because=f"window {window.number} is {_micro_batches(window)}, whose mean is to make one step",
+        because=f"the mean over the {_micro_batches(window)} of window {window.number} makes one step",
         however=f"no step of the model's parameters followed {last}{instead}",
         shows=(last, *others[:1]),
         effect=f"Window {window.number} changes no weight.",
@@ -243,11 +244,11 @@ def _micro_batches(window: Window) -> str:
         for batch in window:
             scaler.scale(criterion(model(batch.inputs), batch.targets) / len(window)).backward()
         scaler.step(optimizer)
-        scaler.update()  # once a window, behind the loop
+        scaler.update()  # once a window, after the loop
         """,
 )
 def one_scale_per_window(window: Window) -> Outcomes:
-    # What is scaled after a step is not in it.
+    # Losses that are scaled after a step do not belong to it.
     first = window.attempts[0] if window.attempts else None
     pairs = [pair for scaled in _scaled(window, first) for pair in pairwise(scaled)]
     differing = next((pair for pair in pairs if _scale(pair[0]) != _scale(pair[1])), None)
@@ -258,7 +259,7 @@ def one_scale_per_window(window: Window) -> Outcomes:
 
 
 def _scaled(window: Window, until: Event | None) -> Iterator[Sequence[LossScaled | BackwardEnd]]:
-    """The losses that were scaled, by each scaler for itself; without a scaler, those that were scaled by hand."""
+    """The scaled losses of each scaler; without a scaler, the losses that the trainer scaled by hand."""
     by_scaler = window.of(LossScaled, before=until)
     for scaler in {event.scaler for event in by_scaler}:
         yield [event for event in by_scaler if event.scaler == scaler]
@@ -282,8 +283,8 @@ def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: Loss
         )
     return Broken(
         second,
-        must="all losses of a window must carry one scale",
-        because="their gradients add up, and the sum is divided by one scale",
+        must="all losses of a window must be scaled by the same factor",
+        because="their gradients add up, and the sum is divided by one factor",
         however=f"the loss of micro-batch {first.micro_batch} was scaled by {number(one or 0)} ({first.line}) and that "
         f"of micro-batch {second.micro_batch} by {number(other or 0)} ({second.line}){after}",
         shows=(first, *changes, second),

@@ -1,7 +1,7 @@
-"""Automatic mixed precision: the scaled loss, and the step and the update that belong to it.
+"""Automatic mixed precision: the scaled loss, and its step and update.
 
-These laws, and those in the files scaled_gradients, unscaling and overflow, are about `torch.amp.GradScaler`. A scaler
-that is not enabled leaves no events, so they check nothing then.
+These laws, and those in amp_scaled_gradients, amp_unscaling and amp_overflow, are about `torch.amp.GradScaler`. A
+disabled scaler leaves no events, so they check nothing then.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
     "amp/backward-on-scaled-loss",
     "Every backward pass of a window whose step goes through an enabled GradScaler MUST run on the scaled loss.",
     why="""The scaler divides the gradients by its scale S before the step: Σ ∇(S·Lᵢ) / S is the gradient, and a loss
-        that was not multiplied by S enters it as ∇Lᵢ / S. The step is then smaller by S, some hundreds to ten
-        thousands, and in half precision such gradients underflow to zero first.""",
+        that was not multiplied by S contributes ∇Lᵢ / S. The step is then smaller by S, often hundreds to tens of
+        thousands, and in half precision such gradients may underflow to zero before that.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": backward passes run on `scaler.scale(loss)`; '
     '"Automatic Mixed Precision examples": each of several losses is scaled',
     fix="""
@@ -47,18 +47,18 @@ LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 )
 def backward_on_scaled_loss(window: Window) -> Outcomes:
     steps = [step for step in window.of(ScalerStep) if is_scale(step.scale)]
-    # A bare step beside the scaler's: nobody can tell whose gradients a backward left.
+    # With a bare step beside the scaler's, the trace does not show which step used the gradients of a backward.
     if not steps or any(step.scale is None for step in window.of(Step)):
         return
     ends = scaling(window).accumulated(steps[-1])
     changes = window.of(GradientChange, after=ends[0], before=steps[-1]) if ends else ()
-    # Instead of the loss, the gradients may have been multiplied.
+    # The trainer may have multiplied the gradients instead of the loss.
     if not ends or any(isinstance(event.factor, int | float) and event.factor > 1 for event in changes):
         return
     bare = next((end for end in ends if end.scaled is None), None)
     if bare is None:
         yield OK
-    # The scale may have come in by another way, such as `backward(gradient=scale)`.
+    # The scale may have entered in another way, such as `backward(gradient=scale)`.
     elif not saw_right_gradients(window):
         scale = number(steps[-1].scale)
         yield Broken(
@@ -67,16 +67,16 @@ def backward_on_scaled_loss(window: Window) -> Outcomes:
             f"the scaler divides the gradients by {scale} before the step",
             f"the loss of the backward pass at {bare.line} was not scaled, and the scaler stepped ({steps[-1].line})",
             (bare, steps[-1]),
-            f"This backward's part of the gradient comes out as 1/{scale} of what it is.",
+            f"The gradient of this backward is 1/{scale} of what it should be.",
         )
 
 
 @law(
     "amp/step-through-scaler",
     "On the gradients of a scaled loss the step MUST be `scaler.step(optimizer)`.",
-    why="""A bare `optimizer.step()` moves the weights by lr·S·g while the gradients still carry the scale S; and where
-        they were unscaled, nothing asks whether they are finite. One overflow then makes every weight infinite or not
-        a number, for good.""",
+    why="""A bare `optimizer.step()` moves the weights by lr·S·g while the gradients still carry the scale S. If they
+        were unscaled, nothing checks whether they are finite, and one overflow makes every weight infinite or NaN for
+        the rest of the training.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     fix="""
         scaler.scale(loss).backward()
@@ -110,25 +110,25 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
             (ends[-1], step),
             f"The step is {number(scale)} times too large.",
         )
-    # Unscaled and checked by hand is as good, unless it was not checked; where ranks differ, one of them did check.
+    # Gradients may be unscaled and checked by hand. If only some ranks stepped, they did check.
     together = scaling.run.together.get(scaling.window.number)
     if all_finite(step.gradients) or (together is not None and disagree(together)):
         return None
     return Broken(
         step,
         must,
-        "these gradients have overflowed, and the scaler would have skipped them",
+        "these gradients have overflowed, and the scaler would have skipped the step",
         f"`optimizer.step()` took it, {step.line}",
         (*scaling.window.of(Unscale)[-1:], step),
-        "Weights become infinite or not a number, and never recover.",
+        "Weights become infinite or NaN, and never recover.",
     )
 
 
 @law(
     "amp/scaler-steps",
     "Between `scaler.unscale_(optimizer)` and `scaler.update()` the step SHOULD be `scaler.step(optimizer)`.",
-    why="""`unscale_` has looked for overflows, and `scaler.step` is what heeds them: it skips. With a bare step
-        `update` lowers the scale for a step that was taken all the same, unless the trainer checks by itself.""",
+    why="""`unscale_` looks for overflows, and `scaler.step` skips the step if there are any. With a bare step, `update`
+        lowers the scale although the step was taken, unless the trainer checks for overflows itself.""",
     source='PyTorch, torch.amp, `GradScaler.step`: "`optimizer.step()` is skipped to avoid corrupting the params"',
     fix="""
         scaler.unscale_(optimizer)
@@ -139,7 +139,7 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
 )
 def scaler_steps(window: Window) -> Outcomes:
     unscales = window.of(Unscale)
-    # Who steps on an overflow breaks more than this.
+    # Stepping on an overflow is a worse mistake, which other laws report.
     if not unscales or _steps_on_overflow(window.rank):
         return
     steps = [(unscale, step) for unscale in unscales if (step := _step_after(window, unscale))]
@@ -149,10 +149,10 @@ def scaler_steps(window: Window) -> Outcomes:
         yield Broken(
             step,
             "`scaler.step(optimizer)` should take the step",
-            "only that heeds the overflows that `unscale_` has looked for",
+            "only this skips the step if `unscale_` found an overflow",
             f"after {unscale} `optimizer.step()` took it, {step.line}",
             bare,
-            "Nothing changes while nothing overflows; then weights become infinite or not a number.",
+            "Nothing changes until gradients overflow; then weights become infinite or NaN.",
         )
     elif steps:
         yield OK
@@ -164,13 +164,13 @@ def _steps_on_overflow(rank: Rank) -> bool:
 
 
 def _step_after(window: Window, unscale: Unscale) -> Attempt | None:
-    """The step, or skip, that the gradients that were unscaled there went into."""
+    """The step or skip that used the gradients unscaled there."""
     later = window.of(Attempt, after=unscale)
     return next((event for event in later if event.optimizer == unscale.optimizer), None)
 
 
 def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
-    """Whether a scaler is updated about a step that it did not take; without, it is not meant to be asked."""
+    """Whether the scaler is updated after a step that it did not take. Without an update, the scaler is not in use."""
     if not isinstance(step, Step) or step.scale is not None:
         return False
     return any(update.scaler == unscale.scaler for update in window.of(Update, after=step))
@@ -179,8 +179,8 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
 @law(
     "amp/update-once",
     "`scaler.update()` MUST be called once in a window, after all calls of `scaler.step`.",
-    why="""`update` may change the scale from S to S′, and what was scaled by S and is unscaled after it comes out as
-        g·S/S′. It also forgets which optimizers are unscaled and what overflowed.""",
+    why="""`update` may change the scale from S to S′. Gradients that were scaled by S and are unscaled after it become
+        g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {LAWS}: "only call scaler.update() every N batches"',
     fix="""
         for optimizer in optimizers:
@@ -203,7 +203,7 @@ def _updated_early(window: Window) -> Broken | None:
         if step is None or step.scaler != update.scaler:
             continue
         ends = scaling(window).accumulated(update)
-        # A further backward, or clearing, makes other gradients of them.
+        # Another backward or a clearing changes these gradients.
         changing = [one for one in window.between(update, step) if isinstance(one, BackwardEnd | ZeroGrad)]
         if not ends or changing:
             continue
@@ -211,7 +211,7 @@ def _updated_early(window: Window) -> Broken | None:
         return Broken(
             update,
             "`update()` must come after all steps of the window",
-            "it ends the scaler's step: what is unscaled and what overflowed is forgotten"
+            "it ends the scaler's step, and forgets what is unscaled and what overflowed"
             if before == after
             else f"gradients that were scaled by {before} are unscaled by {after} after it",
             f"{update} came before the scaler's step at {step.line}",
@@ -222,7 +222,7 @@ def _updated_early(window: Window) -> Broken | None:
 
 
 def _refused(window: Window) -> Broken | None:
-    """GradScaler refused to go on for want of an update, or refused an update that nothing had come before."""
+    """GradScaler raised an error because an update is missing, or because an update came before any step."""
     for error in window.of(Raised):
         message = error.message
         rank = window.rank
@@ -235,19 +235,19 @@ def _refused(window: Window) -> Broken | None:
             return Broken(
                 error,
                 "`update()` must come after the step of the window",
-                "it decides about the scale by what that step found",
-                f"it was called before {'any' if last is None else 'another'} step, and GradScaler said {message!r}",
+                "it adjusts the scale by the overflows that this step found",
+                f"it came before {'any' if last is None else 'another'} step, and GradScaler reported {message!r}",
                 (*window.of(BackwardEnd)[-1:], error),
             )
         if last is None or last.window == window.number or not message.startswith(("unscale_() ", "step() has")):
             continue
-        # If there was one, it was too early, and is found there.
+        # An update in that window came too early, which `_updated_early` reports.
         if not any(isinstance(call, Update) and call.window == last.window for call in calls):
             return Broken(
                 last,
                 "`update()` must end every window",
-                "the scaler takes whatever comes before it for the same step",
-                f"none came after {last}, and in the next window GradScaler said {message!r}",
+                "the scaler counts everything before it as the same step",
+                f"none came after {last}, and in the next window GradScaler reported {message!r}",
                 (last, error),
             )
     return None

@@ -1,4 +1,4 @@
-"""apex.amp: what has to happen before `scale_loss` exits, for there it unscales and looks for overflows."""
+"""apex.amp: what must happen before `scale_loss` exits, where it unscales and looks for overflows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DOCS = "apex documentation, Advanced Amp Usage"
 @law(
     "apex/synchronize-in-scale-loss",
     "With Horovod, `synchronize()` MUST come before the last `scale_loss` of a window exits.",
-    why="""`scale_loss` unscales at its exit and looks for overflows there, in gradients that are a rank's own until
-        `synchronize()` returns. Where ∞ is in g_r of one rank only, that rank skips its step and the others step.""",
+    why="""`scale_loss` unscales and looks for overflows at its exit, and until `synchronize()` returns each rank has
+        only its own gradients. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
     source=f'{SEED}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -39,7 +39,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
     yield Broken(
         last.exit,
         must="`synchronize()` must come before `scale_loss` exits",
-        because="its exit unscales, and looks for overflows in what this rank holds",
+        because="its exit unscales, and looks for overflows in this rank's gradients",
         however=f"{last.exit} came before {later[0]}" if later else f"{last.exit} came without it",
         shows=(last.enter, *last.backwards, last.exit, *later),
         effect="A rank that overflows skips alone.",
@@ -49,9 +49,9 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
 @law(
     "apex/delay-unscale",
     "On several ranks every backward of a window but the last MUST run under `scale_loss(..., delay_unscale=True)`.",
-    why="""Without it each exit of `scale_loss` divides by the loss scale, and the next enter sets aside what is
-        there already. The all-reduce of the last backward then covers that micro-batch alone, and the others are
-        added to it as each rank has them: (1/N) Σ g_r of one plus g_r of the others.""",
+    why="""Without it each exit of `scale_loss` divides by the loss scale, and the next enter sets aside the gradients
+        accumulated so far. The all-reduce of the last backward then covers only its own micro-batch, and each rank
+        adds its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",
     source=f"{DOCS}: gradient accumulation across iterations",
     fix="""
         for number, batch in enumerate(window, start=1):
@@ -73,19 +73,18 @@ def delay_unscale(window: Window) -> Outcomes:
     yield Broken(
         early.enter,
         must="`scale_loss` must have `delay_unscale=True` in all passes of a window but the last",
-        because="gradients are to add up at one scale until they are averaged",
+        because="gradients must add up at one scale until they are averaged",
         however=f"{early.enter} unscaled at its exit, and {passes[-1].enter} came after it",
         shows=(early.enter, early.exit, passes[-1].enter),
-        effect=f"What backward added there is averaged over the ranks without its first {len(earlier)} of "
-        f"{len(passes)} passes.",
+        effect=f"The average over the ranks leaves out the first {len(earlier)} of {len(passes)} passes.",
     )
 
 
 @law(
     "apex/one-optimizer",
-    "With Horovod, `scale_loss` MUST be given one optimizer, unless each that it is given is synchronized inside.",
-    why="""Its exit unscales the gradients of all optimizers that it was given and looks for overflows in all of
-        them. The gradients of one that was not synchronized are still a rank's own, so that ranks skip differently.""",
+    "With Horovod, `scale_loss` MUST be given one optimizer, unless each optimizer is synchronized inside it.",
+    why="""Its exit unscales the gradients of all its optimizers and looks for overflows in them. If one of them was not
+        synchronized, its gradients still differ from rank to rank, so ranks decide differently whether to skip.""",
     source=f'{SEED}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
     'optimizer to pass to scale_loss()"',
     fix="""
@@ -106,20 +105,20 @@ def one_optimizer(window: Window) -> Outcomes:
         return
     yield Broken(
         last.enter,
-        must="`scale_loss` must be given the one optimizer that is synchronized inside",
-        because="its exit unscales the gradients of all that it is given",
-        however=f"{last.enter} was given {given} optimizers, of which {inside} "
+        must="`scale_loss` must be given only the optimizer that is synchronized inside it",
+        because="its exit unscales the gradients of all its optimizers",
+        however=f"{last.enter} was given {given} optimizers, and {inside} of them "
         f"{'was' if inside == 1 else 'were'} synchronized before {last.exit}",
         shows=(last.enter, *last.backwards, last.exit),
-        effect="The others are unscaled, and looked at for overflows, as each rank has them.",
+        effect="The gradients of the others are unscaled and checked for overflows before the ranks average them.",
     )
 
 
 @law(
     "apex/step-in-skip-synchronize",
-    "With Horovod and apex, the step after `synchronize()` MUST be inside of `skip_synchronize()`.",
-    why="""With apex gradients are synchronized within `scale_loss`, so a plain step all-reduces them a second time,
-        after they were unscaled. Under op=Sum N ranks multiply by N twice, N² ḡ in place of N ḡ.""",
+    "With Horovod and apex, the step after `synchronize()` MUST be inside `skip_synchronize()`.",
+    why="""With apex gradients are synchronized inside `scale_loss`, so a plain step all-reduces them a second time,
+        after they were unscaled. Under op=Sum N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
     source=f'{SEED}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
@@ -136,7 +135,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
 
 @dataclass(frozen=True)
 class Pass:
-    """What ran under one `scale_loss`, from its enter to its exit."""
+    """One `scale_loss`, from its enter to its exit, with the backwards inside it."""
 
     enter: ScaleLossEnter
     exit: ScaleLossExit
@@ -145,7 +144,7 @@ class Pass:
 
 @fact
 def _passes(window: Window) -> Sequence[Pass]:
-    """Those of a window, as far as they came to their end. A pass enters after its forward and so in its window."""
+    """The completed passes of a window. A pass enters after its forward, so it belongs to that forward's window."""
     found = []
     for exit in window.of(ScaleLossExit):
         for enter in window.of(ScaleLossEnter, before=exit)[-1:]:
@@ -154,7 +153,7 @@ def _passes(window: Window) -> Sequence[Pass]:
 
 
 def _last_pass(window: Window) -> Pass | None:
-    """The pass that completes a window, if the rank went beyond it."""
+    """The pass that completes a window, if the window has ended or stepped."""
     passes = _passes(window)
     return passes[-1] if passes and (window.ended or window.attempts) else None
 

@@ -1,7 +1,7 @@
-"""Gradient clipping: when it comes, how often, and what it covers.
+"""Gradient clipping: when and how often, and which parameters.
 
-Clipping before `unscale_` is for amp/unscale-before-clip, clipping before Horovod's `synchronize()` for
-hvd/synchronize-before-clip.
+amp/unscale-before-clip reports clipping before `unscale_`, and hvd/synchronize-before-clip clipping before Horovod's
+`synchronize()`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _FIX = """
 
 
 def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
-    """What clips; a threshold of infinity is a way to read the norm."""
+    """The events that clip; a threshold of infinity only reads the norm."""
     return [event for event in window.of(Clip, before=until) if not isinstance(event.threshold, str)]
 
 
 @law(
     "clip/after-sync",
     "Gradients MUST be clipped after the ranks have averaged them.",
-    why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) is not (1/m) Σ clip(gᵣ) as soon as one rank's
-        gradient exceeds the threshold t. Each rank then has its own coefficient min(1, t / ‖gᵣ‖).""",
+    why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) as soon as one
+        rank's gradient exceeds the threshold t. Each rank then has its own coefficient min(1, t / ‖gᵣ‖).""",
     source=f'{SEED}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
     unless=("clip/once-per-window",),
 )
 def after_sync(window: Window) -> Outcomes:
-    # With Horovod, which averages at `synchronize()`, hvd/synchronize-before-clip.
+    # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
     own = _clips(window)
     if not own or window.plan.world_size == 1 or window.plan.backend == "horovod":
         return
@@ -59,14 +59,14 @@ def after_sync(window: Window) -> Outcomes:
 
 
 def _averages_gradients(plan: Plan, event: Contribution) -> bool:
-    """Whether ranks average gradients here, or send them to be averaged: theirs, or a copy of all of them."""
+    """Whether ranks average gradients here, or send them to be averaged: the gradients themselves or a copy of all."""
     if event.phase != "training" or (isinstance(event, Collective) and "reduce" not in event.op):
         return False
     return event.of == "gradients" or (event.of is None and event.elements == plan.elements)
 
 
 def _differs(index: int, clips: Sequence[Sequence[Clip]]) -> bool:
-    """Whether the ranks' clips with this index saw different gradients, or different norms where those are unknown."""
+    """Whether the ranks' clips with this index saw different gradients or, if these are unknown, different norms."""
     same = [own[index] for own in clips if len(own) > index]
     first = same[0]
     if all(clip.gradients is not None for clip in same):
@@ -86,14 +86,14 @@ def _clipped_apart(clip: Clip, average: Event, index: int, clips: Sequence[Seque
         because=f"the threshold {number(clip.threshold)} is for the mean, and each rank has only its own gradients",
         however=f"{clip} came before {average}; it saw {saw}",
         shows=(clip, average, *others[:1]),
-        effect="Each rank clips by a coefficient of its own, and the mean of what is left is not the clipped mean.",
+        effect="Each rank clips by its own coefficient, and the mean of the clipped gradients is not the clipped mean.",
     )
 
 
 @law(
     "clip/before-step",
     "Gradients MUST be clipped before the step that uses them.",
-    why="""A step takes gradients as they are. What is clipped after it has been applied in full, η g and not
+    why="""A step uses the gradients as they are. If they are clipped after it, it has applied them in full: η g and not
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     fix=_FIX,
@@ -108,13 +108,13 @@ def before_step(window: Window) -> Outcomes:
 
 
 def _used_before(window: Window, clip: Clip) -> bool:
-    """Whether the last step of what ``clip`` clips came before it, with no backward in between."""
+    """Whether the last step that used what ``clip`` clips came before it, with no backward in between."""
     steps = _steps_of(window, clip) if window.ended and clip.parameters else ()
     return bool(steps) and steps[-1].seq < clip.seq and not window.of(BackwardBegin, after=steps[-1], before=clip)
 
 
 def _steps_of(window: Window, clip: Clip) -> Sequence[Attempt]:
-    """The steps of optimizers that hold some of what is clipped."""
+    """The steps of optimizers that hold some of the clipped parameters."""
     held = trainable(window.rank)
     return [event for event in window.attempts if not held.get(event.optimizer, set()).isdisjoint(clip.parameters)]
 
@@ -124,7 +124,7 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
     return Broken(
         clip,
         must=f"`{clip.function}` must come before the step",
-        because="the step takes the gradients as it finds them",
+        because="the step uses the gradients as they are",
         however=f"{clip} came after {step}",
         shows=(step, clip),
         effect=f"Window {window.number} steps along gradients that are not clipped.",
@@ -133,15 +133,15 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
 
 @law(
     "clip/once-per-window",
-    "Gradients MUST be clipped once in a window, when all of them are there.",
-    why="""Clipping what has accumulated so far, clip(clip(g₁) + g₂), is not clip(g₁ + g₂): the earlier micro-batches
-        are cut again and again, and the last one counts most.""",
+    "Gradients MUST be clipped once in a window, when all of them are complete.",
+    why="""Clipping the gradients accumulated so far gives clip(clip(g₁) + g₂) instead of clip(g₁ + g₂): the earlier
+        micro-batches are clipped again and again, and the last one counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     fix=_FIX,
 )
 def once_per_window(window: Window) -> Outcomes:
-    # What is clipped after a step is for clip/before-step.
+    # clip/before-step judges clips after a step.
     clips = _clips(window, window.attempts[0] if window.attempts else None)
     repeated = _repeated(clips)
     if repeated is not None:
@@ -162,9 +162,9 @@ def _repeated(clips: Sequence[Clip]) -> tuple[Clip, Clip] | None:
 def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
     between = window.of(BackwardBegin, after=first, before=second)
     if between:
-        effect = f"What came before {between[-1].label} {between[-1].backward} is clipped twice, and counts less."
+        effect = f"Gradients from before {between[-1].label} {between[-1].backward} are clipped twice, and count less."
     else:
-        effect = "The second time changes nothing that the first one has clipped to the same threshold."
+        effect = "The second clip to the same threshold changes nothing."
     return Broken(
         second,
         must="gradients must be clipped once in a window",
@@ -178,8 +178,8 @@ def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
 @law(
     "clip/all-parameters",
     "Clipping MUST cover all parameters of the optimizer that have gradients.",
-    why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; if a part is left out, g
-        turns. What is not clipped at all is not protected from the one batch for which clipping is there.""",
+    why="""Clipping by norm scales all of g by min(1, t / ‖g‖), which keeps its direction; if a part is left out, the
+        direction changes. Parameters that are not clipped are not protected from outliers.""",
     source=f'{DOCS}: "The norm is computed over the norms of the individual gradients of all parameters"',
     fix="""
         parameters = list(model.parameters())  # a generator can be used once
@@ -193,7 +193,7 @@ def all_parameters(window: Window) -> Outcomes:
     clips = _clips(window, last)
     if last is None or not clips:
         return
-    # By hand: some trainers clip some parameters so.
+    # Some trainers clip some of the parameters by hand.
     changes = window.of(GradientChange, after=window.backwards[-1] if window.backwards else None, before=last)
     covered = {one for event in clips for one in event.parameters} | {
         one for event in changes for one in event.parameters
@@ -203,7 +203,7 @@ def all_parameters(window: Window) -> Outcomes:
 
 
 def _with_gradients(window: Window, step: Attempt) -> set[int]:
-    """The parameters of an optimizer for which a step of it found gradients; none if they are unknown."""
+    """The parameters for which a step of their optimizer found gradients; empty if unknown."""
     owners, gradients = parameter_of_elements(window.plan), step.gradients
     if gradients is None or len(gradients) != len(owners):
         return set()
@@ -215,7 +215,9 @@ def _left_out(window: Window, clips: Sequence[Clip], step: Attempt, missing: lis
     which = "parameter" + "s" * (len(missing) > 1) + " " + ", ".join(map(str, missing))
     empty = [clip for clip in clips if not clip.parameters]
     if empty:
-        however = f"{empty[0]} was given no parameters at all, as a generator has none the second time"
+        however = (
+            f"{empty[0]} was given no parameters; a generator such as `model.parameters()` is empty the second time"
+        )
     else:
         however = f"{', '.join(map(str, clips))} left out {which} (in the order of model.parameters())"
     return Broken(

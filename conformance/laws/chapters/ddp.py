@@ -1,4 +1,4 @@
-"""DistributedDataParallel, and what else averages over ranks: that gradients are shared, and when."""
+"""DistributedDataParallel and other averaging over ranks: whether and when gradients are shared."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 @law(
     "ddp/all-reduce-every-window",
     "The ranks MUST average their gradients, or their weights, in every window, its last micro-batch included.",
-    why="""What a rank adds to its gradients after the all-reduce, or without one, only that rank sees. Rank r then
-        steps along its own g_r in place of (1/N) Σ g_r, and the ranks' weights part.""",
+    why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Rank r then steps along
+        its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
     source=f'{SEED}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
     fix="""
         for number, batch in enumerate(window, start=1):
@@ -50,9 +50,9 @@ def all_reduce_every_window(window: Window) -> Outcomes:
 
 @law(
     "ddp/all-reduce-once",
-    "Gradients SHOULD be averaged once a window, in the backward of its last micro-batch.",
-    why="""The mean of what is equal on all ranks already is the same number, so the weights come out right. Each
-        all-reduce but the last is communication for nothing: with K micro-batches, K times the bytes.""",
+    "Gradients SHOULD be averaged once in a window, in the backward of its last micro-batch.",
+    why="""Averaging numbers that are equal on all ranks does not change them, so the weights come out right. But each
+        all-reduce before the last is wasted communication: with K micro-batches, K times the bytes.""",
     source=f'{SEED}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
     fix="""
         for number, batch in enumerate(window, start=1):
@@ -82,7 +82,7 @@ def all_reduce_once(window: Window) -> Outcomes:
     yield Broken(
         early[0],
         must="gradients should be averaged in the backward of the last micro-batch alone",
-        because=f"that average covers what all {len(window.forwards)} micro-batches have added up",
+        because=f"that average covers the sum over all {len(window.forwards)} micro-batches",
         however=f"{early[0]} came before the last backward ({last.line})",
         shows=(early[0], last, found.shared[0]),
         effect=f"None on the weights; {total} bytes a window are sent for nothing.",
@@ -92,9 +92,9 @@ def all_reduce_once(window: Window) -> Outcomes:
 @law(
     "ddp/no-sync-around-forward",
     "`no_sync()` MUST enclose the forward of a micro-batch together with its backward.",
-    why="""DDP's forward decides whether the backward will all-reduce, so a `no_sync()` around the backward alone
-        holds nothing back, and one around the forward alone leaves the gradients of that micro-batch local. Where
-        it is the last one of a window, each rank steps along its own g_r in place of (1/N) Σ g_r.""",
+    why="""DDP's forward decides whether the backward will all-reduce, so `no_sync()` around the backward alone has no
+        effect, and `no_sync()` around the forward alone leaves the gradients of that micro-batch local. If this is the
+        last micro-batch of a window, each rank steps along its own g_r instead of (1/N) Σ g_r.""",
     source=f'{DOCS}.no_sync: "The forward pass should be inside the context manager"',
     fix="""
         with model.no_sync():
@@ -116,8 +116,8 @@ def no_sync_around_forward(window: Window) -> Outcomes:
 @law(
     "ddp/forward-through-wrapper",
     "The forward MUST go through the DistributedDataParallel wrapper and not through the module inside it.",
-    why="""It is the wrapper's forward that prepares the all-reduce, so a backward that began in the inner module's
-        output averages nothing. Rank r then steps along its own g_r in place of (1/N) Σ g_r.""",
+    why="""The wrapper's forward prepares the all-reduce, so a backward from the inner module's output averages nothing.
+        Rank r then steps along its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
     fix="""
         model = DistributedDataParallel(model)
@@ -137,8 +137,8 @@ def forward_through_wrapper(window: Window) -> Outcomes:
     yield Broken(
         forward,
         must=f"the forward must go through {wrap.wrapper}",
-        because="its own forward is what makes the backward average the gradients",
-        however=f"the model was wrapped ({wrap.line}) and {forward} went past the wrapper, so that "
+        because="only its forward makes the backward average the gradients",
+        however=f"the model was wrapped ({wrap.line}) and {forward} bypassed the wrapper, so "
         f"backward ({found.backward.line}) averaged nothing",
         shows=(wrap, forward, found.backward, *window.attempts[-1:]),
         effect=_parting(window),
@@ -148,8 +148,8 @@ def forward_through_wrapper(window: Window) -> Outcomes:
 @law(
     "ddp/wrap-after-apex",
     "DistributedDataParallel MUST wrap the model after apex has initialised it.",
-    why="""`amp.initialize` casts parameters and replaces the model's forward. A wrapper that is there already has
-        made its buckets and hooks for the parameters as they were, and averages those.""",
+    why="""`amp.initialize` casts parameters and replaces the model's forward. A wrapper that exists before this has
+        made its buckets and hooks for the old parameters, and averages those.""",
     source=f'{SEED}: "which must be done after initializing APEX AMP"',
     fix="""
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
@@ -167,7 +167,7 @@ def wrap_after_apex(rank: Rank) -> Outcomes:
     yield Broken(
         wrap,
         must=f"{wrap.wrapper} must wrap the model after `amp.initialize`",
-        because="its buckets are made for the parameters as it finds them",
+        because="it makes its buckets for the parameters at the time of wrapping",
         however=f"it was wrapped ({wrap.line}) before apex initialised it ({first.line})",
         shows=(wrap, first),
     )
@@ -175,12 +175,12 @@ def wrap_after_apex(rank: Rank) -> Outcomes:
 
 @fact
 def _numbered(rank: Rank) -> Mapping[int, Forward]:
-    """The forwards of a rank by their numbers."""
+    """The forwards of a rank, by number."""
     return {event.forward: event for event in rank.of(Forward)}
 
 
 def _forwards(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
-    """The forwards that a backward flowed through; the last one before it, where it was cut off."""
+    """The forwards that a backward reached; if its end is missing, the last forward before it."""
     for end in window.of(BackwardEnd):
         if end.backward == backward.backward:
             known = _numbered(window.rank)
@@ -189,7 +189,7 @@ def _forwards(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
 
 
 def _forwards_of(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
-    """The forwards of a backward, if they went through DDP, whose flag was known to both."""
+    """The forwards of a backward if they used DDP and the trace shows DDP's flag at all of them; otherwise none."""
     if backward.syncs is None:
         return ()
     forwards = _forwards(window, backward)
@@ -197,11 +197,11 @@ def _forwards_of(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
 
 
 def _mismatch(window: Window, backward: BackwardBegin) -> tuple[Forward, BackwardBegin] | None:
-    """A forward and its backward, if DDP's flag was another one at all forwards than at the backward."""
+    """A forward and its backward, if DDP's flag at the backward differs from the flag at all its forwards."""
     forwards = _forwards_of(window, backward)
     if not forwards or any(event.syncs == backward.syncs for event in forwards):
         return None
-    # Whoever prepares DDP's reducer by hand may do without a forward that does.
+    # A trainer may prepare DDP's reducer by hand instead of in a forward.
     if backward.syncs and _averaged_in(window, backward):
         return None
     return forwards[-1], backward
@@ -216,16 +216,16 @@ def _torn_apart(window: Window, forward: Forward, backward: BackwardBegin) -> Br
     averaged = _averaged_in(window, backward)
     missing = sharing(window)
     if forward.syncs:
-        however = f"{forward} came outside of `no_sync()` and its backward ({backward.line}) inside"
-        effect = f"Gradients were averaged all the same: {averaged[0]}." if averaged else None
+        however = f"{forward} came outside `no_sync()` and its backward ({backward.line}) inside"
+        effect = f"Gradients were averaged anyway: {averaged[0]}." if averaged else None
     else:
-        however = f"{forward} came inside of `no_sync()` and its backward ({backward.line}) outside"
+        however = f"{forward} came inside `no_sync()` and its backward ({backward.line}) outside"
         effect = "That backward averaged nothing."
         if missing is not None and missing.is_missing and missing.backward is backward:
             effect = " ".join(filter(None, [effect, _parting(window)]))
     return Broken(
         backward,
-        must="`no_sync()` must enclose forward and backward alike",
+        must="`no_sync()` must enclose both forward and backward",
         because="the forward decides whether the backward will average",
         however=however,
         shows=(forward, backward, *averaged[:1]),
@@ -234,7 +234,7 @@ def _torn_apart(window: Window, forward: Forward, backward: BackwardBegin) -> Br
 
 
 def _came_past_the_wrapper(sharing: Sharing) -> bool:
-    """Whether a missing average is caused by a forward that did not go through the wrapper that there was."""
+    """Whether an average is missing because the forward bypassed the wrapper."""
     wraps = sharing.window.rank.of(Wrap)
     if not sharing.is_missing or not wraps:
         return False
@@ -250,20 +250,20 @@ def _never_shared(sharing: Sharing) -> Broken:
     attempt = window.attempts[-1] if window.attempts else None
     shows: list[Event] = [backward]
     if backward.syncs is False and entered and isinstance(entered[-1], NoSyncEnter):
-        however = f"backward ({backward.line}) ran inside of `no_sync()`, entered at {entered[-1].line}"
+        however = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
         shows = [entered[-1], backward]
     elif backward.syncs is False:
         however = f"backward ({backward.line}) ran while DDP's `require_backward_grad_sync` was off"
     else:
-        however = "nothing that the ranks sent each other brought gradients or weights together between backward "
+        however = "the ranks did not combine their gradients or weights between backward "
         however += f"({backward.line}) and "
         however += "the end of the window" if attempt is None else f"the end of the window with {attempt}"
     if early:
         however += f"; the last before was {early[-1]}"
     return Broken(
         backward,
-        must="the ranks must average their gradients after the last backward of a window, or in it",
-        because=f"what backward adds to the gradients of rank {window.rank.number} no other rank sees",
+        must="the ranks must average their gradients in the last backward of a window, or after it",
+        because=f"no other rank sees what this backward adds to the gradients of rank {window.rank.number}",
         however=however,
         shows=(*early[-1:], *shows, *([attempt] if attempt else [])),
         effect=_parting(window),
@@ -271,7 +271,7 @@ def _never_shared(sharing: Sharing) -> Broken:
 
 
 def _parting(window: Window) -> str | None:
-    """What the ranks do in a window without an average."""
+    """How the ranks' steps differ in a window without an average; None if unknown."""
     steps = [one.attempts[-1] for one in window.counterparts if one.attempts]
     along = [
         f"rank {step.rank} along {vector(step.gradients)}"
@@ -280,4 +280,4 @@ def _parting(window: Window) -> str | None:
     ]
     if len(along) < 2 or any(step.gradients is None for step in steps):
         return None
-    return f"In window {window.number} the ranks part: {enumerated(along)}."
+    return f"In window {window.number} the ranks step apart: {enumerated(along)}."

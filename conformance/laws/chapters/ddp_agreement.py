@@ -1,4 +1,4 @@
-"""What ranks have to agree on: their first weights, their collectives, and their weights after each step."""
+"""What ranks must agree on: their first weights, their collectives, and their weights after each step."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 @law(
     "ddp/equal-start",
     "All ranks MUST begin with the same weights.",
-    why="""Ranks that take equal steps from different weights stay apart by what they were apart at the start. Their
-        gradients belong to different models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
+    why="""Ranks that take equal steps from different weights keep that difference. Their gradients belong to different
+        models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{SEED}: "DDP broadcasts parameters on model instantiation"',
     fix="""
         for tensor in model.state_dict().values():
@@ -60,16 +60,15 @@ def equal_start(run: Run) -> Outcomes:
         because="equal steps keep different weights different",
         however=f"{when} rank {first.rank} began with {vector(weights)} and rank {other.rank} with {vector(others)}",
         shows=(*sent[-1:], first, other),
-        effect="The ranks train different models to the end.",
+        effect="The ranks train different models until the end.",
     )
 
 
 @law(
     "ddp/same-collectives",
     "Every rank MUST issue the same collectives in the same order.",
-    why="""A collective joins the n-th call of each rank of its group, whatever these meant. A call that a rank
-        leaves out, or makes more often, has the others wait forever, or mixes numbers that have nothing to do with
-        each other.""",
+    why="""A collective matches the n-th call of each rank in its group, whatever these calls were meant for. If one
+        rank leaves out a call or makes one more, the others wait forever, or unrelated numbers are mixed.""",
     source="PyTorch documentation, torch.distributed: collective functions",
     fix="""
         dist.all_reduce(loss)  # on every rank
@@ -80,7 +79,7 @@ def equal_start(run: Run) -> Outcomes:
 def same_collectives(run: Run) -> Outcomes:
     if run.plan.world_size == 1:
         return
-    # Horovod itself puts what ranks submit into one order.
+    # Horovod orders the submissions of the ranks itself.
     calls = [[event for event in rank.of(Collective) if event.via == "c10d"] for rank in run.ranks]
     groups: dict[tuple[int, ...], list[list[Collective]]] = {}
     for rank, events in enumerate(calls):
@@ -106,11 +105,11 @@ def same_collectives(run: Run) -> Outcomes:
 @law(
     "ddp/identical-weights",
     "After each optimizer step all ranks MUST hold the same weights, to the bit.",
-    why="""Ranks that have parted average gradients of different models, (1/N) Σ ∇L(w_r), and nothing brings them
-        together again. What one rank saves or evaluates is not what the others train.""",
+    why="""Ranks with different weights average gradients of different models, (1/N) Σ ∇L(w_r), and never agree again.
+        The model that one rank saves or evaluates is not the one that the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
     fix="""
-        # Whatever enters a step has to be the same on all ranks: gradients after the all-reduce,
+        # Everything that enters a step must be the same on all ranks: gradients after the all-reduce,
         # learning rate, weight decay, momentum, loss scale, and the decision to step.
         optimizer.step()
         """,
@@ -130,7 +129,7 @@ def same_collectives(run: Run) -> Outcomes:
     ),
 )
 def identical_weights(here: GlobalWindow) -> Outcomes:
-    # From there on nothing brings them together again.
+    # After the first difference, all later windows differ too.
     if here.plan.world_size == 1 or here.number > _first_parted(here.run):
         return
     held = _held_after(here)
@@ -143,13 +142,13 @@ def identical_weights(here: GlobalWindow) -> Outcomes:
 
 @fact
 def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
-    """The weights that each rank holds after a window, and what shows them, if they are known of all."""
+    """The weights of each rank after a window, with the event that shows them; None unless all are known."""
     found: list[tuple[Event, Vector]] = []
     for window in here.windows:
         shown = window.held_after
         if not isinstance(shown, Attempt | Forward | Finished) or shown.weights is None:
             return None
-        # Weights that are averaged after the step are seen no more.
+        # If the ranks average weights after the step, the trace does not show the result.
         if any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown)):
             return None
         found.append((shown, shown.weights))
@@ -166,7 +165,7 @@ def _first_parted(run: Run) -> float:
     return inf
 
 
-#: In these ranks may put in different amounts.
+#: Collectives to which ranks may contribute different amounts.
 _UNEVEN = ("allgather_", "alltoall_", "alltoall_base_", "scatter_")
 
 
@@ -184,19 +183,19 @@ def _different(index: int, together: Sequence[Collective], odd: Collective, usua
     return Broken(
         odd,
         must="every rank must issue the same collectives in the same order",
-        because=f"call {index + 1} of each rank of the group is one collective, whatever it was meant for",
+        because=f"call {index + 1} of each rank in the group joins the same collective",
         however=f"it is {other}{details[0]} on rank {other.rank} and {odd}{details[1]} on rank {odd.rank}",
         shows=together,
-        effect="The ranks wait for each other, or take each other's numbers for something else.",
+        effect="The ranks wait for each other, or mix unrelated numbers.",
     )
 
 
 def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Collective]]) -> Broken | None:
-    """The first collective that not all ranks of a group entered, unless a failure that is no law's kept one away."""
+    """The first collective that some ranks of a group did not enter, unless they failed for a reason of their own."""
     answered = min(map(len, members))
     waiting = [events[answered] for events in members if len(events) > answered]
     absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
-    # Where ranks do not share all gradients, that is the collective that was left out.
+    # If ranks do not share all gradients, the missing collective is that all-reduce, which another law reports.
     if not waiting or any(_failed(rank) for rank in absent) or misses_some(run):
         return None
     rank, call = absent[0], waiting[0]
@@ -206,26 +205,26 @@ def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Colle
     elif rank.of(Raised):
         left = "left"
     else:
-        left = "never came to it"
+        left = "never reached it"
     ranks = enumerated([f"rank {event.rank}" for event in waiting])
     return Broken(
         call,
         must="every rank must issue the same collectives in the same order",
         because=f"a collective needs all of its {len(group)} ranks",
         however=f"rank {call.rank} entered {call}, and rank {rank.number} {left}"
-        + "".join(f"; the last that it did was {event}" for event in last),
+        + "".join(f"; its last action was {event}" for event in last),
         shows=(*last, *waiting),
-        effect=f"{ranks.capitalize()} {'waits' if len(waiting) == 1 else 'wait'} for it in vain.",
+        effect=f"{ranks.capitalize()} {'waits' if len(waiting) == 1 else 'wait'} forever.",
     )
 
 
 def _failed(rank: Rank) -> bool:
-    """Whether a rank ended by an error; one that leaves with `sys.exit` does not."""
+    """Whether a rank ended with an error; `sys.exit` does not count."""
     return any(event.type != "SystemExit" for event in rank.of(Raised))
 
 
 def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
-    # What a rank sends leaves its own weights as they are.
+    # Sending does not change a rank's own weights.
     if not isinstance(event, Receive) and not (isinstance(event, Collective) and brings_together(event)):
         return False
     return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
@@ -233,7 +232,7 @@ def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
 
 def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
     details = []
-    # A rank that is served shows its weights at something that is no step.
+    # A served rank shows its weights at events that are not steps.
     if isinstance(one, Step) and isinstance(other, Step) and one.lr != other.lr:
         rates = [number(step.lr or 0) for step in (one, other)]
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")

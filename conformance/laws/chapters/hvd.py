@@ -1,4 +1,4 @@
-"""Horovod: its optimizer averages in the background, and what reads or writes gradients has to wait for it."""
+"""Horovod: its optimizer averages in the background; code that reads or writes gradients must wait for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 @law(
     "hvd/synchronize-at-most-once",
     "`synchronize()` MUST be called zero or one times for each step of Horovod's optimizer.",
-    why="""Each call all-reduces the gradients, and averages them again that were averaged before. Under op=Sum N
-        ranks then multiply by N twice, N² ḡ in place of N ḡ; under an average it is communication for nothing.""",
+    why="""Each call all-reduces the gradients again. Under op=Sum N ranks then multiply by N twice: N² ḡ instead of N
+        ḡ. Under an average the second call only costs communication.""",
     source=f'{SEED}: "call .synchronize() zero or one times per optimizer.step()"',
     fix="""
         optimizer.synchronize()  # once, after the last backward of the window
@@ -39,10 +39,9 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
 
 @law(
     "hvd/step-in-skip-synchronize",
-    "After an explicit `synchronize()` the step of Horovod's optimizer MUST be inside of `skip_synchronize()`.",
+    "After an explicit `synchronize()` the step of Horovod's optimizer MUST be inside `skip_synchronize()`.",
     why="""A plain step synchronizes by itself, so the gradients are all-reduced a second time. Under op=Sum N ranks
-        then multiply by N twice, N² ḡ in place of N ḡ; under an average what was clipped in between is averaged
-        again, which costs time and no more.""",
+        then multiply by N twice: N² ḡ instead of N ḡ. Under an average the second all-reduce only costs time.""",
     source=f'{SEED}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
     fix="""
         optimizer.synchronize()
@@ -59,9 +58,9 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
 @law(
     "hvd/synchronize-before-clip",
     "Gradients of Horovod's optimizer MUST be synchronized before they are clipped.",
-    why="""Until `synchronize()` returns, gradients are a rank's own, or are being averaged this moment. Each rank
-        then clips by a norm of its own, mean over r of c_r g_r in place of c ḡ, or writes into numbers that are on
-        their way.""",
+    why="""Until `synchronize()` returns, each rank has only its own gradients, or Horovod is averaging them at that
+        moment. Each rank then clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes
+        into memory that Horovod is reading.""",
     source=f'{SEED}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix="""
         optimizer.synchronize()
@@ -86,19 +85,19 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         yield Broken(
             early,
             must="`synchronize()` must come before gradients are clipped",
-            because=f"until then they are those of rank {early.rank} alone, or half averaged",
+            because=f"until then rank {early.rank} has only its own gradients, or partly averaged ones",
             however=f"{early} came {use.before_synchronize}",
             shows=use.slice(early),
-            effect=f"{enumerated(norms).capitalize()}: each clips by a factor of its own." if len(norms) > 1 else None,
+            effect=f"{enumerated(norms).capitalize()}: each clips by its own factor." if len(norms) > 1 else None,
         )
 
 
 @law(
     "hvd/synchronize-before-unscale",
     "Gradients of Horovod's optimizer MUST be synchronized before `unscale_` and before `scaler.step`.",
-    why="""GradScaler looks for overflows in the gradients as it finds them, and until `synchronize()` returns these
-        are a rank's own. Where ∞ is in g_r of one rank only, that rank skips the step and lowers its scale, and the
-        others step on an average that ∞ is in.""",
+    why="""GradScaler looks for overflows in the current gradients, and until `synchronize()` returns each rank has only
+        its own. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
+        on an average that contains ∞.""",
     source=f'{SEED}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
     fix="""
         optimizer.synchronize()
@@ -119,7 +118,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
         yield Broken(
             early,
             must=f"`synchronize()` must come before {what}",
-            because=f"overflows are looked for in what rank {early.rank} holds, which is not averaged yet",
+            because=f"the scaler looks for overflows in the gradients of rank {early.rank}, which are not averaged yet",
             however=f"{early} came {use.before_synchronize}",
             shows=use.slice(early),
             effect=_overflow_on_some(window.run),
@@ -129,8 +128,9 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 @law(
     "hvd/not-cleared-before-synchronize",
     "Gradients MUST not be cleared between a backward and the `synchronize()` or the step that waits for its average.",
-    why="""Horovod averages in the background, in the gradients' own memory. What is cleared meanwhile is averaged
-        as 0, or is 0 on one rank and ḡ on another, or is gone when Horovod wants to write to it.""",
+    why="""Horovod averages in the background, in the gradients' own memory. A gradient that is cleared before it has
+        finished enters the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod
+        writes the result.""",
     source="Horovod, horovod/torch/optimizer.py: zero_grad raises where this is noticed",
     fix="""
         optimizer.zero_grad()  # before the first backward of the window
@@ -142,7 +142,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 def not_cleared_before_synchronize(window: Window) -> Outcomes:
     for use in uses(window):
         attempt = next((e for e in use.after if isinstance(e, Attempt) and e.optimizer == use.optimizer), None)
-        # A window may be given up; then there is nothing to wait for.
+        # A trainer may drop a window; then nothing waits for its average.
         if use.synchronize is None and (window.ended or attempt is not None):
             continue
         until = use.synchronize or attempt
@@ -161,12 +161,12 @@ def not_cleared_before_synchronize(window: Window) -> Outcomes:
             because="it averages in the background, in the gradients' own memory",
             however=f"{cleared[0]} came {use.before_synchronize}",
             shows=use.slice(cleared[0]),
-            effect="The step takes zeros in place of the average, or there is no step.",
+            effect="The step uses zeros instead of the average, or there is no step.",
         )
 
 
 def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[E]:
-    """Of each of these windows the first event of this kind after its last backward."""
+    """For each of these windows, the first event of this kind after its last backward."""
     return [
         event for window in windows if window.backwards for event in window.of(kind, after=window.backwards[-1])[:1]
     ]
@@ -174,12 +174,12 @@ def _first_after_backward(windows: Sequence[Window], kind: type[E]) -> Sequence[
 
 @fact
 def _overflow_on_some(run: Run) -> str | None:
-    """The first window in which some ranks found an overflow and others did not."""
+    """A sentence on the first window in which only some ranks found an overflow; None if there is none."""
     for window, windows in sorted(run.numbered.items()):
         found = _first_after_backward(windows, Unscale)
         hit = [f"rank {event.rank}" for event in found if event.found_inf]
         clean = [f"rank {event.rank}" for event in found if event.found_inf is False]
         if hit and clean:
             parted = f"{enumerated(hit)} found an overflow and {enumerated(clean)} none"
-            return f"In window {window} {parted}: their steps part."
+            return f"In window {window} {parted}: their steps differ."
     return None

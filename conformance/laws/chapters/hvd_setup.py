@@ -1,4 +1,4 @@
-"""Horovod: what has to be set up before the first step."""
+"""Horovod: what must be set up before the first step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 @law(
     "hvd/backward-passes-per-step",
     "`backward_passes_per_step` MUST be the number of backward passes in a window.",
-    why="""Horovod begins to average a gradient in its backward_passes_per_step-th backward. With a smaller number
-        it averages before the window is complete and refuses the next backward; with a larger one nothing is
+    why="""Horovod begins to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
+        it averages before the window is complete and refuses the next backward. If it is too large, nothing is
         averaged until `synchronize()` or the step, and a window that is longer by mistake goes unnoticed.""",
     source=f'{SEED}: "set `hvd_optimizer.backward_passes_per_step` to N (aggregation frequency)"; {DOCS}',
     fix="""
@@ -40,7 +40,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 )
 def backward_passes_per_step(window: Window) -> Outcomes:
     optimizers = horovod_optimizers(window.rank)
-    # Of several optimizers each may have backwards of its own.
+    # Each of several optimizers may have its own backwards.
     if window.plan.world_size == 1 or len(optimizers) != 1 or optimizers[0].backward_passes_per_step is None:
         return
     noted, set_to = optimizers[0], optimizers[0].backward_passes_per_step
@@ -48,7 +48,7 @@ def backward_passes_per_step(window: Window) -> Outcomes:
     if len(found) > set_to:
         yield _wrong_number(noted, window, found, found[set_to], "the next is refused")
     elif window.ended and found:
-        # Windows may be shorter than that, at the end of an epoch; but not all of them.
+        # A window at the end of an epoch may be shorter, but not all windows.
         if _most_passes(window.rank) < set_to and window.planned == window.plan.accumulation:
             end = next(event for event in (*window.of(Synchronize), *window.attempts, found[-1]))
             yield _wrong_number(noted, window, found, end, "no average begins before `synchronize()`")
@@ -58,9 +58,9 @@ def backward_passes_per_step(window: Window) -> Outcomes:
 
 @law(
     "hvd/broadcast-before-first-step",
-    "Parameters, and what state the optimizer has, MUST be broadcast before the first step of Horovod's optimizer.",
-    why="""Horovod averages gradients and leaves weights alone. Ranks that begin apart, w_0 ≠ w_1, stay apart by
-        that much and average gradients of different models; momentum of one rank alone has the same effect.""",
+    "Parameters, and any state of the optimizer, MUST be broadcast before the first step of Horovod's optimizer.",
+    why="""Horovod averages gradients and leaves weights alone. Ranks that begin with different weights, w_0 ≠ w_1, keep
+        this difference and average gradients of different models. Momentum on one rank only has the same effect.""",
     source=f"{SEED}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
     fix="""
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -73,7 +73,7 @@ def broadcast_before_first_step(run: Run) -> Outcomes:
     starts = [event for rank in run.ranks for event in rank.of(Start)[:1]]
     if len(starts) == len(run.ranks) and all(event.weights is not None for event in starts):
         other = next((event for event in starts if event.weights != starts[0].weights), None)
-        # A broadcast that was not enough is for ddp/equal-start.
+        # If there was a broadcast but it did not suffice, ddp/equal-start reports it.
         yield OK if other is None or any(map(_broadcast, run.ranks)) else _weights_apart(starts[0], other)
     first = [horovod_optimizers(rank)[0] for rank in run.ranks]
     having = [event for event in first if event.state]
@@ -86,7 +86,7 @@ def broadcast_before_first_step(run: Run) -> Outcomes:
 
 @fact
 def _passes(window: Window) -> Sequence[BackwardBegin]:
-    """The backward passes of the model until gradients were first synchronized or stepped with."""
+    """The backward passes of the model before the first synchronize or step."""
     ends = {event.backward: event for event in window.of(BackwardEnd)}
     first = next((event for event in window.events if isinstance(event, Synchronize | Attempt)), None)
     return [
@@ -110,7 +110,7 @@ def _wrong_number(
         must=f"`backward_passes_per_step` must be {len(passes)}",
         because=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
         f"{passes[-1].line}",
-        however=f"Horovod's optimizer was made for {set_to}",
+        however=f"Horovod's optimizer was created with {set_to}",
         shows=(noted, *passes, *([] if event in passes else [event])),
         effect=f"The average begins in backward number {set_to}, so {effect}.",
     )
@@ -136,7 +136,7 @@ def _weights_apart(first: Start, other: Start) -> Broken:
         however=f"nothing was broadcast, and rank {first.rank} began with {vector(first.weights or ())} and rank "
         f"{other.rank} with {vector(other.weights or ())}",
         shows=(first, other),
-        effect="The ranks train different models to the end.",
+        effect="The ranks train different models until the end.",
     )
 
 
@@ -144,8 +144,8 @@ def _state_apart(having: Optimizer, lacking: Optimizer) -> Broken:
     return Broken(
         having,
         must="the state of the optimizer must be broadcast before the first step",
-        because="momentum that one rank alone has takes its steps elsewhere",
+        because="momentum on one rank only changes the direction of its steps",
         however=f"rank {having.rank} has state ({having.line}) and rank {lacking.rank} none, and none was broadcast",
         shows=(having, lacking),
-        effect="The ranks take different steps from the first one on.",
+        effect="The ranks take different steps from the first step on.",
     )

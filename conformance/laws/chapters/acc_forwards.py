@@ -1,4 +1,4 @@
-"""Gradient accumulation: forwards that nothing follows from."""
+"""Gradient accumulation: forwards whose outputs are not used for gradients."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 @law(
     "acc/one-forward-per-loss",
     "A micro-batch SHOULD go forward once for each of its losses, unless gradients are disabled.",
-    why="""A forward in training mode that no backward follows builds a graph that is thrown away, and doubles the time
-        of that micro-batch. It is not without effect either: BatchNorm's running statistics take the micro-batch in
-        once more, and dropout draws other random numbers from there on.""",
+    why="""A forward in training mode without a backward builds a graph that is thrown away, and costs the time of
+        another forward. It can change results too: BatchNorm's running statistics count the micro-batch twice, and
+        dropout draws other random numbers from there on.""",
     source=f'{SEED}: "do a forward and backward pass on each batch"; '
     "PyTorch, torch.no_grad: for forwards that no `backward()` follows",
     fix="""
         outputs = model(batch.inputs)
         loss = criterion(outputs, batch.targets) / len(window)
         loss.backward()
-        accuracy = metric(outputs.detach(), batch.targets)  # of the outputs that are there already
+        accuracy = metric(outputs.detach(), batch.targets)  # reuses the outputs
         """,
 )
 def one_forward_per_loss(window: Window) -> Outcomes:
-    # Without any backward gradients come from elsewhere.
+    # Without any backward, gradients have another source.
     if window.ended and window.backwards:
         pair = _idle(window)
         yield OK if pair is None else _wasted(window, *pair)
@@ -33,15 +33,16 @@ def one_forward_per_loss(window: Window) -> Outcomes:
 
 @fact
 def _used(rank: Rank) -> set[int]:
-    """The forwards that gradients were computed through."""
+    """The forwards through which gradients were computed."""
     events: list[BackwardEnd | AutogradGrad] = [*rank.of(BackwardEnd), *rank.of(AutogradGrad)]
     return {forward for event in events for forward in event.forwards}
 
 
 def _idle(window: Window) -> tuple[Forward, Forward] | None:
-    """A forward that nothing follows from, with one of the same micro-batch that was trained on.
+    """A forward without a backward, and the forward of the same micro-batch that has one.
 
-    Without the other one nothing was trained on the micro-batch. A look at the model before training is no habit.
+    If no forward of the micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
+    backward of the training do not count: they happen once, for example to inspect the model.
     """
     used = _used(window.rank)
     idle = [event for event in window.forwards if event.forward not in used]
@@ -60,8 +61,8 @@ def _wasted(window: Window, idle: Forward, trained: Forward) -> Broken:
     return Broken(
         idle,
         must="a micro-batch should go forward once for each of its losses",
-        because="what else is to be known of it can be read from the outputs that are there, or without gradients",
-        however=f"no backward went through {idle} of micro-batch {idle.micro_batch}, which {trained} trained on",
+        because="metrics can reuse the existing outputs, or run their own forward under `torch.no_grad()`",
+        however=f"no backward reached {idle} of micro-batch {idle.micro_batch}, on which {trained} trained",
         shows=tuple(sorted((idle, trained), key=lambda event: event.seq)),
-        effect=f"Window {window.number} is slower; its gradients are as they should be.",
+        effect=f"Window {window.number} takes longer; its gradients are right.",
     )

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: when the gradients are unscaled, and how often."""
+"""Automatic mixed precision: when and how often gradients are unscaled."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
 @law(
     "amp/unscale-once",
     "The gradients of an optimizer MUST be unscaled at most once in a window.",
-    why="""Each unscaling divides by S, so two of them leave g / S of the gradient g. GradScaler refuses a second
+    why="""Each unscaling divides by S, so two of them turn the gradient g into g / S. GradScaler refuses a second
         `unscale_` before `update()`, but it cannot see a division by hand.""",
     source='PyTorch, torch.amp, `GradScaler.unscale_`: "should only be called once per optimizer per step call"',
     fix="""
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)  # step() knows of it, and does not unscale again
+        scaler.unscale_(optimizer)  # step() remembers this and does not unscale again
         torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         scaler.step(optimizer)
         scaler.update()
@@ -54,8 +54,8 @@ def unscale_once(window: Window) -> Outcomes:
         second,
         "gradients must be unscaled once",
         f"they carry the factor {scale} once",
-        f"after {first} it was done again: "
-        + (f"GradScaler said {second.message!r}" if isinstance(second, Raised) else str(second)),
+        f"after {first} they were unscaled again: "
+        + (f"GradScaler reported {second.message!r}" if isinstance(second, Raised) else str(second)),
         twice,
         None if refused else f"The step is {scale} times too small.",
     )
@@ -72,7 +72,7 @@ def _refused(window: Window) -> tuple[Event, Event] | None:
 
 def _unscaled_again(window: Window) -> tuple[Event, Event] | None:
     for first, second in pairwise(window.of(Unscale)):
-        # An update, a backward or a clearing makes other gradients of them.
+        # After an update, a backward or a clearing these are other gradients.
         if first.optimizer == second.optimizer and not _between(window, first, second, Update, BackwardEnd, ZeroGrad):
             return first, second
     return None
@@ -96,7 +96,7 @@ def _unscaled_by_hand_too(window: Window) -> tuple[Event, Event] | None:
 
 @fact
 def _samples(run: Run) -> float:
-    """What gradients may be divided by to average them is at most this."""
+    """The largest number by which averaging may divide gradients."""
     spec = run.plan.spec
     sizes = [sum(map(len, run.plan.micro_batches(rank, 0))) for rank in range(len(spec["micro_batches"]))]
     return float(sum(sizes) * max([1.0, *spec["samples"]["weight"]]))
@@ -106,8 +106,8 @@ def _samples(run: Run) -> float:
     "amp/unscale-after-last-backward",
     "Gradients MUST be unscaled only after the last backward pass of the window.",
     why="""Unscaled after the k-th of n micro-batches, the gradient becomes g₁ + … + gₖ + S·(gₖ₊₁ + … + gₙ), from which
-        no division recovers the sum. If each micro-batch ends with unscaling, the first one's part is divided by S
-        again and again.""",
+        no division recovers the sum. If each micro-batch ends with unscaling, the gradients of the first one are
+        divided by S again and again.""",
     source=ACCUMULATION,
     fix="""
         for inputs, targets in window:
@@ -121,7 +121,7 @@ def _samples(run: Run) -> float:
 )
 def unscale_after_last_backward(window: Window) -> Outcomes:
     unscales = window.of(Unscale)
-    # A backward may be for the gradients of another optimizer.
+    # With several optimizers, a later backward may belong to another one.
     if not unscales or not scaling(window).is_scaled or len({event.optimizer for event in unscales}) > 1:
         return
     pair = next((pair for event in unscales if (pair := _early(window, event))), None)
@@ -133,7 +133,7 @@ def unscale_after_last_backward(window: Window) -> Outcomes:
     yield Broken(
         unscale,
         "`unscale_` must come after the last backward pass of the window",
-        f"a later one adds gradients that carry the factor {scale} to some that do not",
+        f"a later backward adds gradients with the factor {scale} to gradients without it",
         f"{unscale} came before the backward pass at {end.line}",
         pair,
         f"The micro-batches before it weigh 1/{scale} of the others.",
@@ -141,9 +141,9 @@ def unscale_after_last_backward(window: Window) -> Outcomes:
 
 
 def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | None:
-    """An explicit unscale with the end of a later backward whose gradients were added and then stepped on."""
+    """An explicit unscale, and the end of a later backward whose gradients the same step uses."""
     steps: Sequence[Attempt] = window.of(Attempt, after=unscale)
-    # Within a step, it is the step that comes too early.
+    # If the step itself unscales, the step comes too early, and acc/step-after-all-backwards reports it.
     if unscale.implicit or not steps or not window.of(BackwardEnd, after=unscale):
         return None
     ends = scaling(window).accumulated(steps[0])
@@ -154,9 +154,8 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
 @law(
     "amp/unscale-after-sync",
     "Gradients MUST be unscaled only after the ranks have averaged them.",
-    why="""Unscaling is also the search for overflows: a rank that has not received the others' gradients finds only
-        its own infinities. It skips, and the others step on the infinity that it has sent them; or it steps, and they
-        skip.""",
+    why="""`unscale_` also looks for overflows: before the average, a rank finds only its own infinities. It skips, and
+        the others step on the infinity that it sends them; or it steps, and they skip.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": always synchronize before `scaler.step`, '
     "otherwise each worker steps differently",
     fix="""
@@ -182,10 +181,10 @@ def unscale_after_sync(window: Window) -> Outcomes:
     yield Broken(
         unscale,
         "`unscale_` must come after the ranks have averaged their gradients",
-        "it looks for overflows, and finds only those of this rank until then",
+        "it looks for overflows, and until then finds only those of this rank",
         f"{unscale} came before {collective}",
         pair,
-        "Nothing changes while nothing overflows; an overflow on one rank parts the ranks.",
+        "Nothing changes until a gradient overflows; then some ranks step and others skip.",
     )
 
 

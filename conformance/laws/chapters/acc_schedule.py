@@ -17,7 +17,7 @@ from conformance.trace.words import number
     "acc/schedule-per-step",
     "Each learning-rate scheduler MUST step once for each optimizer step that was taken, and not for a skipped one.",
     why="""A schedule gives the learning rate of step k. A scheduler that steps for every micro-batch is at k n after k
-        steps of n micro-batches, and one that steps for skipped steps too is ahead by their number.""",
+        steps of n micro-batches, and one that also steps for skipped steps is ahead by their number.""",
     source='PyTorch, torch.optim, "How to adjust learning rate": scheduler.step() after optimizer.step(); with a '
     "GradScaler a step may be skipped, which its documentation leaves to the caller to notice",
     fix="""
@@ -30,7 +30,7 @@ from conformance.trace.words import number
 )
 def schedule_per_step(window: Window) -> Outcomes:
     for taken in _taken(window.rank)[window.number] if window.plan.has_schedule else ():
-        # A learning rate that is right was set in another way, or the scheduler is one of several.
+        # If the learning rate is right, it was set in another way, or the scheduler is one of several.
         if len(taken.calls) == (0 if taken.previous is None else 1):
             yield OK
         elif not isclose(_rate(taken.step), _planned_rate(window.plan, taken.number), rel_tol=1e-6):
@@ -39,7 +39,7 @@ def schedule_per_step(window: Window) -> Outcomes:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A step, the one before it, its number, and the calls of one scheduler in between."""
+    """A step, the previous one, its number, and the calls of one scheduler between them."""
 
     step: Step
     previous: Step | None
@@ -96,9 +96,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
     return Broken(
         made[-1] if made else step,
         must="a scheduler must step once for each step that was taken",
-        because=f"the schedule counts steps: number {taken.number} is to be taken with the learning rate "
-        f"{number(right)}",
+        because=f"the schedule counts steps: number {taken.number} has the learning rate {number(right)}",
         however=however,
         shows=(*([previous] if previous else []), *skipped[:1], *made[-2:], step),
-        effect=f"Step {taken.number} is taken with the learning rate {number(_rate(step))}.",
+        effect=f"Step {taken.number} uses the learning rate {number(_rate(step))}.",
     )

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: what may not be done with gradients that still carry the loss scale."""
+"""Automatic mixed precision: what a trainer must not do with gradients that still carry the loss scale."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ T = TypeVar("T", Clip, Norm, GradientChange)
 @law(
     "amp/unscale-before-clip",
     "Gradients MUST be unscaled before they are clipped.",
-    why="""Gradients of a scaled loss are S·g, so clipping them at t is clipping g at t/S: with norms,
-        g · min(1, t / (S·‖g‖)). Almost every step is clipped then, and by an amount that changes with the scale.""",
+    why="""Gradients of a scaled loss are S·g, so clipping them at t clips g at t/S: by norm,
+        g · min(1, t / (S·‖g‖)). Almost every step is clipped then, by an amount that changes with the scale.""",
     source=UNSCALED_GRADIENTS,
     fix="""
         scaler.scale(loss).backward()
@@ -65,8 +65,8 @@ def _clip(scaling: Scaling, clip: Clip, still: _StillScaled) -> Broken | None:
 
 
 def _is_plain(threshold: float, scale: float, window: Window) -> bool:
-    """Whether the threshold of a clip makes no allowance for the scale: it is the one that was asked for or, where none
-    was, too small to have been multiplied by the scale."""
+    """Whether the threshold of a clip ignores the scale: it is the one in the plan or, if the plan has none, too small
+    to have been multiplied by the scale."""
     asked = window.plan.clip
     return threshold < scale if asked is None else isclose(threshold, asked["threshold"], rel_tol=1e-6)
 
@@ -86,8 +86,8 @@ def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
 @law(
     "amp/unscale-before-inspection",
     "The norm of gradients SHOULD be taken after they are unscaled.",
-    why="""The norm of S·g is S·‖g‖, a number that follows the scale: it doubles when the scale grows and halves when it
-        backs off. What is decided or logged by it is about the scale as much as about the gradients.""",
+    why="""The norm of S·g is S·‖g‖: it doubles when the scale grows and halves when the scale backs off. A decision or
+        a log that uses it depends on the scale as much as on the gradients.""",
     source=UNSCALED_GRADIENTS,
     fix="""
         scaler.scale(loss).backward()
@@ -114,10 +114,9 @@ def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
 
 @law(
     "amp/unscale-before-change",
-    "Gradients MUST be unscaled before they are changed by hand in any way that is not a plain scaling.",
-    why="""An operation f on the gradients is meant for g, and f(S·g) / S is f(g) only where f is linear, as division
-        by a count is. A clamp at t, noise, or a decay λ·w added to S·g comes out as a clamp at t/S, or as noise and
-        decay divided by S.""",
+    "Gradients MUST be unscaled before they are changed by hand, unless they are only multiplied by a factor.",
+    why="""An operation f on the gradients is meant for g, and f(S·g) / S equals f(g) only if f is linear, like division
+        by a count. On S·g, a clamp at t becomes a clamp at t/S, and noise or a decay λ·w is divided by S.""",
     source=UNSCALED_GRADIENTS,
     fix="""
         scaler.scale(loss).backward()
@@ -134,7 +133,7 @@ def unscale_before_change(window: Window) -> Outcomes:
 
 def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Broken | Kept | None:
     step = scaling.next(change, Step, change.parameters)
-    # What overflowed is not stepped on, and its changes have no factor that anybody could know.
+    # Overflowed gradients are not used for a step, and the factor of a change to them is unknown.
     if step is None or scaling.overflowed or _is_sync(change, scaling.window):
         return None
     what = _changed_how(change, step, still.scale, scaling.window)
@@ -146,13 +145,13 @@ def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Br
         f"they still carry the factor {number(still.scale)} until then",
         f"they were {what} before {still.unscale}",
         (change, still.unscale),
-        f"What was done to them comes out divided by {number(still.scale)}.",
+        f"The effect of this change is divided by {number(still.scale)}.",
     )
 
 
 def _is_sync(change: GradientChange, window: Window) -> bool:
-    """Whether the gradients changed around a collective, or a message that came, which then may have changed them; or
-    between ranks that brought theirs together in a way that leaves no trace, if at all."""
+    """Whether averaging may explain the change: a collective or a received message came with it, or the trace shows no
+    averaging at all although there are several ranks."""
     exchanges = window.of(Exchange)
     is_seen = any(isinstance(event, Receive) or brings_together(event) for event in exchanges)
     return (window.plan.world_size > 1 and not is_seen) or any(
@@ -161,7 +160,7 @@ def _is_sync(change: GradientChange, window: Window) -> bool:
 
 
 def _changed_how(change: GradientChange, step: Step, scale: float, window: Window) -> str | None:
-    """What a change was, if it is certain that it should have come after unscaling."""
+    """A phrase for the change, if it certainly should have come after unscaling; otherwise None."""
     seen = [one for one in step.gradients or () if isinstance(one, int | float)]
     if not step.gradients or any(isinstance(one, str) for one in step.gradients):
         return None
@@ -169,7 +168,7 @@ def _changed_how(change: GradientChange, step: Step, scale: float, window: Windo
     threshold = clip["threshold"] if clip else None
     clipped = hypot(*seen) if clip and clip["kind"] == "norm" else max(map(abs, seen), default=0.0)
     if change.factor is None:
-        # Clipped at a threshold that was multiplied by the scale: as good.
+        # Clipping at threshold times scale is right.
         return None if threshold and isclose(clipped, threshold, rel_tol=1e-3) else "changed by hand"
     if threshold and isclose(clipped * scale, threshold, rel_tol=1e-3):
         return f"clipped by hand, to {number(threshold)},"
@@ -178,14 +177,14 @@ def _changed_how(change: GradientChange, step: Step, scale: float, window: Windo
 
 @dataclass(frozen=True)
 class _StillScaled:
-    """The scale that gradients carry, and what takes it off them later."""
+    """The scale that gradients carry, and the event that divides them by it later."""
 
     scale: float
     unscale: Unscale | ScalerStep
 
 
 def _still_scaled(scaling: Scaling, at: Event, parameters: Sequence[int]) -> _StillScaled | None:
-    """Without an unscale to come, or a step that unscales, nobody can tell: None."""
+    """None if no unscale, and no step that unscales, follows: then the trace does not show the scale's effect."""
     scale = scaling.carried(at, parameters)
     ends = [scaling.next(at, Unscale, parameters), scaling.next(at, ScalerStep, parameters)]
     unscale = min((end for end in ends if end is not None), key=lambda end: end.seq, default=None)
@@ -195,7 +194,7 @@ def _still_scaled(scaling: Scaling, at: Event, parameters: Sequence[int]) -> _St
 def _each(
     window: Window, kind: type[T], judged: Callable[[Scaling, T, _StillScaled], Broken | Kept | None]
 ) -> Outcomes:
-    """The law applied to each event of a kind whose gradients still carry the scale; on others it is kept."""
+    """Judges each event of a kind whose gradients still carry the scale; events on unscaled gradients are OK."""
     if not window.of(kind) or not scaling(window).is_scaled:
         return
     kept = False

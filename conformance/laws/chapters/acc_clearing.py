@@ -24,8 +24,8 @@ _FIX = """
 @law(
     "acc/cleared-between-windows",
     "Gradients MUST be cleared between two windows.",
-    why="""A backward adds to the gradients that are there. Without clearing, step k goes along g₀ + g₁ + ... + gₖ,
-        which looks like momentum that never decays.""",
+    why="""A backward adds to the existing gradients. Without clearing, step k goes along g₀ + g₁ + ... + gₖ, which acts
+        like momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
     fix=_FIX,
 )
@@ -33,7 +33,7 @@ def cleared_between_windows(window: Window) -> Outcomes:
     previous = window.previous
     if previous is None or not window.backwards or window.backwards[0].gradients is None:
         return
-    # What has not been used need not be cleared.
+    # Gradients that no step used need not be cleared.
     if not (previous.attempts or previous.is_served) and previous.planned == window.plan.accumulation:
         return
     if window.backwards[0].gradients != "some":
@@ -43,16 +43,16 @@ def cleared_between_windows(window: Window) -> Outcomes:
 
 
 def _held(window: Window) -> set[int]:
-    """The parameters whose gradients a window's steps used; what no optimizer holds may keep its gradients."""
+    """The parameters whose gradients a window's steps used; others may keep their gradients."""
     held = trainable(window.rank)
     found = {parameter for event in window.attempts for parameter in held.get(event.optimizer, ())}
-    # Without a step, or an optimizer that was noted: at least one.
+    # If there is no step, or its optimizer is unknown, require at least the first parameter.
     return found or {0}
 
 
 @fact
 def _clears(window: Window) -> Sequence[ZeroGrad]:
-    """What cleared after the last step or backward of the window before and before the first backward of this one."""
+    """The clearings between the last step or backward of the previous window and the first backward of this one."""
     previous = window.previous
     if previous is None or not window.backwards:
         return ()
@@ -68,7 +68,7 @@ def _not_cleared(previous: Window, window: Window) -> Broken:
     return Broken(
         first,
         must="gradients must be cleared between two windows",
-        because="a backward adds its gradients to those that are there",
+        because="a backward adds to the existing gradients",
         however=f"{first} of window {window.number} added to the gradients of window {previous.number}, "
         f"{before}{partly}",
         shows=(*previous.attempts[-1:], *clears, first),
@@ -79,8 +79,8 @@ def _not_cleared(previous: Window, window: Window) -> Broken:
 @law(
     "acc/cleared-once",
     "Gradients SHOULD be cleared once between two windows.",
-    why="""Clearing what is clear changes nothing, and visits every gradient once more. It is often a sign of two places
-        that both think they own the loop.""",
+    why="""Clearing gradients again changes nothing, and costs a pass over all of them. It is often a sign of two pieces
+        of code that both think they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",
     fix=_FIX,
 )
@@ -92,7 +92,7 @@ def cleared_once(window: Window) -> Outcomes:
         yield Broken(
             second,
             must="gradients should be cleared once between two windows",
-            because="there is nothing to clear the second time",
+            because="the second time there is nothing to clear",
             however=f"{first} and {second} both cleared them, with no backward in between",
             shows=(first, second),
             effect="No number changes.",
@@ -112,20 +112,20 @@ def _repeated(clears: Sequence[ZeroGrad]) -> tuple[ZeroGrad, ZeroGrad] | None:
 @law(
     "acc/not-cleared-inside",
     "Gradients MUST NOT be cleared inside a window, between its backwards or before the step that is to use them.",
-    why="""What is cleared is lost: of Σ ∇L over the micro-batches only those after the clearing are left. The mean is
-        then over some micro-batches and divided by the number of all.""",
+    why="""Cleared gradients are lost: of Σ ∇L over the micro-batches, only the terms after the clearing are left. The
+        step divides a sum over some micro-batches by the number of all.""",
     source=f'{SEED}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
     fix=_FIX,
 )
 def not_cleared_inside(window: Window) -> Outcomes:
-    # Horovod's optimizers have a law of their own, hvd/not-cleared-before-synchronize.
+    # Horovod's optimizers have their own law, hvd/not-cleared-before-synchronize.
     if not window.backwards or not (window.attempts or window.is_served) or _by_horovod(window):
         return
     broken = _cleared_inside(window)
     if broken is None:
         yield OK
-    # A trainer may keep what it clears in buffers of its own, and have the right gradients when it steps.
+    # A trainer may keep the gradients in its own buffers, and have the right ones when it steps.
     elif not any(one.rank.number == _stepping(window) and saw_right_gradients(one) for one in window.counterparts):
         yield broken
 
@@ -154,7 +154,7 @@ def _cleared_inside(window: Window) -> Broken | None:
     return Broken(
         first,
         must="gradients must not be cleared inside a window",
-        because=f"the step of window {window.number} is to use those of all its backwards",
+        because=f"the step of window {window.number} must use the gradients of all its backwards",
         however=f"{first} came after {before} and before {after}",
         shows=(before, first, after),
         effect=f"Window {window.number} loses the gradients of {lost} of its {len(window.backwards)} backwards.",
@@ -162,10 +162,10 @@ def _cleared_inside(window: Window) -> Broken | None:
 
 
 def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
-    """Whether there are gradients that no step has used, and a backward or a step comes later."""
+    """Whether the clearing discards gradients that no step has used, with a backward or a step still to come."""
     later = [*window.backwards[-1:], *window.attempts[-1:]]
     if window.backwards[0].seq > clear.seq or all(event.seq < clear.seq for event in later):
         return False
     before = window.of(BackwardBegin, before=clear)
-    # What is cleared after a step has been used.
+    # If a step came first, it has used the gradients.
     return not window.of(Attempt, after=before[-1], before=clear)

@@ -1,4 +1,4 @@
-"""Automatic mixed precision: what follows from an overflow, and the scale on several ranks."""
+"""Automatic mixed precision: what must happen after an overflow, and the scale on several ranks."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from conformance.trace.words import number
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
 LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
-#: What averaging equal weights over the ranks may round.
+#: The relative rounding error of averaging equal weights over the ranks, at most.
 _ROUNDING = 1e-6
 
 
 @law(
     "amp/all-ranks-skip",
     "After an overflow on any rank, every rank MUST skip the step.",
-    why="""The average of gradients is infinite on every rank as soon as one rank's is. A rank that decides by what it
-        saw before the averaging steps on infinities, or moves while others stay; from then on the weights differ.""",
+    why="""If the gradients of one rank are infinite, their average is infinite on every rank. A rank that decides by
+        its own gradients, before averaging, steps on infinities, or steps while others skip; then the weights
+    differ.""",
     source=f'{LAWS}: "otherwise each worker would step differently"',
     fix="""
         overflow = torch.zeros(1)
@@ -80,15 +81,15 @@ def all_ranks_skip(here: GlobalWindow) -> Outcomes:
 
 
 def _averages(window: Window) -> bool:
-    """Whether the rank is seen to average gradients with others."""
+    """Whether the trace shows that the rank averages gradients with others."""
     return any(event.of == "gradients" for event in window.of(Contribution))
 
 
 @law(
     "amp/back-off",
-    "When a step was skipped for an overflow, the update after it MUST lower the scale.",
-    why="""A gradient that overflows at the scale S overflows at S again as long as it is of that size, and at 2·S all
-        the more. A scale that does not come down skips one step after the other.""",
+    "When a step was skipped because of an overflow, the update after it MUST lower the scale.",
+    why="""A gradient that overflows at the scale S overflows again at S or above until it becomes smaller. If the scale
+        does not come down, one step after the other is skipped.""",
     source=f'{GRADIENT_SCALING}: `GradScaler.update`, "If any optimizer steps were skipped the scale is multiplied by '
     '`backoff_factor` to reduce it"',
     fix="""
@@ -107,7 +108,7 @@ def back_off(window: Window) -> Outcomes:
                 f"what overflows at {number(before)} overflows again at {number(after)}",
                 f"{skip} was followed by {update}",
                 (skip, update),
-                "The next steps are skipped too, until the gradients are smaller by themselves.",
+                "The next steps are skipped too, until the gradients become smaller.",
             )
             return
     if pairs:
@@ -115,22 +116,22 @@ def back_off(window: Window) -> Outcomes:
 
 
 def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
-    """Each skip with the first update that its scaler made of it."""
+    """Each skip with the first update of its scaler after it."""
     for skip in window.of(Skip):
         asked = window.of(ScalerStep, before=skip)
         later = window.of(Update, after=skip)
         update = next((event for event in later if asked and event.scaler == asked[-1].scaler), None)
-        # A scale that is down to 1 may stay.
+        # The scale need not fall below 1.
         if update is not None and is_scale(update.scale_before) and update.scale_before > 1:
             yield skip, update
 
 
 @law(
     "amp/skip-changes-nothing",
-    "A window whose step is skipped for an overflow MUST leave the weights and the optimizer's state as they are.",
-    why="""The gradients of that window are lost, so it has to count as if it had not been: w before and w after are the
-        same. What a trainer does besides the step, as w − lr·λ·w by hand, happens although the step does not; and a
-        momentum m that is lost or decayed there makes the next step lr·(μ·m′ + g) of another m′.""",
+    "A window whose step is skipped because of an overflow MUST NOT change the weights or the optimizer's state.",
+    why="""The gradients of that window are lost, so it must have no effect: w stays the same. Changes beside the step,
+        such as w − lr·λ·w by hand, must be skipped too; and if the momentum m is reset or decayed to m′, the next step
+        is lr·(μ·m′ + g) instead of lr·(μ·m + g).""",
     source='PyTorch, torch.amp, `GradScaler.step`: the step "is skipped to avoid corrupting the params"',
     fix="""
         scale = scaler.get_scale()
@@ -162,7 +163,7 @@ _Shown: TypeAlias = tuple[Event, Vector]
 
 def _weights_along(window: Window) -> Sequence[_Shown]:
     """The events that show weights, from the beginning of a window to that of the next, and the weights."""
-    # Who averages weights over the ranks does not do so for the skip.
+    # Averaging the weights over the ranks may change them, and is independent of the skip.
     if any(one.of == "parameters" for kind in (Collective, Receive) for one in window.of(kind)):
         return []
     start = [] if window.index else [event for event in window.rank.setup if isinstance(event, Start)]
@@ -175,7 +176,7 @@ def _weights_along(window: Window) -> Sequence[_Shown]:
 
 
 def _states_along(window: Window) -> Iterator[tuple[ScalerStep | Skip, ScalerStep | Skip]]:
-    """Each skip with the event before it, and that after it, that shows the state of the same optimizer."""
+    """Pairs of a skip and the event before or after it that shows the state of the same optimizer."""
     later = window.following.of(ScalerStep) if window.following else ()
     for skip in window.of(Skip):
         pairs: list[tuple[ScalerStep | Skip, ScalerStep | Skip]] = [
@@ -205,9 +206,9 @@ def _moved(window: Window, before: _Shown, after: _Shown) -> Broken:
     old, new = next((one, other) for one, other in pairs if one is not None and other is not None and one != other)
     return Broken(
         after[0],
-        "a skipped step must leave the weights as they are",
+        "a skipped step must not change the weights",
         "the gradients of its window were lost",
-        f"around {skip} a weight went from {number(old)} to {number(new)}, as was seen between {before[0].line} "
+        f"around {skip} a weight changed from {number(old)} to {number(new)}, between {before[0].line} "
         f"and {after[0].line}",
         tuple(sorted({before[0], skip, after[0]}, key=lambda event: event.seq)),
         f"A weight is {number(new)} instead of {number(old)}.",
@@ -218,29 +219,29 @@ def _changed(window: Window, before: Event, after: Event) -> Broken:
     skip = window.of(Skip)[0]
     return Broken(
         after,
-        "a skipped step must leave the optimizer's state as it is",
+        "a skipped step must not change the optimizer's state",
         "the gradients of its window were lost",
         f"around {skip} the state changed between {before.line} and {after.line}",
         tuple(sorted({before, skip, after}, key=lambda event: event.seq)),
-        "The next step goes on from a momentum, or from averages, that no step has made.",
+        "The next step continues from a momentum, or from averages, that no step produced.",
     )
 
 
 @law(
     "amp/same-scale-on-all-ranks",
     "In each window the loss scale MUST be the same on all ranks.",
-    why="""The ranks average S₁·g₁, …, Sₙ·gₙ, and rank r divides the average by its own Sᵣ: (Σ Sᵢ·gᵢ) / (n·Sᵣ) is no
-        average of the gradients, and differs from rank to rank. So their weights part at once.""",
+    why="""The ranks average S₁·g₁, …, Sₙ·gₙ, and rank r divides the average by its own Sᵣ: (Σ Sᵢ·gᵢ) / (n·Sᵣ) is not
+        the average of the gradients, and differs from rank to rank. So their weights diverge at once.""",
     source='Determined, PyTorchTrial guide, "The Laws of PyTorchTrial": "always call scaler.scale(loss) with the same '
     'scale factor"; PyTorch, issue 136009',
     fix="""
-        # The same settings on every rank; after that the ranks find the same overflows, and stay together.
+        # The same settings on every rank: then the ranks find the same overflows and keep the same scale.
         scaler = torch.amp.GradScaler(device.type, init_scale=2.0**16)
         """,
     unless=("amp/unscale-after-sync",),
 )
 def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:
-    # After ranks have skipped different steps their scales differ for that.
+    # After ranks have skipped different steps, their scales differ for that reason.
     if here.plan.world_size == 1 or here.number > first_disagreement(here.run):
         return
     scaled = [window.of(LossScaled) or _by_hand(window) for window in here.windows]
@@ -264,7 +265,7 @@ def _scales_differ(first: LossScaled | BackwardEnd, second: LossScaled | Backwar
     return Broken(
         second,
         "the loss scale must be the same on all ranks",
-        "what the ranks average is divided by each rank's own",
+        "each rank divides the common average by its own scale",
         f"rank {first.rank} scaled its loss by {one} ({first.line}) and rank {second.rank} by {other} ({second.line})",
         (first, second),
         f"Rank {first.rank}'s gradients weigh {one} and rank {second.rank}'s {other}, and the ranks step differently.",

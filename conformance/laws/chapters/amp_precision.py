@@ -1,4 +1,4 @@
-"""Automatic mixed precision: what is computed in half precision, and what that needs."""
+"""Automatic mixed precision: what runs in half precision, and what float16 needs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
 @law(
     "amp/autocast-around-forward",
     "A trainer that is asked for bf16 or fp16 MUST run its forwards under autocast of that type.",
-    why="""Without autocast everything is computed in float32. The averages are right, but nothing is saved of time or
-        memory; and whoever tests the trainer has not tested what will run where autocast is on.""",
+    why="""Without autocast everything runs in float32. The averages are right, but no time or memory is saved, and the
+        half-precision code remains untested.""",
     source='PyTorch, torch.amp, section "Autocasting": it "should wrap only the forward pass(es) of your network, '
     'including the loss computation(s)"',
     fix="""
@@ -37,7 +37,7 @@ def autocast_around_forward(window: Window) -> Outcomes:
     wanted = _TYPES.get(window.plan.spec["precision"])
     if wanted is None:
         return
-    # Where some forwards are in half precision the others may be meant as they are.
+    # If some forwards run in half precision, the others may be intended.
     if _is_wide(window.rank):
         yield _wide(window.forwards[0], wanted)
     elif any(forward.computes == wanted for forward in window.forwards):
@@ -53,8 +53,8 @@ def _wide(forward: Forward, wanted: str) -> Broken:
     return Broken(
         forward,
         must=f"the forward must run under autocast of {wanted}",
-        because="that is the precision that the trainer was asked for",
-        however=f"{forward} ran in {forward.computes}, and so did every other one",
+        because="the case asks for this precision",
+        however=f"{forward} ran in {forward.computes}, and so did every other forward",
         shows=(forward,),
         effect="Weights and gradients are those of a run without autocast.",
     )
@@ -63,8 +63,8 @@ def _wide(forward: Forward, wanted: str) -> Broken:
 @law(
     "amp/scaler-with-fp16",
     "Losses of forwards in float16 SHOULD be scaled before their backward.",
-    why="""The backward of what ran in float16 makes float16 gradients, and 6e-8 is the smallest number that these can
-        hold. Smaller ones become zero, and the parameters that they belong to stop learning without a word.""",
+    why="""The backward of a float16 forward computes float16 gradients, whose smallest positive number is 6e-8. Smaller
+        gradients become zero, and their parameters silently stop learning.""",
     source='PyTorch, torch.amp, section "Gradient Scaling": "To prevent underflow, gradient scaling multiplies the '
     "network's loss(es) by a scale factor\"",
     fix="""
@@ -83,13 +83,13 @@ def scaler_with_fp16(window: Window) -> Outcomes:
     ends = [end for end in window.of(BackwardEnd) if not half.keys().isdisjoint(end.forwards)]
     if any(end.scaled is not None for end in ends):
         yield OK
-    # Gradients that are changed by hand may lose a scale so that the loss was given by hand.
+    # A trainer that changes gradients by hand may also have scaled the loss by hand.
     elif ends and not _scales(window) and not window.rank.of(GradientChange):
         yield _not_scaled(next(half[number] for number in ends[0].forwards if number in half), ends[0])
 
 
 def _scales(window: Window) -> bool:
-    """Whether the rank scales, or the server, which takes the scale off again."""
+    """Whether the rank scales its losses, or its server unscales the gradients."""
     run = window.run
     ranks = {window.rank.number, window.rank.number if run.server is None else run.server}
     return any(run.ranks[number].of(kind) for number in ranks for kind in _SCALING)
@@ -99,8 +99,8 @@ def _not_scaled(forward: Forward, end: BackwardEnd) -> Broken:
     return Broken(
         end,
         must="the loss should be scaled before `backward()`",
-        because="gradients are computed in float16, where what is smaller than 6e-8 is zero",
-        however=f"{forward} ran in float16, and {end} on its loss as it was",
+        because="gradients are computed in float16, where numbers smaller than 6e-8 become zero",
+        however=f"{forward} ran in float16, and {end} on its unscaled loss",
         shows=(forward, end),
-        effect="Small gradients are lost; large ones are as they should be.",
+        effect="Small gradients are lost; large ones are right.",
     )
