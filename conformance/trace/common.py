@@ -1,4 +1,4 @@
-"""Events that several observers note."""
+"""Events that several observers record."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from conformance.trace.values import Number
 def note_collective(
     recording: Recording, op: str, tensors: Sequence[torch.Tensor], via: str, group: list[int], reduce: str | None
 ) -> bool:
-    """A collective that is about to be issued over the ranks `group`; `tensors` are what this rank puts in.
+    """Note a collective that is about to be issued over the ranks `group`; `tensors` are this rank's inputs.
 
-    The result is whether the trainer itself has gradients reduced by it.
+    Returns whether the trainer itself reduces gradients with it.
     """
     if recording.during is None:
         recording.look()
@@ -28,7 +28,7 @@ def note_collective(
 
 
 def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, group: list[int]) -> dict[str, Any]:
-    """What is noted of a collective and of a message alike."""
+    """The fields that collectives and messages have in common."""
     return {
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "elements": sum(tensor.numel() for tensor in tensors),
@@ -40,7 +40,7 @@ def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, gr
 
 
 def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Number) -> None:
-    """A step was asked for and not taken, because gradients overflowed at `scale`."""
+    """Note a step that was requested and skipped, because gradients overflowed at `scale`."""
     parameters = recording.watched.find(optimizer)
     if parameters is None:
         return

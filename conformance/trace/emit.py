@@ -1,4 +1,4 @@
-"""What observers write to: the recording of one rank, with what is known of it so far."""
+"""What observers write to: the recording of one rank, with its state so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
 
 DURING = ("forward", "backward", "synchronize", "step")
-"""What events name as being done; observers keep track of more."""
+"""The activities that events name in `during`; observers keep track of more."""
 
 
 class Recording:
@@ -89,7 +89,7 @@ class Recording:
 
     @contextmanager
     def region(self, name: str, **fields: Any) -> Iterator[None]:
-        """Note that a region of this name is entered, and that it is left."""
+        """Note the enter and the exit of a region of this name."""
         self.note(f"{name}_enter", **fields)
         try:
             yield
@@ -97,16 +97,16 @@ class Recording:
             self.note(f"{name}_exit", **fields)
 
     def inside(self, what: object) -> AbstractContextManager[None]:
-        """Within this, `what` is being done: one of DURING, or anything that an observer wants to know again."""
+        """A context in which `what` is active: one of DURING, or anything that an observer asks for later."""
         return self._doing.inside(what)
 
     def is_inside(self, what: object) -> bool:
-        """Whether `what` is being done, innermost or not."""
+        """Whether `what` is active, innermost or not."""
         return what in self._doing
 
     @property
     def during(self) -> str | None:
-        """Which of DURING is being done, the innermost; None outside of all."""
+        """The innermost active one of DURING; None outside all of them."""
         return next((what for what in self._doing if isinstance(what, str) and what in DURING), None)
 
     def look(self) -> None:
@@ -121,23 +121,23 @@ class Recording:
         self._gradients.since = self._last_seq
 
     def accounted(self, *, zeroed: bool = False) -> None:
-        """What has changed gradients until now is accounted for by what was noted; `zeroed`: by zeroing them."""
+        """The events noted so far explain all changes of gradients until now; `zeroed`: they are zero."""
         self._gradients.known(self._last_seq, are_zero=zeroed)
 
     @contextmanager
     def accounting(self, *, zeroing: bool = False) -> Iterator[None]:
-        """What changes gradients within this, unless it raises, is accounted for by what is noted within it."""
+        """A context whose own events explain all changes of gradients in it, unless it raises."""
         self.look()
         yield
         self.accounted(zeroed=zeroing)
 
     def gradients_change(self) -> None:
-        """A collective that is noted is about to change gradients: until they are accounted for, anything may."""
+        """A noted collective is about to change gradients; changes are not reported until `accounted`."""
         self._gradients.is_stale = True
 
     @property
     def state_of_gradients(self) -> str | None:
-        """When they were last looked at: "none", "zero" or "some"; None without a watched model."""
+        """The gradients when last looked at: "none", "zero" or "some"; None without a watched model."""
         return self._gradients.state()
 
     def number(self, kind: str, thing: object) -> int:
@@ -174,7 +174,7 @@ class Recording:
         return number
 
     def topology(self) -> None:
-        """Note what was reached, once."""
+        """Note once which world size and rank the process group reports."""
         if not self._is_topology_noted:
             self._is_topology_noted = True
             self.note("topology", **topology.reached())
@@ -182,9 +182,9 @@ class Recording:
     def keep_groups(self) -> None:
         """Hold on to all process groups for as long as the recorder lives.
 
-        A trainer that destroys its process group before its DDP model is gone hangs now and then (torch
-        2.13): the model's reducer then owns the group and frees it with the GIL held, which joins the group's
-        threads while one of them waits for the GIL to let go of the last collective.
+        A trainer that destroys its process group before its DDP model is freed hangs now and then (torch 2.13): the
+        model's reducer then owns the group and frees it while holding the GIL, which joins the group's threads while
+        one of them waits for the GIL to release the last collective.
         """
         self._groups.update(_world.pg_map)
 

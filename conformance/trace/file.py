@@ -1,6 +1,6 @@
-"""Traces in files: a folder a case, and in it a file of JSON lines a rank. TRACE.md says what is in them.
+"""Traces in files: one folder for each case, with one file of JSON lines for each rank. TRACE.md describes them.
 
-Nothing here imports torch: whoever judges or shows a trace has no need of it.
+Nothing here imports torch: judging and showing a trace do not need it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class TraceError(Exception):
 
 
 def folder_of(traces: Path, trainer: str, case: str) -> Path:
-    """Where below `traces` the trace of a case belongs. A trainer may be named by a path or with any characters."""
+    """The folder below `traces` for the trace of a case. The trainer's name may be a path or contain any characters."""
     name = quote(trainer, safe=" ")
     return traces / (f"%2E{name[1:]}" if name.startswith(".") else name) / case
 
 
 def write(folder: Path, spec: Spec, ranks: Sequence[Sequence[Mapping[str, Any]]], versions: Mapping[str, str]) -> None:
-    """Write `ranks`, the events of each rank, which ran the case of `spec`; `versions` of what it ran on.
+    """Write the events of each rank of the case in `spec`. `versions`: those of the packages that it ran on.
 
     Raises OSError.
     """

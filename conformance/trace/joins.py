@@ -1,4 +1,4 @@
-"""Collectives of several ranks that are one and the same."""
+"""Matches the events of one collective on several ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Place: TypeAlias = tuple[int, int]
 def joined(ranks: Sequence[Sequence[Event]]) -> list[list[Place]]:
     """The places of each collective on the ranks that took part, the earliest first; `ranks` are the ranks' events.
 
-    What is the n-th of its kind on one rank is the n-th on all others: of one operation, size and group. Those that
-    only one rank entered are left out.
+    The n-th collective with the same operation, size and group is the same one on all ranks. Leaves out collectives
+    that only one rank entered.
     """
     met: defaultdict[object, list[tuple[float, Place]]] = defaultdict(list)
     for rank, events in enumerate(ranks):

@@ -7,15 +7,15 @@
         recorder.finished(task)                        # notes topology (if not yet noted) and `finished`
     # "raised" is the runner's: recorder.note("raised", type=..., message=..., traceback=...)
 
-A loop of one's own, without a task, has its model watched:
+To record a loop without a task, watch its model:
 
     with Recorder(emit) as recorder:
         recorder.watch(model)
         ...
 
-It reads and never writes: no random number is drawn, no tensor of the trainer's is changed, no collective
-issued. What it puts into torch's and Horovod's modules is removed when the `with` ends. It may be entered again, and
-goes on where it was; of several recorders in a process one is entered at a time.
+It only reads: it draws no random number, changes no tensor of the trainer and issues no collective. It removes its
+patches of torch and Horovod when the `with` ends. It may be entered again, and continues where it stopped; only one
+recorder in a process may be entered at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tensors, and how the recorder writes what they hold: as JSON holds it, and exactly.
+"""How the recorder writes the values of tensors as JSON, exactly.
 
-A float is written exactly (the float64 of a float32), one that is not finite as a string.
+A finite float is written exactly (the float64 of a float32), any other as a string.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ Number: TypeAlias = float | str | None
 
 
 def number(value: float) -> Number:
-    """`value`, or "nan", "inf", "-inf", which JSON has no numbers for."""
+    """`value`, or one of "nan", "inf", "-inf", for which JSON has no numbers."""
     return value if math.isfinite(value) else str(value)
 
 
 def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
-    """All elements of `tensors`, one after the other; a tensor that is missing, or of which this rank holds but a
-    part, is written as null, `size` times."""
+    """All elements of `tensors`, one after the other. A tensor that is missing, or of which this rank holds only a
+    part, becomes `size` nulls."""
     flat: list[Number] = []
     for tensor, size in zip(tensors, sizes, strict=True):
         part = None if tensor is None else own_part(tensor)
@@ -36,14 +36,14 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, detached: all of it, unless it is sharded."""
+    """The detached part of a tensor that this rank holds: all of it, unless it is sharded."""
     own: Any = tensor.detach()
     part: torch.Tensor = own.to_local() if hasattr(own, "to_local") else own
     return part
 
 
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory that `tensor` lies in, on this rank."""
+    """The memory of `tensor` on this rank."""
     own = own_part(tensor)
     return (own._values() if own.is_sparse else own).untyped_storage()
 

@@ -8,7 +8,7 @@ _SIZES = ("B", "kB", "MB", "GB")
 
 
 def number(value: float | str) -> str:
-    """Six digits at most; "inf" and "nan" come as text."""
+    """At most six digits; "inf" and "nan" are already text."""
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
@@ -22,7 +22,7 @@ def size(count: float) -> str:
 
 
 def vector(values: Iterable[float | str | None]) -> str:
-    """Numbers of one model, the first few: ``(0.5, -1, 2, …)``."""
+    """The first few numbers of a vector: ``(0.5, -1, 2, …)``."""
     shown = ["–" if value is None else number(value) for value in values]
     return f"({', '.join([*shown[:3], '…'] if len(shown) > 4 else shown)})"
 

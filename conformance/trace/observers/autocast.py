@@ -12,7 +12,7 @@ from conformance.trace.seams.patching import Seams, replaced
 
 
 def observe(recording: Recording) -> Seams:
-    """Have it noted when an enabled autocast begins and ends; not where checkpointing repeats it in a backward."""
+    """Records where an enabled autocast begins and ends, except where checkpointing repeats it in a backward."""
 
     def note(event: str, autocast: torch.autocast) -> None:
         if autocast._enabled and not recording.is_inside("backward"):

@@ -15,7 +15,7 @@ _ROOT = "conformance.root"
 
 
 def observe(recording: Recording) -> Seams:
-    """Have `backward_begin` and `backward_end` noted, and `autograd_grad`.
+    """Records `backward_begin`, `backward_end` and `autograd_grad`.
 
     Without `accumulate_grad` a call of the engine is `torch.autograd.grad`'s; a backward within a backward belongs to
     checkpointing.
@@ -63,6 +63,6 @@ def _number(recording: Recording, root: Any) -> int:
 
 
 def _node(tensors: Sequence[Any]) -> Any:
-    """The node of the graph where a backward begins, if it is no leaf. `tensors` may also be `GradientEdge`s."""
+    """The node of the graph where a backward begins, unless it is a leaf. `tensors` may also be `GradientEdge`s."""
     nodes = (tensor.grad_fn if isinstance(tensor, torch.Tensor) else tensor.node for tensor in tensors)
     return next((node for node in nodes if node is not None), None)

@@ -13,7 +13,7 @@ from conformance.trace.state.watched import held_by
 
 
 def observe(recording: Recording) -> Seams:
-    """Have `zero_grad` noted. A class that has its own and does not call torch's is seen to zero by hand."""
+    """Records `zero_grad`. If a class has its own and does not call torch's, that is recorded as by hand."""
 
     def by_optimizer(original: Callable[..., Any], optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         return clear("optimizer", original, optimizer, held_by(optimizer), args, kwargs)

@@ -17,7 +17,7 @@ Original = Callable[..., Any]
 
 
 def observe(recording: Recording) -> Seams:
-    """Have clipping noted: the outermost call, for clipping by norm is itself made of a norm and of scaling by it."""
+    """Records clipping: only the outermost call, because clipping by norm itself calls a norm and a scaling."""
 
     def by_norm(
         original: Original, parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any
@@ -83,7 +83,7 @@ def observe(recording: Recording) -> Seams:
 
 
 def _kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
-    """The tensors of a list or of a single one, and what to pass on: of a generator, another one."""
+    """The tensors of a list or a single tensor, and what to pass on: for a generator, a fresh one."""
     if isinstance(tensors, torch.Tensor):
         return [tensors], tensors
     kept = list(tensors)

@@ -42,7 +42,7 @@ PAYLOADS: dict[str, int | None] = {
 
 
 def observe(recording: Recording) -> Seams:
-    """Have each collective noted before it is issued, DDP's too, which are issued in C++.
+    """Records each collective before it is issued, including those that DDP issues in C++.
 
     And have it known when torch broadcasts parameters by way of a buffer, as DDP does when it is constructed. In its
     forward DDP broadcasts the model's buffers, such as those of batch norm.

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: what it is put around, its forward, `no_sync`, and hooks that issue its collectives."""
+"""DistributedDataParallel: its construction, its forward, `no_sync`, and hooks that issue its collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conformance.trace.state.payloads import GRADIENTS
 
 
 def observe(recording: Recording) -> Seams:
-    """Have what becomes of wrappers of the watched model noted; other models may have wrappers too."""
+    """Records what happens to wrappers of the watched model, and ignores wrappers of other models."""
 
     def construct(original: Callable[..., None], wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)

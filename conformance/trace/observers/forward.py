@@ -13,7 +13,7 @@ from conformance.trace.seams.patching import Seams, replaced
 
 
 def observe(recording: Recording) -> Seams:
-    """Have training forwards noted, and known when a backward flows through one."""
+    """Records training forwards, and tracks which of them a backward reaches."""
     yield _forwards(recording)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): it gives models other parameters, and its collectives carry buffers of its own."""
+"""FSDP2 (`fully_shard`): it replaces the model's parameters, and its collectives carry its own buffers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from conformance.trace.state.payloads import GRADIENTS, PARAMETERS
 MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 CARRIED = {"unshard": PARAMETERS, "post_backward": GRADIENTS}
-"""Methods of `FSDPParamGroup` that issue collectives, and what those carry."""
+"""Methods of `FSDPParamGroup` that issue collectives, and what these carry."""
 
 
 def observe(recording: Recording) -> Seams:
-    """Have a model watched still when it is sharded, and known what FSDP2's collectives carry."""
+    """Keeps watching a model after it is sharded, and tracks what FSDP2's collectives carry."""
 
     def carrying(what: str) -> Callable[..., Any]:
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Horovod: its collectives, seen at the functions of its module through which all of them pass, and what its optimizer
-does with gradients."""
+"""Horovod: its collectives, intercepted in its Python module, and what its optimizer does with gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", 
 """Horovod's names of reductions, each with the one that events have."""
 
 WAIT = "horovod_torch_wait_and_clear"
-"""The function of Horovod's library that waits for a collective to end, and yields the processor over and over."""
+"""The function of Horovod's library that polls until a collective ends."""
 
 # Seconds.
 _PAUSE = 1e-4
@@ -52,7 +51,7 @@ GRADIENT_FUNCTIONS = ("_allreduce_grad_async", "_grouped_allreduce_grad_async", 
 
 
 def observe(recording: Recording) -> Seams:
-    """Have Horovod's collectives noted, and its optimizers' `synchronize` and `skip_synchronize`."""
+    """Records Horovod's collectives, and its optimizers' `synchronize` and `skip_synchronize`."""
     yield when_imported(MODULE, lambda module: _operations(recording, module))
     yield when_imported(OPTIMIZER_MODULE, lambda module: _optimizers(recording, module))
 

@@ -18,7 +18,7 @@ OPERATORS: dict[str, str] = {"send": "send", "recv_": "receive", "recv_any_sourc
 
 
 def observe(recording: Recording) -> Seams:
-    """Have each message noted before it is sent, or waited for."""
+    """Records each message before it is sent or waited for."""
 
     def noting(kind: str) -> Callable[..., Any]:
         def around(

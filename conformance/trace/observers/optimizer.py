@@ -20,7 +20,7 @@ from conformance.trace.values import Number, own_part
 
 
 def observe(recording: Recording) -> Seams:
-    """Have every torch optimizer's steps noted."""
+    """Records the steps of every torch optimizer."""
     steps = _Steps(recording)
     yield register_optimizer_step_pre_hook(steps.before)
     yield register_optimizer_step_post_hook(steps.after)

@@ -19,7 +19,7 @@ Optimizer = torch.optim.Optimizer
 
 
 def observe(recording: Recording) -> Seams:
-    """Have noted what enabled scalers do. A subclass that calls super() is noted once."""
+    """Records what enabled scalers do. A subclass that calls super() is recorded once."""
 
     def scale(original: Original, scaler: Scaler, outputs: Any) -> Any:
         if not begins("scale", scaler):

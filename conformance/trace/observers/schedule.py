@@ -14,7 +14,7 @@ from conformance.trace.values import Number, number
 
 
 def observe(recording: Recording) -> Seams:
-    """Have steps of schedulers noted; of one that steps others, the outermost."""
+    """Records the steps of schedulers. If a scheduler steps others, only the outermost step is recorded."""
 
     def step(original: Callable[..., Any], scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         optimizer = scheduler.optimizer
