@@ -74,7 +74,7 @@ def crossings(batches: Batches) -> list[tuple[Fraction, Fraction]]:
 
     Below the first one weights settle, between it and the second they do not, and so on. P has the real roots 1/c and
     no others, so log |P| is concave between two of them: |P| rises to one peak and falls. Beyond the last root it rises
-    for ever. A peak that exceeds one by less than the bisection resolves counts as one that does not.
+    forever. A peak that exceeds one by less than the bisection resolves counts as one that does not.
     """
     curvatures = [curvature(batch) for batch in batches]
     roots = sorted({1 / each for each in curvatures})
