@@ -1,4 +1,4 @@
-"""Modules that may be imported at any time: in the trainer's file, or only in its function."""
+"""Seams of modules that may be imported at any time: in the trainer's file, or only in its function."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[N
 
 
 class _Finder(MetaPathFinder):
-    """Finds nothing itself: has the loader that another finder names replaced by one that acts when it is done."""
+    """Wraps the loader that another finder returns, so that it acts after the module is loaded."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads as `loader` does, and leaves the module as if that had loaded it."""
+    """Loads with `loader`, and leaves the module as if `loader` had loaded it."""
 
     def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader

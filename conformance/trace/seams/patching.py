@@ -1,4 +1,4 @@
-"""Replacing functions for a while."""
+"""Replaces functions temporarily."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 Function = Callable[..., Any]
 Seams: TypeAlias = Iterable[AbstractContextManager[object]]
-"""What is to be entered, one after the other, to replace several functions for a while."""
+"""Contexts to enter, one after the other, to replace several functions."""
 
 
 class Seam:
-    """Stands in the place of a function and calls it, or what has been put around it."""
+    """Replaces a function, and calls it or its current wrapper."""
 
     def __init__(self, original: Function) -> None:
         self._call = original
@@ -29,8 +29,8 @@ class Seam:
     def calling(self, around: Function) -> Iterator[None]:
         """Within this, a call with `*args` calls `around(original, *args)`.
 
-        Whoever took the function elsewhere meanwhile, as Horovod takes its optimizer's functions into classes that it
-        makes, calls the original by it from then on.
+        Copies of the function made in the meantime, such as those in the classes that Horovod creates, call the
+        original afterwards.
         """
         before = self._call
         self._call = partial(around, before)
@@ -53,11 +53,10 @@ leaving = Leaving()
 
 @contextmanager
 def leaving_seams() -> Iterator[None]:
-    """Within this, the seam of a function that was replaced is left in its place, idle, for whoever replaces it next.
+    """Within this, the seam of a replaced function stays in place, idle, for the next replacement.
 
-    Of a class that is changed Python forgets what it had looked up, in it and in all that derive from it, and what it
-    had adapted its code to. That is much for a process that lives for a tenth of a second. It may be done once, in
-    the process that such are forked from.
+    Changing a class makes Python discard its method caches and specialised code, for it and all its subclasses. That
+    costs too much in a process that lives for a tenth of a second; the process that forks it can pay this once.
     """
     leaving.is_on = True
     try:
@@ -74,15 +73,15 @@ def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[
 def replaced_inside(decorated: Function, around: Function) -> AbstractContextManager[None]:
     """Within this, the function that `decorated` was made from, and calls, is called as `around(original, *args)`.
 
-    `decorated` itself stays what it is, so that those are seen too who imported it by its name long before. Raises
-    ValueError when it is no function that keeps the original in its closure.
+    `decorated` itself stays unchanged, so that modules that imported it by name earlier are covered too. Raises
+    ValueError if it does not keep the original in its closure.
     """
     cell = _cell(decorated)
     return _replaced(cell.cell_contents, partial(setattr, cell, "cell_contents"), around)
 
 
 def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
-    """A class, and all that are derived from it so far."""
+    """A class and all its subclasses so far."""
     yield owner
     for subclass in owner.__subclasses__():
         yield from with_subclasses(subclass)

@@ -13,16 +13,16 @@ from conformance.trace.values import own_part, storage
 
 
 class Copies:
-    """Knows which buffers of the trainer's hold copies of gradients or parameters.
+    """Tracks which of the trainer's buffers hold copies of gradients or parameters.
 
-    A ring sends a flat copy of the gradients piece by piece, and adds to the pieces meanwhile. What was once such a
-    copy is taken for one until the next training forward.
+    A ring sends a flat copy of the gradients piece by piece, and adds to the pieces between messages. So a buffer that
+    held such a copy counts as one until the next training forward.
     """
 
     def __init__(self, watched: Watched, payloads: Payloads) -> None:
         self._watched = watched
         self._payloads = payloads
-        # By address they would not be known: that of a buffer which was freed may be given to the next one.
+        # Not by address: the address of a freed buffer may be reused.
         self._known: dict[StorageWeakRef, str] = {}
 
     def forget(self) -> None:
@@ -30,7 +30,7 @@ class Copies:
         self._known.clear()
 
     def seen_in(self, tensors: Sequence[torch.Tensor], *, is_filled: bool) -> str | None:
-        """What the buffers that `tensors` lie in hold; what is in one that is to be received into says nothing."""
+        """What the buffers of `tensors` hold. `is_filled`: False for a receive, whose buffer has no content yet."""
         for tensor in tensors:
             memory = StorageWeakRef(storage(tensor))
             if is_filled and memory not in self._known and (what := self._copied(tensor)) is not None:
@@ -40,7 +40,7 @@ class Copies:
         return None
 
     def _copied(self, tensor: torch.Tensor) -> str | None:
-        """What the memory that `tensor` lies in is a copy of: of all gradients, all parameters, or those of one."""
+        """What the memory of `tensor` copies: gradients or parameters, of all or of one parameter; None if neither."""
         own = own_part(tensor)
         if not self._watched.is_readable or not own.is_floating_point() or own.is_sparse:
             return None

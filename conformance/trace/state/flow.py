@@ -1,4 +1,4 @@
-"""Which forwards a backward flows through."""
+"""Which forwards a backward reaches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conformance.trace.values import tensors_in
 
 
 class Flow:
-    """Knows which forwards a backward flows through, by hooks on what the forwards returned.
+    """Tracks which forwards a backward reaches, by hooks on their outputs.
 
-    The hooks are in the graph and go with it: nothing here keeps one alive.
+    The graph owns the hooks; nothing here keeps a graph alive.
 
-    used: called with the number of each of them.
+    used: called with the number of each forward that a backward reaches.
     """
 
     def __init__(self, used: Callable[[int], None]) -> None:
@@ -24,7 +24,7 @@ class Flow:
         self._reached: set[int] = set()
 
     def follow(self, forward: int, output: Any) -> None:
-        """Have it noticed when a backward reaches `output` of the forward with this number."""
+        """Notice when a backward reaches `output` of the forward with this number."""
 
         def reached(_gradients: Any) -> None:
             self._reached.add(forward)
@@ -41,11 +41,11 @@ class Flow:
 
     @property
     def reached(self) -> list[int]:
-        """The forwards that were reached since then."""
+        """The forwards reached since `begin`."""
         return sorted(self._reached)
 
     def forget(self) -> None:
-        """Take off all hooks."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

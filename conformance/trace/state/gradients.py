@@ -1,4 +1,4 @@
-"""Changes of gradients that no call which we know accounts for: clipping, division, zeroing by hand."""
+"""Changes of gradients that no recorded call explains: clipping, division or zeroing by hand."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class Change:
-    """What became of gradients since the event `since`: which were cleared, and which changed otherwise.
+    """Changes of gradients since the event `since`: which were cleared, and which changed otherwise.
 
-    set_to_none: whether what was cleared was set to None; None if only some was.
-    factor: what all that changed was multiplied by, None if there is no such factor.
+    set_to_none: whether the cleared gradients were set to None; None if only some were.
+    factor: the factor by which all changed gradients were multiplied, None if there is no such factor.
     """
 
     since: int
@@ -37,12 +37,11 @@ class Change:
 class Gradients:
     """Looks at the `.grad` of the watched parameters, and remembers what it saw.
 
-    The gradients of a small model are compared by value. Those of a large one are too many: it looks at the identity
-    and the version of some that are spread evenly over it, and does not see a change through `.grad.data`, which counts
-    no version.
+    It compares the gradients of a small model by value. For a large model it compares identity and version of some
+    gradients, spread evenly, and misses changes through `.grad.data`, which do not count as a version.
 
     since: the event after which they were last known.
-    is_stale: whether a collective is changing them. What happens until it has is not told apart.
+    is_stale: whether a collective is changing them. Until it has finished, other changes are not reported.
     """
 
     def __init__(self, watched: Watched, payloads: Payloads) -> None:
@@ -81,7 +80,7 @@ class Gradients:
         )
 
     def known(self, seq: int, *, are_zero: bool = False) -> None:
-        """What changed until now, after the event `seq`, is accounted for; `are_zero`: by zeroing it."""
+        """Take the gradients after the event `seq` as known; `are_zero`: they were zeroed."""
         if self._watched.current is not self._parameters:
             self._parameters = self._watched.current
             self._looked_at = self._choose()
@@ -91,7 +90,7 @@ class Gradients:
             self._zeroed = self._seen
 
     def state(self) -> str | None:
-        """Of the gradients of all that is trained: "none", "zero" or "some"; None without a watched model."""
+        """The gradients of all trained parameters: "none", "zero" or "some"; None without a watched model."""
         looked_at = zip(self._looked_at, self._seen, strict=True)
         seen = [gradient for (_, parameter), gradient in looked_at if parameter.requires_grad]
         if not seen:

@@ -1,4 +1,4 @@
-"""What Horovod says of itself, if the trainer has imported it."""
+"""What Horovod reports about itself, if the trainer has imported it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being done now, one thing within another."""
+"""The activities in progress, one inside the other."""
 
 from __future__ import annotations
 

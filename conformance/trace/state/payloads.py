@@ -15,7 +15,7 @@ from conformance.trace.values import own_part, storage
 GRADIENTS, PARAMETERS = "gradients", "parameters"
 
 _HALF = torch.finfo(torch.bfloat16).eps
-"""Copies may be in a type of 16 bits."""
+"""The rounding error of copies, which may have a 16-bit type."""
 
 
 class Payloads:
@@ -79,7 +79,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
-    """Whether `tensors` hold the values of `of`, up to rounding and, where these are several, to one factor."""
+    """Whether `tensors` hold the values of `of`, up to rounding and, if there are several values, up to one factor."""
     copy, original = _floats(tensors), _floats(of)
     if copy.numel() != original.numel() or not original.any():
         return False

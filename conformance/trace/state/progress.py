@@ -12,7 +12,7 @@ from conformance.trace.state.position import MicroBatches, Position, Rows
 
 @dataclass
 class _Forward:
-    """One that had been used by nothing when the last one came; ``is_repeated``: an earlier one was of its rows."""
+    """A forward that nothing had used when the last one came. ``is_repeated``: an earlier one had the same rows."""
 
     rows: tuple[int | None, ...]
     micro_batch: int | None
@@ -25,11 +25,10 @@ class Progress:
 
     window, micro_batch: those of the last training forward; None before the first, and without a plan.
 
-    Rows that were forwarded already, in a window that is not complete, are forwarded once more. Rows may also recur in
-    the data. While no backward, nor a step, has used what was forwarded, the same rows once more are no further
-    micro-batch; if it turns out that a backward used both, and the window has such rows twice, they were two
-    micro-batches that went forward one after the other. And as long as no step has ended a window, rows that it has no
-    more are no micro-batch of the next one.
+    The same rows again in an incomplete window may be the same micro-batch going forward again, or equal rows of
+    another one. While no backward and no step has used the earlier forward, they count as the same micro-batch. If a
+    backward then uses both, and the window has these rows twice, they were two micro-batches. And until a step has
+    ended a window, rows that it has no more of do not begin the next one.
     """
 
     def __init__(self, windows: Sequence[MicroBatches] = ()) -> None:

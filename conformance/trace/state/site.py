@@ -29,7 +29,7 @@ class _Code:
 
 
 _libraries: dict[int, _Code] = {}
-"""All code that was seen in this process and is not the user's: one that is forked from it need not learn that again.
+"""All code seen in this process that is not the user's; forked processes inherit this knowledge.
 
 By identity: equal code may come from different files.
 """
@@ -51,8 +51,8 @@ class Sites:
     def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
         """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own file.
 
-        The autograd engine runs the backward of a GPU in a thread of its own, where no caller is to be seen: there
-        the answer is that of the event before, which is the backward's beginning.
+        The autograd engine runs the backward of a GPU in its own thread, where no caller is visible: there the answer
+        is that of the previous event, the beginning of the backward.
         """
         where: Site | None = None
         found: tuple[Site | None, Site | None]

@@ -41,7 +41,7 @@ class Watched:
         self._followers: list[Callable[[torch.nn.Module], None]] = []
 
     def add(self, model: torch.nn.Module) -> None:
-        """A model to watch; one that is watched already has its parameters read again."""
+        """Watch a model; if it is watched already, read its parameters again."""
         parameters = tuple(model.parameters())
         self._models[id(model)] = weakref.ref(model)
         self._hand_out(parameters)
@@ -77,7 +77,7 @@ class Watched:
 
     @property
     def current(self) -> Found:
-        """The parameters that were stepped last, or were added last."""
+        """The parameters that were stepped or added last."""
         return self._stepped or self._latest
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer in a framework's wrapper, which poses as one itself and keeps it under this name."""
+    """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
