@@ -111,7 +111,7 @@ def _micro_batches(problem: Problem) -> list[list[list[int]]]:
 
 @lru_cache(maxsize=32)
 def _samples(workload: Workload) -> dict[str, list[Any]]:
-    """The samples of all batches; many cases have the same, and each case is asked for its spec more than once.
+    """The samples of all batches, cached: many cases share them, and each case builds its spec more than once.
 
     What is returned is shared by all of them: nobody may change it.
     """

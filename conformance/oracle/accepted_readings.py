@@ -18,8 +18,8 @@ from conformance.workloads.workload import Vector
 class AveragedInEveryMicroBatch(Recurrence):
     """Ranks average after every backward, as DDP does without ``no_sync``.
 
-    Each average divides what was averaged before once more and adds it up again over the ranks. That changes nothing
-    but the rounding: with an odd world size a running average is no multiple of it, so exactness cannot be proved.
+    Each average divides earlier averages again and sums them over the ranks again. That changes only the rounding: with
+    an odd world size a running average is not a multiple of it, so exactness cannot be proved.
     """
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -45,7 +45,7 @@ Deviations = tuple[Deviation[Recurrence], ...]
 
 @dataclass(frozen=True)
 class Reading:
-    """An accepted reading: a problem as it is read, and deviations. ``name`` is None where there is only this one."""
+    """An accepted reading: a problem as it is read, and deviations. ``name`` is None if it is the only one."""
 
     name: str | None
     problem: Problem
@@ -53,7 +53,7 @@ class Reading:
 
     @property
     def averages_early(self) -> bool:
-        """Whether it is for ranks that were seen to average before the last micro-batch of a window."""
+        """Whether it applies to ranks whose trace shows an average before the last micro-batch of a window."""
         return AVERAGES_EARLY in self.deviations
 
     def recurrence(self, history: ScalerHistory | None = None, *further: Deviation[Recurrence]) -> Recurrence:
@@ -62,7 +62,7 @@ class Reading:
 
 
 def readings(problem: Problem) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first: everything that a window leaves open, in all combinations."""
+    """The accepted readings, the strictest first: all combinations of the decisions that a window leaves open."""
     return tuple(
         Reading("; ".join(name for name in (short, uneven, often) if name) or None, read, (*counting, *averaging))
         for short, read in _of_a_short_window(problem)
@@ -72,7 +72,7 @@ def readings(problem: Problem) -> tuple[Reading, ...]:
 
 
 def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
-    """It may be averaged by its true length, or dropped."""
+    """The readings of a short window: averaged by its true length, or dropped."""
     last, workload = problem.windows[-1], problem.workload
     if last.length == last.nominal:
         return [(None, problem)]

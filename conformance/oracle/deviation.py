@@ -1,4 +1,4 @@
-"""Deviations: a textbook with some of its decisions made otherwise.
+"""Deviations: a textbook with some of its decisions changed.
 
 A textbook is a class of which each method is one decision. A deviation overrides one or a few of them and asks
 ``super()`` for what it leaves as it is, so that several can be made at once. Whether it is wrong, accepted, or only a
@@ -32,10 +32,10 @@ AnyDeviation = TypeVar("AnyDeviation", bound=Deviation[object])
 
 
 def deviating(textbook: type[Textbook], deviations: Sequence[Deviation[Textbook]]) -> type[Textbook]:
-    """``textbook`` with all of these deviations; where two change the same decision, the first has the last word."""
+    """``textbook`` with all of these deviations; if two change the same decision, the first wins."""
     return type("Deviating", (*(one.textbook for one in deviations), textbook), {})
 
 
 def pairs(deviations: Sequence[AnyDeviation]) -> Iterator[tuple[AnyDeviation, AnyDeviation]]:
-    """Each two that change different decisions."""
+    """All pairs of deviations that change different decisions."""
     return ((one, two) for one, two in combinations(deviations, 2) if not one.decisions & two.decisions)

@@ -57,7 +57,7 @@ def _terms(loss: str, bias: bool, window: Window, weights: Vector) -> _Terms:
 
 
 def _each(values: Iterable[int]) -> list[list[int]]:
-    """A group of its own for every value; the same one again would prove nothing new."""
+    """One group for each distinct value; repeated values would prove nothing new."""
     return [[value] for value in dict.fromkeys(values)]
 
 
@@ -110,7 +110,7 @@ def _proved(problem: Problem, window: Window, weights: Vector, scale: Fraction, 
 
 
 def _divisors(loss: str, window: Window, total: Fraction) -> tuple[int, ...]:
-    """The odd parts of everything that a correct trainer may divide by on the way; first that of the total."""
+    """The odd parts of all divisors that a correct trainer may use; the total's comes first."""
     factors = [total.numerator, window.world_size]
     if loss == "mean":
         factors += [window.length, *(len(micro_batch) for share in window.shares for micro_batch in share)]

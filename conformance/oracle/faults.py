@@ -27,7 +27,7 @@ Micro = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fault(Deviation[Recurrence]):
-    """``conditions``: what all holds of problems in which a trainer can have it."""
+    """``conditions``: what must hold for a problem in which a trainer can have this fault."""
 
     conditions: tuple[Condition, ...]
 
@@ -143,7 +143,7 @@ class LossSummed(Recurrence):
 
 @fault("steps on its own rank's gradient, without averaging over ranks", _distributed)
 class NotSynchronised(Recurrence):
-    # Whoever does not average over ranks makes no mistake in that average.
+    # A trainer that does not average over ranks makes no mistake in that average.
     over_ranks = Recurrence.over_ranks
 
     def counted(self, window: Window) -> Vector:

@@ -44,12 +44,12 @@ def curvature(batch: Sequence[Sample]) -> Fraction:
 
 
 def factors(batches: Batches, lr: Fraction) -> tuple[Fraction, ...]:
-    """What each batch's step multiplies the error with."""
+    """The factor by which each batch's step multiplies the error."""
     return tuple(1 - lr * curvature(batch) for batch in batches)
 
 
 def outcome(batches: Batches, lr: Fraction) -> Outcome:
-    """What becomes of the weight at ``lr`` > 0: it converges, oscillates and settles, or never settles."""
+    """How the weight behaves at ``lr`` > 0: it converges, oscillates and settles, or never settles."""
     steps = factors(batches, lr)
     if abs(prod(steps, start=Fraction(1))) >= 1:
         return "diverging"
