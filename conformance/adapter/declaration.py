@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
-from conformance.adapter import backends
+from conformance.adapter.backends import BACKENDS
 
-BACKENDS = tuple(backends.BACKENDS)
+BACKEND_NAMES = tuple(BACKENDS)
 PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1")
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
@@ -46,7 +46,7 @@ class Declaration:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        self._set("backends", _names("backends", "backend", self.backends, BACKENDS))
+        self._set("backends", _names("backends", "backend", self.backends, BACKEND_NAMES))
         self._set("precisions", _names("precisions", "precision", self.precisions, PRECISIONS))
         self._set("layouts", _names("layouts", "layout", self.layouts, LAYOUTS))
         self._set("losses", _names("losses", "loss", self.losses, LOSSES))

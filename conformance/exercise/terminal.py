@@ -58,7 +58,7 @@ def _explained(finding: Finding, findings: Sequence[Finding], answers: Answers) 
     for index, mistake in enumerate(finding.mistakes):
         also = "also " if index else ""
         yield Text(f"It {also}looks as if it {mistake.text}. {mistake.fix}".replace("`", ""))
-        before = _told_before(mistake.textbook, finding, findings)
+        before = _made_before(mistake.textbook, finding, findings)
         if before is not None:
             yield Text(f"{before} does so too: if this calls it, fix that first.")
     if not finding.mistakes and finding.shown.answer.kind == "number":
@@ -88,7 +88,7 @@ def _outcome(shown: Tried, answers: Answers) -> str:
     return f"returned {text}, which is no finite number; {right}"
 
 
-def _told_before(textbook: type, finding: Finding, findings: Sequence[Finding]) -> str | None:
+def _made_before(textbook: type, finding: Finding, findings: Sequence[Finding]) -> str | None:
     """An earlier function that makes the same mistake."""
     for earlier in findings[: findings.index(finding)]:
         if any(mistake.textbook is textbook for mistake in earlier.mistakes):

@@ -47,11 +47,11 @@ def attend(front: tuple[str, int], member: Member) -> None:
     with connect(*front, JOIN_LIMIT) as connection:
         channel = Channel(connection)
         try:
-            said = asdict(_hello(member, str(connection.getsockname()[0])))
+            hello = asdict(_hello(member, str(connection.getsockname()[0])))
         except (RunnerError, LaunchError) as error:
             _report(channel, {"failure": f"{member.host}: {error}"})
             raise
-        if not _report(channel, said):
+        if not _report(channel, hello):
             return
         while (request := channel.receive()) is not None:
             try:
@@ -88,8 +88,8 @@ def _answer(request: dict[str, Any], front: tuple[str, int]) -> dict[str, Any]:
                 return {"pid": zygote.fork(target, backend, client, spawn=spawn)}
         case {"end": pid, "patience": patience}:
             return {"how": zygote.end(pid, patience)}
-        case {"said": pid}:
-            return {"text": zygote.said(pid)}
+        case {"last_output": pid}:
+            return {"text": zygote.last_output(pid)}
         case {"stack": pid}:
             return {"text": zygote.stack(pid)}
     raise RunnerError(f"the front asks for what no agent knows: {request}")

@@ -42,11 +42,11 @@ def number(environ: Mapping[str, str], name: str) -> int:
         raise LaunchError(f"{name} is {environ[name]!r}, which is no number") from error
 
 
-def written(address: tuple[str, int]) -> str:
+def format_address(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def parsed(text: str) -> tuple[str, int]:
+def parse_address(text: str) -> tuple[str, int]:
     """What `written` has written."""
     host, _, port = text.rpartition(":")
     return host, int(port)

@@ -33,7 +33,7 @@ class RemoteStarter:
     def get(self) -> RemoteStarter:
         """Raises HostLost."""
         if self.lost:
-            raise self._gone()
+            raise self._host_lost()
         return self
 
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
@@ -62,9 +62,9 @@ class RemoteStarter:
         except HostLost:
             return f"{self.name} is gone"
 
-    def said(self, pid: int) -> str:
+    def last_output(self, pid: int) -> str:
         try:
-            return str(self._ask({"said": pid})["text"])
+            return str(self._ask({"last_output": pid})["text"])
         except HostLost:
             return ""
 
@@ -95,9 +95,9 @@ class RemoteStarter:
 
     def _lose(self) -> HostLost:
         self.lost = True
-        return self._gone()
+        return self._host_lost()
 
-    def _gone(self) -> HostLost:
+    def _host_lost(self) -> HostLost:
         return HostLost(f"our process on {self.name} (rank {self.hello.number} of the launch) is gone")
 
 

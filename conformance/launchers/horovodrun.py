@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, number, parsed, written
+from conformance.launchers.context import LauncherContext, format_address, number, parse_address
 from conformance.launchers.network import address_towards
 
 _NAMES = (
@@ -33,10 +33,10 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
     # The name of a host is unique there: it is the one that the user gave.
     member = Member(number(environ, "HOROVOD_RANK"), environ["HOROVOD_HOSTNAME"], environ["HOROVOD_HOSTNAME"])
     store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")
-    url = f"http://{written(store)}/conformance/front"
+    url = f"http://{format_address(store)}/conformance/front"
 
     def publish(address: tuple[str, int]) -> None:
-        _ask(Request(url, data=written(address).encode(), method="PUT"), store)
+        _ask(Request(url, data=format_address(address).encode(), method="PUT"), store)
 
     def find() -> tuple[str, int]:
         deadline = monotonic() + JOIN_LIMIT
@@ -44,7 +44,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
             if monotonic() > deadline:
                 raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens")
             sleep(_PAUSE)
-        return parsed(found)
+        return parse_address(found)
 
     return LauncherContext(member, number(environ, "HOROVOD_SIZE"), address_towards(*store), 0, publish, find)
 
@@ -57,6 +57,6 @@ def _ask(request: Request, store: tuple[str, int]) -> str | None:
     except HTTPError as error:
         if error.code == _NOT_FOUND:
             return None
-        raise LaunchError(f"horovodrun's rendezvous at {written(store)} answers {error.code}") from error
+        raise LaunchError(f"horovodrun's rendezvous at {format_address(store)} answers {error.code}") from error
     except (URLError, OSError) as error:
-        raise LaunchError(f"cannot reach horovodrun's rendezvous at {written(store)}: {error}") from error
+        raise LaunchError(f"cannot reach horovodrun's rendezvous at {format_address(store)}: {error}") from error

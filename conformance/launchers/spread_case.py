@@ -103,7 +103,7 @@ class SpreadCase:
             except BaseException:
                 for node in self._nodes:
                     if node.channel is not None and node.outcome is None:
-                        node.server.bury(0.0)
+                        node.server.abandon(0.0)
                 raise
         if self._harness_failure is not None:
             raise RunnerError(f"{self._spec['case']}: {self._harness_failure}")
@@ -180,7 +180,7 @@ class SpreadCase:
     def _give_up(self, node: NodeMember, why: str | None = None) -> None:
         """No more is expected of a node; ``why``, unless its server has hung up."""
         self._forget(node)
-        how = node.server.bury() if why is None else node.server.bury(0.0)
+        how = node.server.abandon() if why is None else node.server.abandon(0.0)
         node.lost = why or f"on {node.starter.name} {how}"
         node.fail(False, node.ranks[0])
         for other in self._nodes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, number, parsed, written
+from conformance.launchers.context import LauncherContext, format_address, number, parse_address
 from conformance.launchers.network import address_towards, connect
 
 _KEY = "conformance/front"
@@ -41,11 +41,11 @@ def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherCon
     """torchrun's agent has a store at the master's port already, and not always on the machine of rank 0."""
 
     def publish(address: tuple[str, int]) -> None:
-        _store(master).set(_KEY, written(address))
+        _store(master).set(_KEY, format_address(address))
 
     def find() -> tuple[str, int]:
         try:
-            return parsed(_store(master).get(_KEY).decode())
+            return parse_address(_store(master).get(_KEY).decode())
         except import_module("torch.distributed").DistError as error:
             raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens") from error
 

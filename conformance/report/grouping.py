@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from conformance.adapter.declaration import BACKENDS, PRECISIONS
+from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
 
@@ -194,7 +194,7 @@ def _cells(cases: tuple[CaseRecord, ...]) -> list[tuple[str, tuple[CaseRecord, .
 
 
 def _path_order(case: CaseRecord) -> tuple[str, int, int, int, list[tuple[int, int, str]]]:
-    backend = BACKENDS.index(case.backend) if case.backend in BACKENDS else len(BACKENDS)
+    backend = BACKEND_NAMES.index(case.backend) if case.backend in BACKEND_NAMES else len(BACKEND_NAMES)
     return case.device, backend, case.world_size, case.accumulation, natural(case.path)
 
 

@@ -96,7 +96,7 @@ class Outcome:
         return cls(**{**values, "ranks": tuple(RankOutcome.from_dict(rank) for rank in values["ranks"])})
 
     @classmethod
-    def unheard(cls, world_size: int, exit: str, seconds: float) -> Outcome:
+    def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
         """The outcome of a case of which nothing came back: the same ``exit`` for every rank."""
         ranks = tuple(RankOutcome(rank, (), False, exit, "", None) for rank in range(world_size))
         return cls(ranks, seconds, timed_out=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conformance.adapter.declaration import BACKENDS, PRECISIONS
+from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.runner.front.client import RunnerError
 from conformance.runner.front.zygote_client import shared
 from conformance.runner.front.zygote_process import ZygoteProcess
@@ -28,7 +28,7 @@ def _marker(name: str) -> str:
     return name.replace("-", "_")
 
 
-MARKERS = (*map(_marker, (*BACKENDS, *PRECISIONS)), "cuda")
+MARKERS = (*map(_marker, (*BACKEND_NAMES, *PRECISIONS)), "cuda")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

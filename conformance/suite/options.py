@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from conformance.adapter.declaration import BACKENDS
+from conformance.adapter.declaration import BACKEND_NAMES
 
 TIME_LIMIT = 60.0
 LONGEST_TIME_LIMIT = 86_400.0
@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "action": "append",
         "default": [],
-        "choices": BACKENDS,
+        "choices": BACKEND_NAMES,
         "help": "only this backend; may be given several times (default: all that the trainer declares)",
     },
     "--case": {

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from conformance.adapter.declaration import BACKENDS, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
+from conformance.adapter.declaration import BACKEND_NAMES, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
 from conformance.cases import matrix
 from conformance.cases.case import Case
 from conformance.cases.matrix import (
@@ -24,7 +24,7 @@ from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
 from conformance.workloads import precision as formats
 
-EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
+EVERYTHING = Declaration(backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {"adamw", "clip-norm", "line", "noisy-line", "two-workers", "multivariate"}
 HORIZON = 16
@@ -34,8 +34,8 @@ DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 @cache
 def everything():
     """On the CPU, and on GPUs what there is on them only."""
-    on_gpus = [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend, "cuda")]
-    return [planned for backend in BACKENDS for planned in plan(EVERYTHING, backend)] + [
+    on_gpus = [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend, "cuda")]
+    return [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)] + [
         planned for planned in on_gpus if planned.case.arithmetic.on_gpu_only
     ]
 
@@ -64,7 +64,7 @@ def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = [
         Case(backend, *layout, precision, rule.workload, device(precision)).id
-        for backend in BACKENDS
+        for backend in BACKEND_NAMES
         for rule in BACKEND_RULES[backend]
         for layout in BACKEND_LAYOUTS[backend]
         if rule.layouts is None or layout in rule.layouts
@@ -78,12 +78,12 @@ def test_every_rule_and_precision_is_used():
     pairs = set(by_workload_and_precision())
     assert {workload for workload, _ in pairs} == {rule.workload for rule in RULES}
     assert {precision for _, precision in pairs} == set(PRECISIONS)
-    for backend in BACKENDS:
+    for backend in BACKEND_NAMES:
         for rule in BACKEND_RULES[backend]:
             for layout in rule.layouts or ():
                 assert any(
                     layout in BACKEND_LAYOUTS[other]
-                    for other in BACKENDS
+                    for other in BACKEND_NAMES
                     if BACKEND_RULES[other] is BACKEND_RULES[backend]
                 ), rule
 
@@ -146,9 +146,11 @@ def test_a_gpu_runs_the_core_workloads():
 
 def test_apex_runs_on_gpus_only_and_with_every_backend_that_it_names():
     """With the workloads of fp16, but for the one whose scale has to grow."""
-    with_apex = [backend for backend in BACKENDS if "apex-O1" in BACKEND_PRECISIONS[backend]]
+    with_apex = [backend for backend in BACKEND_NAMES if "apex-O1" in BACKEND_PRECISIONS[backend]]
     assert with_apex == ["single", "ddp", "horovod"]
-    assert "apex-O1" not in {planned.case.precision for backend in BACKENDS for planned in plan(EVERYTHING, backend)}
+    assert "apex-O1" not in {
+        planned.case.precision for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)
+    }
     for backend in with_apex:
         cases = [planned.case for planned in plan(EVERYTHING, backend, "cuda")]
         apex = {(case.path, case.workload) for case in cases if case.precision == "apex-O1"}

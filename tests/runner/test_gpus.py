@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conformance.runner.front.client import ForkServer, shared
-from conformance.runner.server import safety
+from conformance.runner.server import forking
 from conformance.runner.system.gpus import gpus
 
 MACHINE = {"devices": 2, "reason": None}
@@ -61,6 +61,6 @@ def test_where_there_is_no_gpu_a_fork_loses_nothing_of_cuda(
     """Many trainers call `torch.cuda.is_available()` on import, after which children cannot use CUDA."""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: is_spoilt)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(safety, "_other_threads", list)
-    unsafe = safety.Unsafe("CUDA initialised", "Use CUDA") if is_spoilt and count else None
-    assert safety.why_not_fork() == unsafe
+    monkeypatch.setattr(forking, "_other_threads", list)
+    unsafe = forking.Unsafe("CUDA initialised", "Use CUDA") if is_spoilt and count else None
+    assert forking.why_not_fork() == unsafe

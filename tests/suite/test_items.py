@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.adapter.declaration import BACKENDS
+from conformance.adapter.declaration import BACKEND_NAMES
 from conformance.suite.items import REFERENCE, collect
 from conformance.suite.servers import Servers
 
@@ -33,4 +33,4 @@ def test_every_reference_trainer_is_asked_for_what_it_declares():
     servers.close()
     assert {target for target, _ in servers.asked} == set(REFERENCE)
     assert {item.case.backend for item in items} == {backend for _, backend in servers.asked}
-    assert {backend for _, backend in servers.asked} <= set(BACKENDS)
+    assert {backend for _, backend in servers.asked} <= set(BACKEND_NAMES)

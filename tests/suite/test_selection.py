@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.adapter.declaration import BACKENDS, LAYOUTS, PRECISIONS, Declaration
+from conformance.adapter.declaration import BACKEND_NAMES, LAYOUTS, PRECISIONS, Declaration
 from conformance.cases.matrix import plan
 from conformance.suite.selection import selects, selects_nothing
 
-EVERYTHING = Declaration(backends=BACKENDS, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"))
-PATHS = [(backend, device) for backend in BACKENDS for device in ("cpu", "cuda")]
+EVERYTHING = Declaration(backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"))
+PATHS = [(backend, device) for backend in BACKEND_NAMES for device in ("cpu", "cuda")]
 CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHING, backend, device)]
 
 

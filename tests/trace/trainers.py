@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from conformance import trainer
-from conformance.adapter.declaration import BACKENDS
+from conformance.adapter.declaration import BACKEND_NAMES
 
 ALL = {"losses": ["mean", "weighted"], "precisions": ["fp32", "bf16", "fp16"]}
 
@@ -24,13 +24,13 @@ def run(task):
     print([value.hex() for parameter in models[0].parameters() for value in parameter.flatten().tolist()])
 
 
-@trainer(backends=BACKENDS, **ALL)
+@trainer(backends=BACKEND_NAMES, **ALL)
 def recorded(task):
     """With the recorder on."""
     run(task)
 
 
-@trainer(backends=BACKENDS, **ALL)
+@trainer(backends=BACKEND_NAMES, **ALL)
 def unrecorded(task):
     """With the recorder taken off."""
     task._recorder.__exit__(None, None, None)

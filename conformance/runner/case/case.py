@@ -47,7 +47,7 @@ class RendezvousLost(Exception):
     """The rendezvous ended under the ranks, for which none of them can be blamed."""
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The process that asked for the case is gone; nobody waits for its outcome."""
 
 
@@ -67,7 +67,7 @@ class Case(ABC):
     def run(self, time_limit: float) -> Outcome:
         """``time_limit``: seconds, counted from when all ranks have started.
 
-        Raises ClientGone, RendezvousLost.
+        Raises ClientDisconnected, RendezvousLost.
         """
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
@@ -87,13 +87,13 @@ class Case(ABC):
 
     @abstractmethod
     def _start(self, hold: int) -> None:
-        """Start the case's processes. ``hold``: the pipe that closes when they may leave. Raises ClientGone."""
+        """Start the case's processes. ``hold``: the pipe that closes when they may leave. Raises ClientDisconnected."""
 
     def _outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
         return tuple(member.outcome(first_failed) for member in self._members)
 
     def _watch(self) -> None:
-        """Until every rank has exited. Raises ClientGone, RendezvousLost."""
+        """Until every rank has exited. Raises ClientDisconnected, RendezvousLost."""
         self._listen_to(self._client, self._hear)
         for process in self._processes():
             self._listen_to(process, partial(self._read, process))
@@ -129,7 +129,7 @@ class Case(ABC):
             process.reap()
 
     def _act(self, action: Action[RankMember]) -> None:
-        """Raises ClientGone."""
+        """Raises ClientDisconnected."""
         match action:
             case AllStarted():
                 self._report(started=True)
@@ -147,18 +147,18 @@ class Case(ABC):
                     member.kill(because)
 
     def _report(self, **message: Any) -> None:
-        """Report to whoever sees all ranks, if not all are here. Raises ClientGone."""
+        """Report to whoever sees all ranks, if not all are here. Raises ClientDisconnected."""
         if self._share is not None:
             try:
                 self._client.send(message)
             except OSError as error:
-                raise ClientGone from error
+                raise ClientDisconnected from error
 
     def _hear(self) -> None:
-        """Take in how the ranks elsewhere fare. Raises ClientGone."""
+        """Take in how the ranks elsewhere fare. Raises ClientDisconnected."""
         # A client whose ranks are all here says nothing until it is gone.
         if self._share is None or not self._client.fill():
-            raise ClientGone
+            raise ClientDisconnected
         while self._client.holds_message:
             match self._client.receive():
                 case {"failed": rank}:

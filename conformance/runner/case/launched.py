@@ -96,14 +96,14 @@ def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
         return replace(rank, output=output)
     has_entered = bool(rank.events)
     if rank.finished:
-        return replace(rank, finished=False, exit=_said(driver), stack=driver.stack, output=output)
+        return replace(rank, finished=False, exit=_how_it_ended(driver), stack=driver.stack, output=output)
     if has_entered and rank.events[-1]["event"] == "raised":
         return replace(rank, output=output)
-    exit = rank.exit if driver.finished and has_entered else f"{rank.exit}; {_said(driver)}"
+    exit = rank.exit if driver.finished and has_entered else f"{rank.exit}; {_how_it_ended(driver)}"
     return replace(rank, exit=exit, stack=rank.stack if has_entered else driver.stack, output=output)
 
 
-def _said(driver: RankOutcome) -> str:
+def _how_it_ended(driver: RankOutcome) -> str:
     """How the trainer's function ended, in words."""
     if driver.finished:
         return "the trainer's function returned"

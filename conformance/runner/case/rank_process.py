@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from conformance.runner.case.member import RankMember
-from conformance.runner.case.supervision import called
+from conformance.runner.case.supervision import rank_name
 from conformance.runner.outcome import describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.system import protocol, stacks
@@ -86,7 +86,7 @@ class RankProcess(RankMember):
         if self.killed_because:
             return f"killed {self.killed_because}"
         if self.child.status is None:
-            raise AssertionError(f"{called(self.rank)} is still running")
+            raise AssertionError(f"{rank_name(self.rank)} is still running")
         code = os.waitstatus_to_exitcode(self.child.status)
         if self.delivered and code < 0:
             how = "aborted" if signal_name(-code) == "SIGABRT" else "killed"

@@ -185,7 +185,7 @@ class Supervision(Generic[M]):
             return Stop(remaining, "because it did not leave after it delivered", is_late=False)
         remaining = tuple(member for member in self._members if not (member.delivered or member.has_exited))
         if self.first_failed is not None:
-            return Stop(remaining, f"after {called(self.first_failed)} failed", is_late=False)
+            return Stop(remaining, f"after {rank_name(self.first_failed)} failed", is_late=False)
         self._late = remaining
         return Stop(remaining, self.given_up or self._too_late(), is_late=True)
 
@@ -195,5 +195,5 @@ class Supervision(Generic[M]):
         return f"because it had not started after {START_LIMIT:g} s"
 
 
-def called(rank: int) -> str:
+def rank_name(rank: int) -> str:
     return "the trainer's function" if rank == DRIVER else f"rank {rank}"

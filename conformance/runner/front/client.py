@@ -91,16 +91,16 @@ class ForkServer:
             if "failure" in answer:
                 raise RunnerError(f"{spec['case']}: {answer['failure']}")
             return Outcome.from_dict(answer)
-        return Outcome.unheard(spec["world_size"], self.bury(patience), monotonic() - began)
+        return Outcome.without_evidence(spec["world_size"], self.abandon(patience), monotonic() - began)
 
     def channel(self) -> Channel:
         """The connection to the server, which is started if none runs. Raises what entering raises."""
         return (self._server or self._start()).channel
 
-    def bury(self, patience: float = _END_LIMIT) -> str:
+    def abandon(self, patience: float = _END_LIMIT) -> str:
         """Give up on a server that has hung up, or, with a ``patience`` of 0, at once; the result says how it ended."""
-        said = self._last_words()
-        return f"the trainer's server died ({self._end(patience)}){said}"
+        printed = self._last_printed()
+        return f"the trainer's server died ({self._end(patience)}){printed}"
 
     def _start(self) -> ServerProcess:
         """Raises TrainerError, Unavailable, RunnerError."""
@@ -133,10 +133,10 @@ class ForkServer:
             self._end(0.0)
             raise
         if hello is None:
-            where = stacks.line_of_trainer(self._starter.said(server.pid))
-            said = self._last_words()
+            where = stacks.line_of_trainer(self._starter.last_output(server.pid))
+            printed = self._last_printed()
             how = self._end(_END_LIMIT)
-            raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or said}")
+            raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or printed}")
         if "error" in hello:
             self._end(_END_LIMIT)
             raise TrainerError(hello["error"])
@@ -145,9 +145,9 @@ class ForkServer:
             raise Unavailable.from_dict(hello["unavailable"])
         return server, hello
 
-    def _last_words(self) -> str:
-        said = "" if self._server is None else last_line(self._starter.said(self._server.pid))
-        return f"; it last printed: {said}" if said else ""
+    def _last_printed(self) -> str:
+        printed = "" if self._server is None else last_line(self._starter.last_output(self._server.pid))
+        return f"; it last printed: {printed}" if printed else ""
 
     def _end(self, patience: float) -> str:
         server, self._server = self._server, None

@@ -42,7 +42,7 @@ class ServerStarter(Protocol):
     def end(self, pid: int, patience: float) -> str:
         """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
 
-    def said(self, pid: int) -> str:
+    def last_output(self, pid: int) -> str:
         """The last that a server printed."""
 
     def stack(self, pid: int) -> str:
@@ -113,12 +113,12 @@ class ZygoteClient:
         os.close(self._outputs.pop(pid))
         return describe_status(self._ask({"end": pid, "patience": patience})["status"])
 
-    def said(self, pid: int) -> str:
+    def last_output(self, pid: int) -> str:
         return tail(self._outputs[pid])
 
     def stack(self, pid: int) -> str:
         stacks.request([stacks.Process(pid, self._outputs[pid])])
-        return self.said(pid)
+        return self.last_output(pid)
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
@@ -142,7 +142,7 @@ class ZygoteClient:
 
     def _failure(self) -> RunnerError:
         """What to say of a zygote that is gone."""
-        words = None if self._process is None else self._process.last_words()
+        words = None if self._process is None else self._process.how_it_ended()
         words = words or f"ended; it last printed: {last_line(tail(self._output)) or 'nothing'}"
         return RunnerError(f"the process that imports torch {words}")
 

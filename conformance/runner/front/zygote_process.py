@@ -51,7 +51,7 @@ class ZygoteProcess:
     def running(self) -> bool:
         return self._process.poll() is None
 
-    def last_words(self) -> str | None:
+    def how_it_ended(self) -> str | None:
         """How it ended, and what it printed last; None if it has not ended."""
         try:
             code = self._process.wait(_EXIT_LIMIT)

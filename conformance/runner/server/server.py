@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import Train, TrainerError
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case, ClientGone, RendezvousLost, StartedCase
+from conformance.runner.case.case import Case, ClientDisconnected, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
 from conformance.runner.case.node_share import NodeShare
 from conformance.runner.case.rank_starter import RankStarter, forked, spawned
 from conformance.runner.outcome import Outcome, Unavailable
 from conformance.runner.rank import loading
-from conformance.runner.server import safety
+from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
 from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import sweep
@@ -30,7 +30,7 @@ from conformance.runner.system.protocol import Channel
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
-def serve(client: Channel, request: dict[str, Any], unsafe: safety.Unsafe | None) -> int:
+def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None) -> int:
     """Answer ``client`` until it is gone; the result is the exit code.
 
     ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not
@@ -56,13 +56,13 @@ def serve(client: Channel, request: dict[str, Any], unsafe: safety.Unsafe | None
         if make is not None and hello.get("unsafe") is None:
             with make as make_case:
                 _answer(client, make_case)
-    except (ClientGone, BrokenPipeError):
+    except (ClientDisconnected, BrokenPipeError):
         return 1
     return 0
 
 
 def _prepare(
-    request: dict[str, Any], unsafe: safety.Unsafe | None
+    request: dict[str, Any], unsafe: forking.Unsafe | None
 ) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
     """Raises TrainerError, Unavailable."""
     target, backend = request["target"], request["backend"]
@@ -78,13 +78,13 @@ def _prepare(
     hello = {
         "declaration": declaration.to_dict(),
         "versions": loading.versions(packages),
-        "unsafe": _why_slow(target, unsafe, safety.why_not_fork()),
+        "unsafe": _why_slow(target, unsafe, forking.why_not_fork()),
         "no_gpu": loading.why_no_gpu(backend),
     }
     return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
 
 
-def _why_slow(target: str, before: safety.Unsafe | None, after: safety.Unsafe | None) -> str | None:
+def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe | None) -> str | None:
     """What to tell a user whose ranks cannot be forked: because of what was so before the import of ``target``, or is
     so after it."""
     slow = "takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe"
@@ -121,13 +121,13 @@ def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
 
 
 def _answer(client: Channel, make_case: MakeCase) -> None:
-    """Raises ClientGone."""
+    """Raises ClientDisconnected."""
     while (message := client.receive()) is not None:
         began = monotonic()
         try:
             outcome = make_case(message, client).run(message["time_limit"])
         except SessionFailed as error:
-            outcome = Outcome.unheard(message["spec"]["world_size"], str(error), monotonic() - began)
+            outcome = Outcome.without_evidence(message["spec"]["world_size"], str(error), monotonic() - began)
         except RendezvousLost as error:
             client.send({"failure": str(error)})
             continue

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from conformance.runner.rank.preload import preload, warm_up
-from conformance.runner.server import safety, server
+from conformance.runner.server import forking, server
 from conformance.runner.system import linux
 from conformance.runner.system.child import Child
 from conformance.runner.system.gpus import gpus
@@ -115,7 +115,7 @@ class ZygoteLoop:
                 server_process.end(max(0.0, deadline - time.monotonic()))
 
     def _fork(self, request: dict[str, Any], connection: int, output: int) -> int:
-        unsafe = safety.why_not_fork()
+        unsafe = forking.why_not_fork()
 
         def body() -> int:
             self._client.close()
