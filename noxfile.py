@@ -30,7 +30,7 @@ WHEELS = ROOT / "build" / "wheel"
 # The last commit that has amp; PyPI does not have it.
 APEX = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
-# Of a comparison; a round more compiles what is imported.
+# Rounds of a comparison, after one that compiles what is imported.
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
 REPORTS = Path("build", "reports")
@@ -49,7 +49,7 @@ def built_wheel(session: nox.Session) -> Path:
 
 
 def link(distribution: str, environment: Path) -> None:
-    """Take a distribution from a neighbouring environment, if one has it, by hard links; pip then finds it installed.
+    """Hard-link a distribution from a neighbouring environment, if one has it, so that pip finds it installed.
 
     Unpacking torch, and compiling it on its first import, takes longer than everything else in an environment together.
     """
@@ -183,19 +183,19 @@ def apex(session: nox.Session) -> None:
 
 @nox.session
 def accelerate(session: nox.Session) -> None:
-    """Hugging Face Accelerate; without arguments, that it does what is known of it."""
+    """Hugging Face Accelerate; without arguments, check for its known verdicts."""
     framework(session)
 
 
 @nox.session
 def lightning(session: nox.Session) -> None:
-    """Lightning's Trainer; without arguments, that it does what is known of it."""
+    """Lightning's Trainer; without arguments, check for its known verdicts."""
     framework(session)
 
 
 @nox.session
 def determined(session: nox.Session) -> None:
-    """Determined's PyTorchTrial, under Horovod too; without arguments, that it does what is known of it."""
+    """Determined's PyTorchTrial, under Horovod too; without arguments, check for its known verdicts."""
     framework(session, "horovod")
 
 
@@ -210,7 +210,7 @@ def exercise(session: nox.Session) -> None:
 
 @nox.session
 def ray(session: nox.Session) -> None:
-    """DistributedSGD on Ray actors; without arguments, that it conforms; and that a cluster runs any trainer."""
+    """DistributedSGD on Ray actors; without arguments, check that it conforms, and that a cluster runs any trainer."""
     framework(session)
     if not session.posargs:
         session.run("pytest", "tests/frameworks/test_ray_launcher.py")
@@ -218,13 +218,13 @@ def ray(session: nox.Session) -> None:
 
 @nox.session(name="ray-train")
 def ray_train(session: nox.Session) -> None:
-    """Ray Train's TorchTrainer; without arguments, that it does what is known of it."""
+    """Ray Train's TorchTrainer; without arguments, check for its known verdicts."""
     framework(session)
 
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """Random correct programs, which give no alarm, and random illegal edits, of which none goes unnoticed."""
+    """Random correct programs, which must pass, and random illegal edits, which must be noticed."""
     install_wheel(session, "test", "horovod")
     session.run("python", "-m", "fixtures.programs", *session.posargs)
 

@@ -1,6 +1,6 @@
-"""Backends: how the ranks of a case meet and average their gradients, and what that takes.
+"""Backends: how the ranks of a case meet and average their gradients, and what they need for it.
 
-An entry of `BACKENDS` is all that the harness knows of a backend by its name.
+The entry in `BACKENDS` is all that the harness knows about a backend.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Backend:
         rendezvous: how ranks that we start meet: at torchrun's store, at Horovod's server, or not at all.
         package, module: what it needs beyond torch, and what of that must be importable.
         exchange: the formula of what ranks send; None where there is none.
-        is_seen: what ranks send each other can be recorded.
-        one_rank_steps: one rank takes the optimizer steps for all.
+        is_seen: the recorder can see what ranks send each other.
+        one_rank_steps: one rank makes the optimizer steps for all.
     """
 
     paths: Paths
@@ -43,7 +43,7 @@ class Backend:
 
 
 BACKENDS: dict[str, Backend] = {
-    # A framework that saw a rank would set up a process group.
+    # A framework that found a rank would set up a process group.
     "single": Backend(paths="single", more_precisions=("apex-O1",), rendezvous=None),
     "ddp": Backend(paths="distributed", more_precisions=("apex-O1",), exchange="all-reduce"),
     "horovod": Backend(
@@ -65,5 +65,5 @@ BACKENDS: dict[str, Backend] = {
 
 
 def exchange_of(backend: str) -> Exchange | None:
-    """None without a formula, and for a backend that only another version knows, whose results are shown here."""
+    """None without a formula, or for an unknown backend in the results of another version."""
     return BACKENDS[backend].exchange if backend in BACKENDS else None

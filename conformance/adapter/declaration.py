@@ -29,9 +29,9 @@ Session: TypeAlias = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a trainer supports. What it does not declare is reported as UNSUPPORTED and is not run.
+    """What a trainer supports. Cases that it does not declare are reported as UNSUPPORTED and not run.
 
-    Raises ValueError, with one line that names the allowed values, for anything unknown.
+    Raises ValueError, one line that names the allowed values, for anything unknown.
     """
 
     backends: tuple[str, ...] = ("single",)
@@ -114,15 +114,15 @@ def trainer(
     clips: of "norm", "value"; empty when it cannot clip.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
-    launches_workers: the function runs once a case, is handed a `Job`, and starts the workers itself. Each of them
-    calls `conformance.enter` for its task.
+    launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
+    `conformance.enter` for its task.
     session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
-    entered in a process of its own before the first case; what it yields, plain JSON values, is `job.session`.
-    name: how reports call it; by default the module's last part, or the function's name where a module has
-    several.
+    entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
+    name: its name in reports; by default the last part of the module's name, or the function's name if the module has
+    several trainers.
 
-    What is left out has the defaults of `Declaration`. The function stays the plain callable that it was:
-    `def train(task: Task) -> None`. Raises ValueError for what is not in these lists.
+    The defaults are those of `Declaration`. The decorated function stays a plain callable:
+    `def train(task: Task) -> None`. Raises ValueError for values that are not in these lists.
     """
     declaration = Declaration.from_dict(declares)
     if session is not None and not declaration.launches_workers:

@@ -6,7 +6,7 @@ from conformance.adapter.declaration import Declaration
 
 
 class TrainerError(Exception):
-    """A target that cannot be used; the message is one line that says what to do."""
+    """A target that cannot be used; the message is one line that says what is wrong and what to do."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))

@@ -22,8 +22,8 @@ from conformance.adapter.reading import declaration_in
 def from_path(place: str) -> ModuleType:
     """Import a file. Its folder comes first on `sys.path`, as for a script, so that siblings import.
 
-    A file that lies in a package is imported as a module of that package, so that relative imports work; any
-    other gets a module name of its own, which hides no installed module.
+    A file in a package is imported as a module of that package, so that relative imports work. Any other file gets a
+    module name that hides no installed module.
     """
     path = Path(place)
     if path.is_dir():
@@ -56,7 +56,7 @@ def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
     if parent:
         package = from_name(parent)
         if not hasattr(package, "__path__"):
-            raise TrainerError(f"{name}: {parent} is no package; for a function in it write {parent}:{last}")
+            raise TrainerError(f"{name}: {parent} is not a package; for a function in it write {parent}:{last}")
         known = [module.name for module in pkgutil.iter_modules(package.__path__)]
     else:
         known = [module.name for module in pkgutil.iter_modules([os.getcwd()])] + list(suggestions)

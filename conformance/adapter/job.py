@@ -1,4 +1,4 @@
-"""The job: what a trainer that launches its workers itself is handed, once a case."""
+"""The job: what a trainer that launches its workers itself gets, once a case."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def load(target: str) -> tuple[Train, Declaration]:
 
     Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a
     trainer that comes with this package (`ddp`, `accelerate`). Raises TrainerError; its subclass MissingRequirement
-    when the import failed for want of a module that the trainer declares under `requires`.
+    if a module is missing that the trainer declares under `requires`.
     """
     place, name = _split(target)
     if place.endswith(".py") or "/" in place or "\\" in place:
@@ -54,8 +54,7 @@ def reference_names() -> tuple[str, ...]:
 
 
 def stated(target: str) -> Declaration | None:
-    """What a trainer that comes with this package declares, read from its source; None of others, which have to be
-    imported."""
+    """The declaration of a trainer in this package, read from its source; None for others, which must be imported."""
     bundled = _bundled().get(target)
     return None if bundled is None else declaration_in(bundled)
 

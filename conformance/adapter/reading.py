@@ -10,9 +10,9 @@ from conformance.adapter.declaration import Declaration
 
 
 def declaration_in(path: Path) -> Declaration | None:
-    """The one declaration that the file writes down in literals, or None.
+    """The only declaration in the file, if it consists of literals; otherwise None.
 
-    Its `name`, where the file gives none, is the file's stem.
+    Its `name` defaults to the file's stem.
     """
     found = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -22,7 +22,7 @@ def declaration_in(path: Path) -> Declaration | None:
     if len(found) != 1:
         return None
     try:
-        # A session is a function, and no part of what is declared.
+        # A session is a function, and not part of the declaration.
         keywords = [keyword for keyword in found[0].keywords if keyword.arg != "session"]
         declares = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
         declaration = Declaration.from_dict(declares)

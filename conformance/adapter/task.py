@@ -1,4 +1,4 @@
-"""The task: all that a trainer under test is handed, as plain torch objects."""
+"""The task: everything that a trainer under test gets, as plain torch objects."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Task:
         return torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """The case's GradScaler, enabled for fp16 and a pass-through otherwise."""
+        """The case's GradScaler: enabled for fp16, disabled otherwise."""
         enabled = self.precision == "fp16"
         settings = self._spec["scaler"] if enabled and self._spec["scaler"] else {}
         return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)

@@ -1,4 +1,4 @@
-"""How the ranks of a case lie on machines."""
+"""Which rank of a case runs on which machine."""
 
 from __future__ import annotations
 

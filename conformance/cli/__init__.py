@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return say("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has left; Python must not complain of that once more when it flushes at exit.
+        # The reader of our output has closed the pipe; keep Python from reporting that again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return HARNESS
     except Exception as error:

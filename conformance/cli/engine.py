@@ -42,13 +42,13 @@ class Engine:
 
     Attributes:
         recorded, planned: cases that are in the results file, and that should be.
-        bad_input: mistakes in the call, one line each; nothing ran then.
-        failures: what the harness itself failed at, one line each.
+        bad_input: mistakes in the command line, one line each; if there are any, nothing ran.
+        failures: failures of the harness itself, one line each.
         interrupted: the user stopped the run.
     """
 
     def __init__(self, results: Path, command: str, console: Console, servers: Servers | None = None) -> None:
-        """``servers``: where the cases are run, if it is not on this machine alone."""
+        """``servers``: run the cases there, if not on this machine alone."""
         self._results, self._command, self._console, self._servers = results, command, console, servers
         self._writer: ResultsWriter | None = None
         self._bar = Progress(
@@ -75,7 +75,7 @@ class Engine:
         for plugin in ("conformance.suite.hooks", "xdist.plugin", "no:cacheprovider", "no:terminal"):
             command += ["-p", plugin]
         command += _workers(processes) if processes > 1 else ()
-        # Some cases take many times as long as others: none is to wait for one of these while there are idle workers.
+        # Some cases take many times as long as others; no case may wait for one of these while workers are idle.
         command += ["--maxschedchunk", "1"]
         command += [*(f"--trainer={trainer}" for trainer in trainers), *arguments(options)]
         with self._bar, _undisturbed():
@@ -116,7 +116,7 @@ class Engine:
 
     @pytest.hookimpl
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
-        # Each worker tells it.
+        # Every worker reports it; keep one.
         if isinstance(warning_message.message, SlowPath) and (note := str(warning_message.message)) not in self._notes:
             self._notes.append(note)
 
@@ -145,7 +145,7 @@ class Engine:
             self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
 
     def _start(self, ids: Sequence[str]) -> None:
-        """Begin the results file, unless there is nothing to run. Earlier results stay where a call was mistaken."""
+        """Begin the results file, unless there is nothing to run: a mistaken call keeps earlier results."""
         self.planned = planned = len(ids)
         if not ids or any(BadInput.MARK in id for id in ids):
             return
@@ -168,7 +168,7 @@ class Engine:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep out what a user has for other purposes: plugins and options for tests of his own."""
+    """Keep out pytest plugins and options that users have for their own tests."""
     before = dict(os.environ)
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ.pop("PYTEST_PLUGINS", None)
@@ -181,13 +181,13 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _workers(processes: int) -> Sequence[str]:
-    """xdist's options for so many workers."""
+    """xdist's options for this many workers."""
     python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", _START_OF_WORKER])
     return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
 
 
 def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
-    """What a result depends on besides the trainer. ``hosts``: where ranks run, where it is not just here."""
+    """What a result depends on besides the trainer. ``hosts``: where ranks run, if not only here."""
     found: dict[str, object] = {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

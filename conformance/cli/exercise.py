@@ -46,7 +46,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             if answers.names.isdisjoint(QUESTIONS):
                 trouble = f" (reading it ended early, at {answers.trouble})" if answers.trouble else ""
                 asked = ", ".join(QUESTIONS)
-                return say(f"{options.answers}: it has none of the exercise's functions{trouble}: {asked}", USAGE)
+                return say(f"{options.answers} defines none of the exercise's functions{trouble}: {asked}", USAGE)
             findings = checked(answers)
     except UnreadableAnswers as error:
         return say(str(error), USAGE)

@@ -1,4 +1,4 @@
-"""``conformance explain``: print a law."""
+"""``conformance explain``: explain a law."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, USAGE, say
 
-SUMMARY = "print a law: why it is, where it stands, and how to keep it"
-DESCRIPTION = "Print a law: why it is, where it stands, and how to keep it. Of a chapter, list its laws."
+SUMMARY = "explain a law: why it holds, its source, and how to keep it"
+DESCRIPTION = "Explain a law: why it holds, its source, and how to keep it. For a chapter, list its laws."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("law", help="a law's id, as amp/unscale-before-clip, or a chapter's, as amp")
+    parser.add_argument("law", help="the id of a law, such as amp/unscale-before-clip, or of a chapter, such as amp")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:

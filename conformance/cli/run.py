@@ -75,7 +75,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.results import ResultsError, read_results
 
     if options.address is not None and options.launcher != "ray":
-        return say("--address goes with --launcher ray", USAGE)
+        return say("--address needs --launcher ray", USAGE)
     hosts = None
     if options.launcher is not None:
         try:
@@ -123,12 +123,12 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _processes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes; write a whole number from 1")
     return int(text)
 
 
 def _hosts(options: argparse.Namespace) -> Hosts | None:
-    """The machines to run on; None in a process that has served another one. Raises LaunchError."""
+    """The machines to run on; None in a process that served another one. Raises LaunchError."""
     from conformance.launchers.joining import join
     from conformance.runner.front.client import RunnerError
 

@@ -1,1 +1,1 @@
-"""Checks somebody's answers to the gradient-averaging exercise against exact arithmetic."""
+"""Checks answers to the gradient-averaging exercise against exact arithmetic."""

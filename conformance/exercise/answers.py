@@ -1,4 +1,4 @@
-"""Somebody's answers, in a process of their own: an endless loop or a crash there ends nothing here."""
+"""Runs the answers in a separate process, so that an endless loop or a crash there ends nothing here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnreadableAnswers(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call gave. ``value`` is there if it was a finite number, ``text`` tells it or what went wrong."""
+    """The result of a call. ``value`` is set for a finite number; ``text`` is the result, or what went wrong."""
 
     kind: Kind
     text: str
@@ -39,7 +39,7 @@ class Answer:
 class Answers:
     """The functions of ``file``, each call of which may take ``limit`` seconds. A context manager.
 
-    ``trouble`` tells how reading the file ended early, if it did: what it defined until then is there.
+    ``trouble`` says how reading the file ended early, if it did; what it defined until then is checked.
 
     Raises:
         UnreadableAnswers: on entering it; there is no such file, it is not Python, or it takes its process with it.

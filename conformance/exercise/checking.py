@@ -1,4 +1,4 @@
-"""Asks somebody's answers, compares them with exact arithmetic, and finds out what they do instead."""
+"""Calls the answers, compares the results with exact arithmetic, and finds the mistakes that explain them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one function.
+    """The result of checking one function.
 
     ``shown`` is the simplest call that it gets wrong; ``mistakes`` are those whose numbers it gives on every input
     that was tried. ``own`` counts the exercise's cases, ``own_wrong`` those of them that it gets wrong, and ``others``
@@ -64,7 +64,7 @@ def _check(answers: Answers, question: Question) -> Finding:
     others = asked.all_of(DISTINGUISHING[question.function])
     simplest = asked.simplest(question.function)
     wrong = [one for one in [*own, *others] if not one.conforms]
-    # What nobody waits for twice, or cannot be called at all, has no simpler example.
+    # A function that hangs, dies or cannot be called is not called again to look for a simpler example.
     hopeless = [one for one in wrong if one.answer.kind in ("endless", "died", "signature")]
     shown = next(iter(hopeless), None) or simplest or next(iter(wrong), None)
     return Finding(

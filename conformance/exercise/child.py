@@ -1,6 +1,6 @@
-"""Runs in a process of its own: reads somebody's file, and calls its functions on request.
+"""Runs in a separate process: reads the file of answers, and calls its functions on request.
 
-It imports nothing but the standard library, and hands back facts alone: what came out, or what went wrong and where.
+It imports only the standard library, and returns only facts: the result, or what went wrong and where.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def read(file: str, module: types.ModuleType) -> Facts:
 def called(module: types.ModuleType, name: str, positional: list[Any], named: dict[str, Any]) -> Facts:
     function = vars(module)[name]
     if not callable(function):
-        return {"kind": "signature", "text": f"it is no function but {function!r:.60}", "line": None}
+        return {"kind": "signature", "text": f"it is not a function but {function!r:.60}", "line": None}
     try:
         inspect.signature(function).bind(*positional, **named)
     except TypeError as error:
         return {"kind": "signature", "text": str(error), "line": None}
     except ValueError:
-        # Some callables written in C tell no signature; calling them shows whether it fits.
+        # Some callables written in C have no signature; calling them shows whether the arguments fit.
         pass
     result = function(*positional, **named)
     value = number(result)

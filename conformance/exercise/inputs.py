@@ -1,4 +1,4 @@
-"""Inputs on which answers are tried beyond the exercise's own: a few that tell mistakes apart, and Hypothesis' own."""
+"""Inputs beyond the exercise's own: a few that distinguish the mistakes, and those that Hypothesis generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found in somebody's answers, in a terminal."""
+"""Shows the findings on the answers in the terminal."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _outcome(shown: Tried, answers: Answers) -> str:
         return f"is how the exercise calls it, and it cannot be called so: {text}"
     if text == "None":
         return f"returned None; {right}. Is its return statement missing?"
-    return f"returned {text}, which is no finite number; {right}"
+    return f"returned {text}, which is not a finite number; {right}"
 
 
 def _made_before(textbook: type, finding: Finding, findings: Sequence[Finding]) -> str | None:

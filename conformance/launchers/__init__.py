@@ -1,4 +1,4 @@
-"""Cases on several machines: who starts our processes there, and how they find each other."""
+"""Cases on several machines: which launcher starts our processes there, and how they find each other."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ NAMES = ("torchrun", "horovodrun", "ray")
 
 
 class LaunchError(Exception):
-    """The processes of a launch cannot come together: one line that says why, and what to do."""
+    """The processes of a launch cannot meet: one line that says why, and what to do."""

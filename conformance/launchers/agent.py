@@ -1,4 +1,4 @@
-"""The process of a launch that starts servers on its machine, as the front asks; the servers talk to the front."""
+"""The process of a launch that starts servers on its machine when the front asks; the servers talk to the front."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conformance.launchers.network import connect, interface_of
 from conformance.runner.front.client import RunnerError, shared
 from conformance.runner.system.protocol import Channel
 
-# Seconds; all start at once, and importing torch may take minutes on machines that are busy with much else.
+# Seconds; all start at once, and importing torch may take minutes on busy machines.
 JOIN_LIMIT = 300.0
 
 
@@ -20,7 +20,7 @@ class Member:
 
     Attributes:
         number: its rank in the launch.
-        host, node: the name of its machine, and what tells apart machines of one name.
+        host, node: the name of its machine, and what distinguishes machines of the same name.
     """
 
     number: int
@@ -30,10 +30,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Hello(Member):
-    """What an agent says of itself.
+    """How an agent introduces itself.
 
     Attributes:
-        address: by which others reach it. interface: the network interface that has it.
+        address: where others reach it. interface: the network interface with that address.
     """
 
     address: str
@@ -43,7 +43,7 @@ class Hello(Member):
 
 
 def attend(front: tuple[str, int], member: Member) -> None:
-    """Do what the front asks, until it hangs up. Raises LaunchError, RunnerError."""
+    """Serve the front until it hangs up. Raises LaunchError, RunnerError."""
     with connect(*front, JOIN_LIMIT) as connection:
         channel = Channel(connection)
         try:
@@ -63,7 +63,7 @@ def attend(front: tuple[str, int], member: Member) -> None:
 
 
 def _report(channel: Channel, message: dict[str, Any]) -> bool:
-    """Whether the front is still there to report to."""
+    """Send a report; whether the front is still connected."""
     try:
         channel.send(message)
     except (BrokenPipeError, ConnectionResetError):
@@ -92,4 +92,4 @@ def _answer(request: dict[str, Any], front: tuple[str, int]) -> dict[str, Any]:
             return {"text": zygote.last_output(pid)}
         case {"stack": pid}:
             return {"text": zygote.stack(pid)}
-    raise RunnerError(f"the front asks for what no agent knows: {request}")
+    raise RunnerError(f"the front sent an unknown request: {request}")

@@ -1,4 +1,4 @@
-"""What a launcher tells each of its processes, and how the others find the process of rank 0 by it."""
+"""What a launcher passes to each of its processes, and how the others find the process of rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LauncherContext:
     Attributes:
         member: this process. size: how many there are.
         address, port: where the process of rank 0 is to listen; port 0 for any.
-        publish: called by rank 0 with where it listens. find: the same, for the others.
+        publish: rank 0 calls it with the address that it listens at. find: the others get that address from it.
     """
 
     member: Member
@@ -39,7 +39,7 @@ def number(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])
     except ValueError as error:
-        raise LaunchError(f"{name} is {environ[name]!r}, which is no number") from error
+        raise LaunchError(f"{name} is {environ[name]!r}, but must be a whole number; the launcher sets it") from error
 
 
 def format_address(address: tuple[str, int]) -> str:
@@ -47,6 +47,6 @@ def format_address(address: tuple[str, int]) -> str:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """What `written` has written."""
+    """The inverse of `format_address`."""
     host, _, port = text.rpartition(":")
     return host, int(port)

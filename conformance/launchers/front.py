@@ -1,4 +1,4 @@
-"""The process of a launch that plans and judges: it gathers the agents, and has each start servers."""
+"""The process of a launch that plans and judges: it waits for the agents, and has each start servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.runner.outcome import HostLost, RunnerError
 from conformance.runner.system.callers import Caller, Callers
 from conformance.runner.system.protocol import Channel
 
-# Seconds; an agent answers at once, but for the wait for a server's end, on a machine that is busy with much else.
+# Seconds; an agent answers at once, except when it waits for a server to end on a busy machine.
 _ANSWER_LIMIT = 60.0
 
 
@@ -60,7 +60,7 @@ class RemoteStarter:
         try:
             return str(self._ask({"end": pid, "patience": patience}, patience)["how"])
         except HostLost:
-            return f"{self.name} is gone"
+            return f"{self.name} is lost"
 
     def last_output(self, pid: int) -> str:
         try:
@@ -98,11 +98,11 @@ class RemoteStarter:
         return self._host_lost()
 
     def _host_lost(self) -> HostLost:
-        return HostLost(f"our process on {self.name} (rank {self.hello.number} of the launch) is gone")
+        return HostLost(f"lost the connection to our process on {self.name} (rank {self.hello.number} of the launch)")
 
 
 class Front:
-    """Where agents and the servers that they start call.
+    """Accepts the connections of agents and of the servers that they start.
 
     ``size``: how many agents there will be.
     """
@@ -115,13 +115,13 @@ class Front:
         self._tickets = 0
 
     def close(self) -> None:
-        """Hang up; agents and servers end at that."""
+        """Hang up, which ends agents and servers."""
         for agent in self.agents:
             agent.channel.close()
         self.callers.close()
 
     def gather(self, limit: float) -> None:
-        """Wait until all agents are here. Raises LaunchError."""
+        """Wait until all agents have connected. Raises LaunchError."""
         deadline = monotonic() + limit
         while len(self.agents) < self._size:
             try:
@@ -130,7 +130,7 @@ class Front:
                 here = {agent.hello.number for agent in self.agents}
                 missing = ", ".join(str(number) for number in range(self._size) if number not in here)
                 raise LaunchError(
-                    f"only {len(here)} of {self._size} processes came within {limit:g} s; missing: {missing}"
+                    f"only {len(here)} of {self._size} processes connected within {limit:g} s; missing ranks: {missing}"
                 ) from error
             if caller is not None:
                 self._admit(caller)
@@ -148,7 +148,7 @@ class Front:
             raise LaunchError(message["failure"])
 
     def _name(self) -> None:
-        """Machines of one name are told apart by number."""
+        """Number the machines that have the same name."""
         nodes: dict[str, list[str]] = {}
         for agent in self.agents:
             known = nodes.setdefault(agent.hello.host, [])
@@ -160,6 +160,6 @@ class Front:
                 agent.name += f"-{known.index(agent.hello.node)}"
 
     def ticket(self) -> int:
-        """A number by which a connection is known."""
+        """A number that identifies a connection."""
         self._tickets += 1
         return self._tickets

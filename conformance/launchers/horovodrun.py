@@ -1,4 +1,4 @@
-"""Processes that horovodrun started, over gloo; they meet at its rendezvous, which is a store of keys over HTTP."""
+"""Processes that horovodrun started, over gloo; they meet at its rendezvous, a key-value store over HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
             f"--launcher horovodrun finds no {' and '.join(missing)} in the environment; start it with: "
             "horovodrun --gloo -np ... conformance run --launcher horovodrun ..."
         )
-    # The name of a host is unique there: it is the one that the user gave.
+    # The user named the hosts, so their names are unique.
     member = Member(number(environ, "HOROVOD_RANK"), environ["HOROVOD_HOSTNAME"], environ["HOROVOD_HOSTNAME"])
     store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")
     url = f"http://{format_address(store)}/conformance/front"
@@ -42,7 +42,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
         deadline = monotonic() + JOIN_LIMIT
         while (found := _ask(Request(url), store)) is None:
             if monotonic() > deadline:
-                raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens")
+                raise LaunchError(f"the process of rank 0 did not publish its address within {JOIN_LIMIT:g} s")
             sleep(_PAUSE)
         return parse_address(found)
 
@@ -50,13 +50,15 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
 
 
 def _ask(request: Request, store: tuple[str, int]) -> str | None:
-    """What is answered; None if there is no such key yet. Raises LaunchError."""
+    """The answer; None if there is no such key yet. Raises LaunchError."""
     try:
         with urlopen(request, timeout=_REQUEST_LIMIT) as answer:
             return str(answer.read().decode())
     except HTTPError as error:
         if error.code == _NOT_FOUND:
             return None
-        raise LaunchError(f"horovodrun's rendezvous at {format_address(store)} answers {error.code}") from error
+        raise LaunchError(
+            f"horovodrun's rendezvous at {format_address(store)} answered with HTTP status {error.code}"
+        ) from error
     except (URLError, OSError) as error:
         raise LaunchError(f"cannot reach horovodrun's rendezvous at {format_address(store)}: {error}") from error

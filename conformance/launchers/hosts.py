@@ -1,4 +1,4 @@
-"""A trainer's servers on all machines of a launch, as the suite sees them: as one server."""
+"""A trainer's servers on all machines of a launch, which the suite uses like one server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from conformance.suite.servers import Servers
 
 
 class HostedServer:
-    """The servers of one trainer and backend, one a machine.
+    """The servers of one trainer and backend, one on each machine.
 
-    Entering raises what `ForkServer` raises; the line names the machine.
+    Entering raises what `ForkServer` raises; the message names the machine.
     """
 
     def __init__(self, target: str, backend: str, agents: list[RemoteStarter]) -> None:
@@ -49,7 +49,7 @@ class HostedServer:
         self._closing.close()
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
-        """Neighbouring ranks run on one machine where there are more of them than machines. Raises RunnerError."""
+        """Where there are more ranks than machines, neighbouring ranks share one. Raises RunnerError."""
         size = int(spec["world_size"])
         machines = min(size, len(self._agents))
         places = [rank * machines // size for rank in range(size)]
@@ -68,8 +68,8 @@ class HostedServer:
 class Hosts(Servers):
     """The servers on all machines of a launch.
 
-    ``world_size``: of which all cases have to be, if the launcher has set it.
-    leave: called at the end, when all agents were hung up on.
+    ``world_size``: the only one that cases may have, if the launcher has set it.
+    leave: called at the end, after hanging up on all agents.
     """
 
     def __init__(

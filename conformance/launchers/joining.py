@@ -1,4 +1,4 @@
-"""Becoming part of a launch: the process of rank 0 gets all machines to run cases on, every other one serves it."""
+"""Joining a launch: the process of rank 0 gets all machines to run cases on; the others serve it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _READ: dict[str, Read] = {"torchrun": torchrun.read, "horovodrun": horovodrun.re
 
 
 def join(launcher: str, address: str | None) -> Hosts | None:
-    """The machines of the launch that this process is in, if it is the one that plans and judges.
+    """The machines of this process's launch, if it is the process that plans and judges.
 
-    Every other process serves that one until it hangs up, and gets None. ``address``: of a Ray cluster.
+    Any other process serves that one until it hangs up, and gets None. ``address``: of a Ray cluster.
 
     Raises LaunchError, RunnerError.
     """
@@ -32,11 +32,11 @@ def join(launcher: str, address: str | None) -> Hosts | None:
         return None
     front = Front(listen(launch.address, launch.port), launch.size)
     try:
-        # The others import torch once they have connected, and may do so while this process does.
+        # The others import torch as soon as they have connected, while this process imports it too.
         launch.publish(front.address)
-        # What keeps torch from being imported is better reported from here than by the thread below.
+        # A failing import of torch is better reported from here than by the thread below.
         shared.get()
-        # On its own machine it is served like on the others.
+        # Its own machine gets an agent like the others.
         threading.Thread(target=_attend_here, args=(front.address, launch.member), daemon=True).start()
         front.gather(JOIN_LIMIT)
     except BaseException:
@@ -46,6 +46,6 @@ def join(launcher: str, address: str | None) -> Hosts | None:
 
 
 def _attend_here(front: tuple[str, int], member: Member) -> None:
-    """What goes wrong is reported to the front, which says so."""
+    """Errors are reported to the front, which prints them."""
     with suppress(LaunchError, RunnerError):
         attend(front, member)

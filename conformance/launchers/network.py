@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from conformance.launchers import LaunchError
 from conformance.runner.rank.environment import INTERFACE
 
-# Seconds after which a machine that has left without a word is known to be gone: idle, between probes, probes.
+# Keepalive, which detects a machine that vanished: seconds idle, seconds between probes, number of probes.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4))
 # The request for the address of an interface, of linux/sockios.h; it is asked and answered in an ifreq, whose first 16
 # bytes hold the name and whose bytes 20 to 23 are those of an IPv4 address (netdevice(7)).
@@ -23,7 +23,7 @@ _PAUSE = 0.1
 def listen(address: str, port: int = 0) -> socket.socket:
     """A listening socket at an IPv4 address of this machine. Raises LaunchError."""
     try:
-        # Those who are accepted take over how it is tuned.
+        # Accepted connections inherit these options.
         return tuned(socket.create_server((address, port)))
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
@@ -34,13 +34,13 @@ def listen(address: str, port: int = 0) -> socket.socket:
 
 
 def connect(address: str, port: int, limit: float, whom: str = "the process of rank 0") -> socket.socket:
-    """A connection to who listens there, or will within ``limit`` seconds. Raises LaunchError."""
+    """Connect, retrying for ``limit`` seconds until something listens there. Raises LaunchError."""
     deadline = monotonic() + limit
     while True:
         try:
             connection = socket.create_connection((address, port), timeout=max(_PAUSE, deadline - monotonic()))
         except OSError as error:
-            # A name that nobody knows does not become known by waiting.
+            # Waiting does not help with a host name that cannot be resolved.
             if monotonic() + _PAUSE > deadline or isinstance(error, socket.gaierror):
                 why = error.strerror or str(error)
                 raise LaunchError(f"cannot reach {whom} at {address}:{port}: {why}") from error
@@ -51,7 +51,7 @@ def connect(address: str, port: int, limit: float, whom: str = "the process of r
 
 
 def tuned(connection: socket.socket) -> socket.socket:
-    """For short messages, and so that the loss of the other machine is noticed."""
+    """Send short messages at once, and notice when the other machine is lost."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:
@@ -65,12 +65,12 @@ def address_towards(host: str, port: int) -> str:
         try:
             probe.connect((host, port))
         except OSError as error:
-            raise LaunchError(f"there is no way to {host}: {error.strerror}") from error
+            raise LaunchError(f"no route to {host}: {error.strerror}") from error
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address: what gloo and NCCL are to use. Raises LaunchError."""
+    """The network interface with this address, for gloo and NCCL to use. Raises LaunchError."""
     if chosen := os.environ.get("GLOO_SOCKET_IFNAME"):
         return chosen
     if address.startswith("127."):

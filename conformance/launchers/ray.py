@@ -13,14 +13,14 @@ from conformance.launchers.front import Front
 from conformance.launchers.hosts import Hosts
 from conformance.launchers.network import connect, listen
 
-#: No case has more ranks, so that further nodes would have nothing to do.
+#: No case has more ranks, so more nodes would be idle.
 _MOST = 4
 # Seconds.
 _REACH_LIMIT = 10.0
 
 
 def nodes(address: str) -> Hosts:
-    """The nodes of the cluster at ``address`` that have a CPU to give. Raises LaunchError."""
+    """The nodes of the cluster at ``address`` that have a free CPU. Raises LaunchError."""
     ray = _connected(address)
     try:
         return _agents(ray)
@@ -30,7 +30,7 @@ def nodes(address: str) -> Hosts:
 
 
 def _connected(address: str) -> Any:
-    """Ray, in a job of the cluster. Raises LaunchError."""
+    """Ray, connected to the cluster. Raises LaunchError."""
     try:
         ray: Any = import_module("ray")
     except ImportError as error:
@@ -50,10 +50,10 @@ def _connected(address: str) -> Any:
 
 
 def _reach(address: str) -> None:
-    """Ray itself would try for minutes, with a line for each of its attempts. Raises LaunchError."""
+    """Fail early: Ray itself would retry for minutes and print each attempt. Raises LaunchError."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise LaunchError(f"--address {address}: it has to be HOST:PORT of a Ray cluster")
+        raise LaunchError(f"--address is {address!r}, but must be HOST:PORT of a Ray cluster")
     connect(host, int(port), _REACH_LIMIT, "a Ray cluster").close()
 
 
@@ -61,7 +61,7 @@ def _agents(ray: Any) -> Hosts:
     """Raises LaunchError."""
     usable = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1][:_MOST]
     if not usable:
-        raise LaunchError("no node of the Ray cluster has a CPU to give")
+        raise LaunchError("no node of the Ray cluster has a free CPU")
     front = Front(listen(ray.util.get_node_ip_address()), len(usable))
     try:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
@@ -69,7 +69,7 @@ def _agents(ray: Any) -> Hosts:
         actors = []
         for number, node in enumerate(usable):
             where = affinity(node["NodeID"], soft=False)
-            # Ray hides a node's GPUs from an actor that has not asked for them.
+            # Ray hides a node's GPUs from an actor that did not request them.
             options = {"num_cpus": 1, "num_gpus": node["Resources"].get("GPU", 0), "scheduling_strategy": where}
             member = Member(number, node["NodeManagerHostname"], node["NodeID"])
             actors.append(actor.options(**options).remote(member, os.getcwd()))
@@ -82,7 +82,7 @@ def _agents(ray: Any) -> Hosts:
         raise
 
     def leave() -> None:
-        # Until here somebody has to refer to the actors, or they would end.
+        # Actors end when nothing refers to them any more.
         actors.clear()
         ray.shutdown()
 
@@ -90,18 +90,18 @@ def _agents(ray: Any) -> Hosts:
 
 
 def _check(ray: Any, actors: list[Any]) -> None:
-    """That all of them run: a node may be busy, or lack this package. Raises LaunchError."""
+    """Wait until all of them run: a node may be busy, or lack this package. Raises LaunchError."""
     try:
         ray.get([one.ready.remote() for one in actors], timeout=JOIN_LIMIT)
     except ray.exceptions.GetTimeoutError as error:
-        raise LaunchError(f"not every node of the Ray cluster had a CPU to give within {JOIN_LIMIT:g} s") from error
+        raise LaunchError(f"not every node of the Ray cluster had a free CPU within {JOIN_LIMIT:g} s") from error
     except ray.exceptions.RayError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise LaunchError(f"a node of the Ray cluster cannot run cases: {lines[-1].strip()}") from error
 
 
 class NodeActor:
-    """The actor. ``folder``: the front's own, which it works in too where its node has that."""
+    """The actor. ``folder``: the front's working folder, which it uses too if its node has it."""
 
     def __init__(self, member: Member, folder: str) -> None:
         self._member = member
@@ -109,7 +109,7 @@ class NodeActor:
             os.chdir(folder)
 
     def ready(self) -> None:
-        """An answer is all that is asked for."""
+        """Answering shows that the actor runs."""
 
     def attend(self, front: tuple[str, int]) -> None:
         attend(front, self._member)

@@ -1,4 +1,4 @@
-"""One case whose ranks lie on several machines: each runs its share, and all learn what becomes of the others."""
+"""One case with ranks on several machines: each machine runs its share, and all learn what happens on the others."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from conformance.runner.system.protocol import Channel
 
 
 class NodeMember:
-    """The ranks that one machine runs, and what is known of them.
+    """The ranks that one machine runs, and what is known about them.
 
     Attributes:
-        started, delivered, failure: what its server has reported of all of them.
-        outcome: theirs, once it is here. lost: why none will come.
-        is_dismissed: it was told to stop, or to leave; its outcome is all that it still owes.
+        started, delivered, failure: what its server has reported about all of them.
+        outcome: theirs, once it has arrived. lost: why none will arrive.
+        is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
     """
 
     def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: tuple[int, ...]) -> None:
@@ -51,14 +51,14 @@ class NodeMember:
         return self.outcome is not None or self.lost is not None
 
     def begin(self, spec: dict[str, Any], time_limit: float, address: str, port: int | None) -> Channel:
-        """The connection by which it reports. Raises what `ForkServer` raises."""
+        """The connection on which it reports. Raises what `ForkServer` raises."""
         share = NodeShare(self.ranks, address, port, self.starter.hello.interface)
         self.channel = self.server.channel()
         self.send({"spec": spec, "time_limit": time_limit, "share": share.to_dict()})
         return self.channel
 
     def send(self, message: dict[str, Any]) -> None:
-        """A server that is gone is noticed by its silence."""
+        """A lost server is noticed when its connection ends."""
         if self.channel is not None and not self.has_exited:
             with suppress(OSError):
                 self.channel.send(message)
@@ -90,7 +90,7 @@ class SpreadCase:
     def run(self) -> Outcome:
         """Raises RunnerError, and what `ForkServer` raises."""
         began = monotonic()
-        # Each machine keeps these limits too; the slack is for what they report.
+        # Each machine enforces these limits too; the slack leaves time for their reports.
         limits = Limits(START_LIMIT + SLACK, self._time_limit, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK)
         self._supervision = Supervision(self._nodes, limits, self._time_limit, began, may_leave=True)
         with selectors.DefaultSelector() as self._selector:
@@ -117,15 +117,15 @@ class SpreadCase:
         self._selector.register(channel, selectors.EVENT_READ, (node, channel))
 
     def _wait(self) -> None:
-        """Take in what nodes report."""
+        """Read what the nodes report."""
         for key, _ in self._selector.select(max(0.0, self._supervision.deadline - monotonic())):
             node, channel = key.data
             if node.has_exited:
                 continue
             if channel is None:
-                # Those who start servers speak when they are asked, and nobody has.
+                # A starter sends nothing unless asked: its connection has ended.
                 node.starter.lost = True
-                self._give_up(node, f"our process on {node.starter.name} is gone")
+                self._give_up(node, f"lost the connection to our process on {node.starter.name}")
             else:
                 self._hear(node, channel)
 
@@ -173,12 +173,12 @@ class SpreadCase:
             case Stop(nodes, because):
                 for node in nodes:
                     if node.is_dismissed:
-                        self._give_up(node, f"nothing more came from {node.starter.name}")
+                        self._give_up(node, f"{node.starter.name} stopped answering")
                     node.is_dismissed = True
                 self._send({"late": because})
 
     def _give_up(self, node: NodeMember, why: str | None = None) -> None:
-        """No more is expected of a node; ``why``, unless its server has hung up."""
+        """Expect nothing more from a node; ``why``, unless its server has hung up."""
         self._forget(node)
         how = node.server.abandon() if why is None else node.server.abandon(0.0)
         node.lost = why or f"on {node.starter.name} {how}"

@@ -1,4 +1,4 @@
-"""Processes that torchrun started, or Slurm's srun with torch's variables for where to meet."""
+"""Processes that torchrun started, or Slurm's srun with torch's MASTER_ADDR and MASTER_PORT."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
 
 
 def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherContext:
-    """torchrun's agent has a store at the master's port already, and not always on the machine of rank 0."""
+    """torchrun's agent already has a store at the master's port, not always on the machine of rank 0."""
 
     def publish(address: tuple[str, int]) -> None:
         _store(master).set(_KEY, format_address(address))
@@ -47,14 +47,14 @@ def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherCon
         try:
             return parse_address(_store(master).get(_KEY).decode())
         except import_module("torch.distributed").DistError as error:
-            raise LaunchError(f"the process of rank 0 has not said within {JOIN_LIMIT:g} s where it listens") from error
+            raise LaunchError(f"the process of rank 0 did not publish its address within {JOIN_LIMIT:g} s") from error
 
     return LauncherContext(member, size, address_towards(*master), 0, publish, find)
 
 
 def _store(master: tuple[str, int]) -> Any:
     """Raises LaunchError."""
-    # torch would print several lines about each of its attempts.
+    # torch would print several lines for each attempt.
     connect(*master, JOIN_LIMIT, "torchrun's store").close()
     distributed: Any = import_module("torch.distributed")
     return distributed.TCPStore(*master, is_master=False, timeout=timedelta(seconds=JOIN_LIMIT))

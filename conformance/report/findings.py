@@ -25,7 +25,7 @@ def explained(findings: Sequence[Finding]) -> Group:
 
 
 def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
-    """A line each: what a trainer should not do, and yet may."""
+    """A line for each broken SHOULD."""
     for breach in breaches:
         finding, example = breach.finding, breach.cases[0]
         yield Text.assemble(

@@ -56,8 +56,8 @@ class Path:
     @property
     def name(self) -> str:
         """The path, with the device where that is not the usual one."""
-        told = self.device == "cpu" or self.device in self.path
-        return self.path if told else f"{self.path} on {self.device}"
+        is_named = self.device == "cpu" or self.device in self.path
+        return self.path if is_named else f"{self.path} on {self.device}"
 
     @cached_property
     def cases(self) -> tuple[CaseRecord, ...]:
@@ -83,9 +83,9 @@ class Trainer:
 
     @cached_property
     def matrix(self) -> tuple[Path, ...]:
-        """The rows of the matrix: paths on which something ran. The others are told of once, with their reasons.
+        """The rows of the matrix: paths on which something ran. The others are listed once, with their reasons.
 
-        Where nothing ran it is a path that would have run elsewhere.
+        If nothing ran, a path that would have run elsewhere.
         """
         declared = tuple(path for path in self.paths if any(case.verdict == "UNAVAILABLE" for case in path.cases))
         return self.ran or declared[:1] or self.paths[:1]

@@ -109,8 +109,8 @@ def _environment(results: Results) -> Environment:
 
 
 def _shown(value: object) -> object:
-    """What an expression of a template puts onto the page. `Markup` is ours; all other text may be
-    foreign.
+    """What an expression of a template puts onto the page. `Markup` is ours; all other text is
+    untrusted.
     """
     return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 

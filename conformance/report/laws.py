@@ -19,8 +19,8 @@ class Breach:
 
 @dataclass(frozen=True)
 class Checked:
-    """A law, on how many windows it was checked, and in how many cases it was broken. Never checked, it proves
-    nothing.
+    """A law, on how many windows it was checked, and in how many cases it was broken. A law that was never checked
+    proves nothing.
     """
 
     law: LawText

@@ -30,7 +30,7 @@ class Panel:
 
 def travels(results: Results) -> bool:
     """Whether gradients travelled in any case, on a path that the ring explains."""
-    # By all-reduce, or by what the ring is the alternative to.
+    # By all-reduce, or by a path that a ring could replace.
     return any(exchange_of(case.backend) for case in results.cases)
 
 
@@ -72,7 +72,7 @@ def _drawn(state: tuple[tuple[tuple[int, ...], ...], ...], messages: tuple[Messa
 
 
 def _mark(origin: int, segment: int, rank: int, ranks: int) -> str:
-    """The number of the rank whose gradient is in it."""
+    """The number of the rank that contributed the gradient."""
     x = _x(segment) + round(CELL[0] * (origin + 0.5) / ranks)
     return f'<text class="rm {CLASSES[origin % len(CLASSES)]}" x="{x}" y="{_y(rank) + 15}">{origin}</text>'
 

@@ -1,4 +1,4 @@
-"""Numbers and foreign text as a reader should see them."""
+"""Numbers and untrusted text as a reader should see them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def visible(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 9) -> str:
-    """A value with up to `digits` significant digits; 9 tell any two fp32 values apart."""
+    """A value with up to `digits` significant digits; 9 distinguish any two fp32 values."""
     if value is None:
         return "none"
     if not math.isfinite(value):

@@ -90,7 +90,7 @@ def traffic(results: Results) -> list[Sent]:
 
 
 def _shown(path: Path) -> CaseRecord | None:
-    """The case of a path that tells most: one that is off, else one in fp32, without anything else to send."""
+    """The most informative case of a path: one that is off, else one in fp32 that sends nothing else."""
     cases = [case for case in path.cases if case.traffic is not None]
     return min(cases, key=_interest, default=None)
 

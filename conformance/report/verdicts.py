@@ -1,6 +1,6 @@
 """How the verdicts are shown: a word, a glyph and a tone each, and what each means in plain words.
 
-A verdict is never told by colour alone. The order is from best to worst, which decides what a cell of the
+A verdict is never shown by colour alone. The order is from best to worst, which decides what a cell of the
 matrix shows.
 """
 
@@ -43,11 +43,11 @@ LOOKS = {
         Look(
             "PASS (bounded)", "bounded", "bounded", "≤", "near", "cyan",
             "Rounding cannot be avoided here. Every value is within a derived rounding-error bound, and the "
-            "smallest catalogued bug would have exceeded that bound.",
+            "smallest known bug would have exceeded that bound.",
         ),
         Look(
             "INCONCLUSIVE", "inconclusive", "inconclusive", "?", "doubt", "yellow",
-            "The case could not have told a right trainer from a wrong one, so it proves nothing. "
+            "The case could not distinguish a right trainer from a wrong one, so it proves nothing. "
             "Counted as not conforming.",
         ),
         Look(

@@ -51,7 +51,7 @@ class LawText:
     """One of the laws that every case was held to."""
 
     law: Annotated[str, "id, chapter and name: `amp/unscale-before-clip`"]
-    level: Annotated[Level, "who breaks a MUST does not conform; a SHOULD is a warning"]
+    level: Annotated[Level, "breaking a MUST fails the case; breaking a SHOULD is a warning"]
     says: Annotated[str, "the law in one sentence"]
 
 
@@ -85,10 +85,10 @@ class CaseRecord:
     steps: Annotated[tuple[Step, ...], "the trajectory"] = ()
     skips: Annotated[tuple[int, ...], "windows whose step was skipped"] = ()
     scales: Annotated[tuple[float, ...], "loss scale of each window"] = ()
-    diverged: Annotated[Diverged | None, "where the ranks parted"] = None
+    diverged: Annotated[Diverged | None, "where the weights of the ranks first differed"] = None
     first_difference: Annotated[FirstDifference | None, "where the trainer first left the right answer"] = None
-    diagnosis: Annotated[str | None, "the known bug whose numbers these are"] = None
-    semantics: Annotated[str | None, "what the trainer makes of a last short window"] = None
+    diagnosis: Annotated[str | None, "the known bug that gives these numbers"] = None
+    semantics: Annotated[str | None, "how the trainer handles a short last window"] = None
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()
     traffic: Annotated[Traffic | None, "what the ranks sent each other"] = None
     laws: Annotated[
@@ -120,7 +120,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Power:
-    """How far the nearest catalogued fault lies outside of what this case accepts."""
+    """How far the nearest known fault lies outside what this case accepts."""
 
     value: Annotated[float, 'effect of the nearest fault over what the case accepts; `"inf"` with a tolerance of zero']
     fault: Annotated[str | None, "the nearest fault"] = None
@@ -182,7 +182,7 @@ class Rank:
     rank: Annotated[int, "which rank"]
     exit: Annotated[str, "how the process ended, in words"]
     output: Annotated[str, "tail of what it printed"] = ""
-    stack: Annotated[str | None, "where it was when its time was up"] = None
+    stack: Annotated[str | None, "where it was at the time limit"] = None
     traceback: Annotated[str | None, "what it raised"] = None
     host: Annotated[str | None, "the machine that it ran on, in a run on several"] = None
     collectives: Annotated[dict[str, Collective], "by the name of the collective"] = field(default_factory=dict)
@@ -206,8 +206,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RankTraffic:
-    """Bytes of one rank in an optimizer step, the mean over all windows: of gradients and weights, where nothing else
-    is said. The formulas' numbers are null for a backend that has none.
+    """Bytes of one rank in an optimizer step, the mean over all windows. They count gradients and weights unless a
+    field says otherwise. The formulas' numbers are null for a backend without a formula.
     """
 
     sent: Annotated[float, "in messages to other ranks"]

@@ -1,4 +1,4 @@
-"""What came back from the ranks of one case, and what can go wrong before there are any."""
+"""What the ranks of one case delivered, and what can go wrong before there are any."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RunnerError(Exception):
 
 
 class HostLost(RunnerError):
-    """One of several machines, or our process there, is gone: nothing can run on it any more."""
+    """One of several machines, or our process there, is lost: nothing can run on it any more."""
 
 
 class Unavailable(Exception):
-    """The backend, or something that the trainer requires, cannot be had here.
+    """The backend, or something that the trainer requires, is missing on this machine.
 
     Attributes:
         reason: what is missing, one line.
         command: the command that installs it, if one does.
-        declaration: what the trainer declares, where that could be found out without importing it.
+        declaration: what the trainer declares, if that is known without importing it.
     """
 
     def __init__(self, reason: str, command: str | None, declaration: Declaration | None) -> None:
@@ -50,13 +50,13 @@ class RankOutcome:
     """How one rank ended.
 
     Attributes:
-        events: what it sent, in its order; a line that it did not complete is left out.
-        finished: its function returned and the evidence arrived, whatever became of the process afterwards.
+        events: what it sent, in its order, without a last line that is incomplete.
+        finished: its function returned and the evidence arrived, however the process ended afterwards.
         exit: one phrase, such as "exited 0" or "killed by SIGSEGV".
         output: the last 20 kB of its standard output and standard error.
-        stack: where each of its threads was when the time limit came.
-        after: the rank that failed first, where this one did not finish either and may only have followed it.
-        host: the machine that it ran on, where that is not simply this one.
+        stack: where each of its threads was at the time limit.
+        after: the rank that failed first, if that may be why this one did not finish either.
+        host: the machine that it ran on, in a run on several.
     """
 
     rank: int
@@ -69,7 +69,7 @@ class RankOutcome:
     host: str | None = None
 
     def to_json(self) -> bytes:
-        """Events that are JSON already stay as they are."""
+        """As JSON; events are JSON already and are copied."""
         others = {name: value for name, value in vars(self).items() if name != "events"}
         events = self.events if isinstance(self.events, Lines) else Lines([to_json(event) for event in self.events])
         return events.beside(others, "events")
@@ -81,7 +81,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended. ``timed_out``: the time limit came before every rank had delivered."""
+    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered."""
 
     ranks: tuple[RankOutcome, ...]
     seconds: float
@@ -97,7 +97,7 @@ class Outcome:
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
-        """The outcome of a case of which nothing came back: the same ``exit`` for every rank."""
+        """The outcome of a case that delivered nothing: the same ``exit`` for every rank."""
         ranks = tuple(RankOutcome(rank, (), False, exit, "", None) for rank in range(world_size))
         return cls(ranks, seconds, timed_out=False)
 

@@ -80,7 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except RunnerError as error:
         raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
     for reason in _servers(metafunc.config).slow:
-        # Not raised: whatever filters there are, a user has to learn of it, and none may make it an error.
+        # Not raised: users must see it whatever filters they have, and no filter may turn it into an error.
         warning = warnings.WarningMessage(SlowPath(reason), SlowPath, __file__, 0)
         metafunc.config.hook.pytest_warning_recorded.call_historic(
             kwargs={"warning_message": warning, "when": "collect", "nodeid": "", "location": None}

@@ -25,7 +25,7 @@ REFERENCE = (
 
 @dataclass(frozen=True)
 class Item:
-    """One planned case, and why it is not run, if it is not.
+    """One planned case, and the reason if it is not run.
 
     ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``option``: see `Servers`.
     """
@@ -49,7 +49,7 @@ class BadInput:
     target: str
     line: str
 
-    #: Ends the id of its item, by which the engine knows it: only ids cross from a worker before anything runs.
+    #: The end of its item's id, by which the engine recognises it: before tests run, workers send only ids.
     MARK: ClassVar[str] = ": cannot be run"
 
 
@@ -58,8 +58,8 @@ def collect(
 ) -> list[Item | BadInput]:
     """All items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
 
-    ``patterns`` select cases as `selection` says; none selects all. A trainer that cannot be loaded becomes a BadInput,
-    and so does a pattern that selects nothing: then nothing else is collected.
+    ``patterns`` select cases as in `selection`; none selects all. A trainer that cannot be loaded becomes a BadInput,
+    and so does a pattern that selects nothing; with a BadInput, nothing else is collected.
     """
     items: list[Item] = []
     wrong: list[BadInput] = []
@@ -78,13 +78,13 @@ def collect(
     chosen = [item for item in items if not patterns or any(selects(pattern, item.case) for pattern in patterns)]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):
         first = chosen[0]
-        line = f"none of the chosen cases can be run; of {first.case.id}: {servers.why_not(first.case)}"
+        line = f"none of the chosen cases can be run; for example {first.case.id}: {servers.why_not(first.case)}"
         return [BadInput(first.target, line)]
     return [*_with_distinct_names(chosen)]
 
 
 def _with_distinct_names(items: Sequence[Item]) -> list[Item]:
-    """The same items; trainers of one name are called by their targets."""
+    """The same items; trainers that share a name are named by their targets."""
     targets: dict[str, set[str]] = {}
     for item in items:
         targets.setdefault(item.trainer, set()).add(item.target)
@@ -113,7 +113,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             for planned in plan(declaration, backend, device):
                 item = Item(target, declaration.name or target, planned.case, option=servers.option)
                 if planned.unsupported is not None:
-                    # What is not declared was reported for the CPU already.
+                    # Undeclared cases were already reported for the CPU.
                     if device == "cpu" or planned.case.arithmetic.on_gpu_only:
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:

@@ -13,7 +13,7 @@ LONGEST_TIME_LIMIT = 86_400.0
 
 
 def time_limit(text: str) -> float:
-    """The seconds that an option gives.
+    """Parse seconds.
 
     Raises:
         argparse.ArgumentTypeError: no such time limit is possible.
@@ -23,7 +23,9 @@ def time_limit(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= LONGEST_TIME_LIMIT:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, up to a day")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time limit; write seconds, more than 0 and at most a day, such as 60"
+        )
     return seconds
 
 
@@ -39,8 +41,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "CASE",
-        "help": "only this case: its id, or the first fields of it, as in ddp-w2; or values of its fields, as in "
-        "backend=ring,world_size=2; may be given several times, for cases that any of them selects",
+        "help": "only this case: its id, or the first fields of its id, as in ddp-w2, or values of its fields, as in "
+        "backend=ring,world_size=2; may be given several times, to run all cases that any of them selects",
     },
     "--time-limit": {
         "type": time_limit,

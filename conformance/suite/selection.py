@@ -18,7 +18,7 @@ def selects(pattern: str, case: Case) -> bool:
 
 
 def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:
-    """Why ``pattern`` selects none of these cases, and what was meant perhaps: one line."""
+    """Why ``pattern`` selects none of these cases, and what may have been meant: one line."""
     if "=" not in pattern:
         known = dict.fromkeys(beginning for case in cases for beginning in _beginnings(case))
         return f"no case {pattern} is planned for these trainers{_meant(pattern, known)}"
@@ -43,7 +43,7 @@ def _value(case: Case, name: str) -> str:
 
 
 def _beginnings(case: Case) -> set[str]:
-    """The id of a case, and what is left of it without its last fields."""
+    """The id of a case, and its beginnings without the last fields."""
     return {"-".join(case.parts[:count]) for count in range(1, len(case.parts) + 1)}
 
 

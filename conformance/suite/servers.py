@@ -30,15 +30,15 @@ class Server(Protocol):
 
 
 class SlowPath(UserWarning):
-    """Why the cases of a trainer take long, and what to do: a warning, since pytest brings those from its workers."""
+    """Why the cases of a trainer take long, and what to do. A warning, because pytest's workers pass warnings on."""
 
 
 class Servers:
-    """The fork servers of this process, one for each trainer and backend, started when they are first needed.
+    """The fork servers of this process, one for each trainer and backend, started when first needed.
 
     Attributes:
-        option: what a command line needs besides to run cases in the same place.
-        hosts: the machines that ranks run on, where it is not just this one.
+        option: what a command line needs to run cases on the same machines.
+        hosts: the machines that ranks run on, if not only this one.
     """
 
     option: str = ""
@@ -56,7 +56,7 @@ class Servers:
 
     @property
     def slow(self) -> list[str]:
-        """Why servers that run cannot fork their ranks, and what to do; each reason once."""
+        """Why running servers cannot fork their ranks, and what to do; each reason once."""
         reasons = [server.mode_reason for server in self._servers.values()]
         return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 

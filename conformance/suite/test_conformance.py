@@ -1,4 +1,4 @@
-"""One test for each case of each trainer. The verdict, and what it rests on, travels with the test report."""
+"""One test for each case of each trainer. The test report carries the verdict and its evidence."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a case and the evidence of its ranks to a verdict. Nothing here knows torch."""
+"""From a case and the evidence of its ranks to a verdict. Nothing here imports torch."""

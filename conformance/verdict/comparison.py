@@ -34,13 +34,13 @@ class Difference:
 def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) -> Difference | None:
     """The first difference over all ranks and steps; None if every rank stays in the enclosure at every step.
 
-    Both sides must have the same number of steps, which the guards check before. Gradients come before the weights that
-    they lead to.
+    Both sides must have the same number of steps, which the guards check before. In a step, gradients are compared
+    before weights.
     """
     for number, steps in enumerate(zip(expected, *(rank.steps for rank in ranks), strict=False)):
         right, taken = steps[0], steps[1:]
         for rank, attempt in enumerate(taken):
-            # Ranks that agree need not be looked at again.
+            # A rank that agrees with one already compared needs no check of its own.
             if rank and (attempt.gradients, attempt.weights) == (taken[rank - 1].gradients, taken[rank - 1].weights):
                 continue
             found = outside(right.gradient, attempt.gradients)
@@ -83,7 +83,7 @@ class Divergence:
 
 
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
-    """Ranks must agree to the bit after every window, whatever the precision: they see the same averaged gradients."""
+    """Ranks must agree to the bit after every window in every precision: they see the same averaged gradients."""
     step = 0
     for attempts in zip(*(rank.attempts for rank in ranks), strict=False):
         if any(_differ(attempts[0], other) for other in attempts[1:]):
@@ -98,5 +98,5 @@ def _differ(one: Attempt, other: Attempt) -> bool:
 
 
 def same(one: Observed, other: Observed) -> bool:
-    """Whether two ranks hold the same numbers; one NaN is as good as another, and so is either zero."""
+    """Whether two ranks hold the same numbers; all NaNs are equal, and so are both zeros."""
     return one == other or [str(value) for value in one] == [str(value) for value in other]

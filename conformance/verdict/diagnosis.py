@@ -1,4 +1,4 @@
-"""Which catalogued fault the wrong numbers are those of."""
+"""Finds the known faults that reproduce the trainer's wrong numbers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from conformance.oracle.recurrence import Recurrence, Trajectory
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence
 
-#: Windows. Faults show early; following them through hundreds of epochs would only cost time.
+#: Windows to compare. Faults show early; comparing hundreds of epochs would only cost time.
 HORIZON = 16
 _MOST = 3
 
 
 def diagnosis(reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence]) -> str | None:
-    """One sentence that names the faults, all of them where several make the same numbers; None if no fault makes them.
+    """A sentence that names every known fault that gives exactly these numbers; None if there is none.
 
-    The rank that differs first is compared. Two faults at once are named where no single one makes all its numbers. If
-    those do not either, it is the faults that explain the longest beginning, if that goes beyond the first difference:
-    a trainer with several faults often shows one before the others.
+    Compares the rank that differs first, with single faults, then with pairs of them. If no pair gives all its numbers
+    either, the sentence names the faults that explain the longest run of first steps, if it includes the first
+    difference: a trainer with several faults often shows one before the others.
     """
     rank = ranks[difference.rank]
     windows = min(len(rank.steps) + len(right.skips), HORIZON)
 
     def explains(*faults: Fault) -> tuple[bool, int]:
-        """Whether they make the numbers of all these windows, and of how many first steps."""
+        """Whether the faults reproduce all windows, and how many steps from the first one they reproduce."""
         return _explains(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
 
     known = applicable(reading.problem)
@@ -59,7 +59,7 @@ def _explains(
             seen = rank.steps[steps]
             if outside(step.gradient, seen.gradients) is not None or outside(step.weights, seen.weights) is not None:
                 return False, steps
-            # A bound so wide that the right answer lies in it too explains nothing.
+            # A bound that also contains the right answer explains nothing.
             if steps == first_difference:
                 gap = separation(right.steps[steps], step)
                 if gap is not None and gap <= 1:

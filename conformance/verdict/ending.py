@@ -1,4 +1,4 @@
-"""A case in which not every rank delivered its evidence: which rank failed first, how, and where in the trainer."""
+"""Cases in which a rank did not deliver its evidence: which rank failed first, how, and where in the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
         return None
-    # A peer of a rank that has exited raises too, of a lost connection, and often before the exit is seen.
+    # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
         return "CRASH", _raised(first)
@@ -56,7 +56,7 @@ def _ended(rank: RankEvidence) -> str:
         return how
     was = "was " if how.startswith("killed") else ""
     if how.startswith("killed by"):
-        # faulthandler has written the stack of a process that a signal killed.
+        # faulthandler wrote the stack when a signal killed the process.
         return f"rank {rank.outcome.rank} was {how}{_at(_innermost(output))}"
     last_words = _last(line.strip() for line in output.splitlines() if line.strip())
     return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
@@ -70,7 +70,7 @@ def _frames(trace: str) -> Iterable[str]:
 
 
 def _innermost(stack: str) -> str | None:
-    """Where a stack of faulthandler is in the trainer: it begins with the most recent call."""
+    """The innermost trainer line of faulthandler's stack, which begins with the most recent call."""
     return next(iter(_frames(stack)), None)
 
 

@@ -23,8 +23,8 @@ _APEX_RULE = (2.0, 0.5, 2000)
 class Attempt:
     """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler or apex.
 
-    ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where there was none.
-    ``scale`` is the loss scale that an enabled GradScaler or apex had, ``gradients_finite`` is known for skips only.
+    ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
+    ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known for skips only.
     """
 
     window: int
@@ -50,8 +50,8 @@ class Update:
 class RankEvidence:
     """What one rank did, and how it ended.
 
-    ``collectives``: for each operation, with sends and receives, how often and how many bytes this rank put in;
-    ``training``: how often it put in any after the first training forward.
+    ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
+    ``training``: calls after the first training forward.
     """
 
     outcome: RankOutcome
@@ -64,7 +64,7 @@ class RankEvidence:
     raised: dict[str, Any] | None
     other_optimizer: dict[str, Any] | None
     took_gradients: bool
-    """Gradients were put in the place of those that the backwards left, other than by scaling them."""
+    """The trainer replaced the gradients of its backwards, other than by scaling them."""
 
     @property
     def steps(self) -> tuple[Attempt, ...]:
@@ -78,9 +78,9 @@ class RankEvidence:
 
     @property
     def trained_collectively(self) -> bool:
-        """Whether a collective, or a message, that can average gradients was seen after the first training forward.
+        """Whether a collective or message that can average gradients was seen after the first training forward.
 
-        DDP also broadcasts while it trains, when it rebuilds its buckets; that says nothing of gradients.
+        DDP also broadcasts during training, when it rebuilds its buckets; that does not average gradients.
         """
         return any(entry["training"] for op, entry in self.collectives.items() if not op.startswith("broadcast"))
 
@@ -119,7 +119,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
 
 
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
-    """The attempts in order. A scaler of the trainer's own skips unseen, and leaves a gap that the forwards reveal."""
+    """The attempts in order. A custom scaler's skips are not recorded; they leave a gap that the forwards reveal."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
     together = list(_together(events))
     attempts: list[Attempt] = []
@@ -141,9 +141,9 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
 
 
 def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Update]]:
-    """The steps and skips with the loss scale that apex had for each, where it had one; and what became of that scale.
+    """The steps and skips with apex's loss scale for each, where it had one; and the updates of that scale.
 
-    apex updates the scale whenever `scale_loss` unscales: once a window with `delay_unscale`, else in each pass.
+    apex updates the scale whenever `scale_loss` unscales: once a window with `delay_unscale`, else in each backward.
     """
     steps: list[dict[str, Any]] = []
     updates: list[Update] = []
@@ -162,7 +162,7 @@ def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
 
 
 def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The steps of several optimizers that share the model make one attempt: each has its turn after one forward."""
+    """Merge the steps of optimizers that share the model into one attempt: each steps once after one forward."""
     parts: list[dict[str, Any]] = []
     for event in events:
         if parts and (

@@ -1,4 +1,4 @@
-"""What must hold before an equality means anything: the topology, the shards, the steps, the movement."""
+"""What must hold before equal numbers mean anything: world size, shards, number of steps, weights that change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.verdict.evidence import Observed, RankEvidence, named, rational
 
 @dataclass(frozen=True)
 class Guard:
-    """``text`` is the headline when the guard does not hold."""
+    """``text`` is the headline if the guard does not hold."""
 
     name: str
     holds: bool
@@ -62,7 +62,7 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         all(size == case.world_size for size in reached),
         str(case.world_size),
         _sizes(reached),
-        f"the trainer came up with world size {_sizes(reached)} instead of {case.world_size}; "
+        f"the trainer has world size {_sizes(reached)} instead of {case.world_size}; "
         "initialise the process group in every rank",
     )
 
@@ -85,7 +85,7 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         not own,
         "at least once on every rank",
         "seen" if not own else f"none on {named(own)}",
-        f"{named(own)} never exchanged gradients: its optimizer saw those of its own backwards alone",
+        f"{named(own)} never exchanged gradients: its optimizer saw only those of its own backwards",
     )
 
 
@@ -111,7 +111,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """One attempt per window. A short last window may be dropped, and a scaler that is not torch's skips unseen."""
+    """One attempt per window. A short last window may be dropped; skips of a custom scaler are not recorded."""
     windows = case.problem.windows
     fewest = len(windows) - (windows[-1].length < windows[-1].nominal)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
@@ -138,12 +138,12 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         not still,
         "on every rank",
         "they did" if not still else f"not on {named(still)}",
-        f"the weights of {named(still)} never moved",
+        f"the weights of {named(still)} never changed",
     )
 
 
 def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """A skipped window leaves the weights as they were, and so does whatever follows the last step."""
+    """Weights must not change in a skipped window, nor after the last step."""
     changed = []
     for rank in ranks:
         before: Observed = tuple(map(float, case.problem.workload.start_of(0)))

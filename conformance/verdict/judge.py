@@ -28,7 +28,7 @@ from conformance.workloads.problem import Problem
 
 @dataclass
 class Judgement:
-    """A verdict and everything that it rests on. Windows and steps count from 0."""
+    """A verdict and its evidence. Windows and steps count from 0."""
 
     verdict: Verdict
     headline: str
@@ -46,17 +46,17 @@ class Judgement:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The laws that were broken, MUSTs first."""
+        """The broken laws, MUSTs first."""
         return findings(self.laws)
 
 
-#: Verdicts that a broken law overrules. The others are failures already, and more than a law's.
+#: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
 
 
 def judge(case: Case, outcome: Outcome) -> Judgement:
-    """Weigh the evidence: first whether there is any, then the guards, then the ranks' agreement, then the numbers; and
-    hold the ranks' traces to the laws, which fail a trainer whose numbers hold and explain the failure of any other.
+    """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
+    on the ranks' traces: a broken law fails a trainer with right numbers, and explains why others fail.
     """
     judgement = _by_numbers(case, outcome)
     judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
@@ -93,7 +93,7 @@ def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
 
 
 def _without_oracle(judgement: Judgement) -> list[str]:
-    """What is wrong whatever the right numbers are: a guard, or ranks that differ."""
+    """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
     wrong = [guard.text for guard in judgement.guards if not guard.holds][:1]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
@@ -102,7 +102,7 @@ def _without_oracle(judgement: Judgement) -> list[str]:
 
 
 def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
-    """Compare with the oracle. What is wrong is added to ``wrong``.
+    """Compare with the oracle, and append what is wrong to ``wrong``.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
@@ -143,7 +143,7 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
         skips = frozenset(range(problem.workload.steps)) - stepped
         history = ScalerHistory(skips, scales if all(scales) else ())
     early = all(rank.averaged_early for rank in ranks)
-    # The bound of those that average early is wider: only who needs it is given it.
+    # Averaging early has a wider bound, which only trainers that do it get.
     return [
         (reading, _trajectory(reading, history)) for reading in readings(problem) if early or not reading.averages_early
     ]
@@ -155,16 +155,16 @@ def _trajectory(reading: Reading, history: ScalerHistory | None) -> Trajectory:
 
 
 def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
-    """The numbers are right; now show that they could have been found wrong."""
+    """The numbers are right; check that wrong ones would have been noticed."""
     workload = reading.problem.workload
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
-        judgement.headline = "every window was skipped, which leaves nothing to compare; start with a lower loss scale"
+        judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
         return
     judgement.power = power(reading, right, HORIZON)
     if first_difference(judgement.ranks, moved) is None:
-        judgement.headline = "the same check does not rule out an answer with one sample moved to a neighbour"
+        judgement.headline = "this check would also accept a trainer that reads one sample in place of a neighbour"
     elif judgement.power is not None and not judgement.power.sufficient:
         judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
         if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:

@@ -1,4 +1,4 @@
-"""What the laws make of a case, and what its ranks did, as fields of its record."""
+"""The broken laws of a case, and what its ranks did, as fields of its record."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from conformance.verdict.judge import Judgement
 
 
 def laws(judgement: Judgement) -> dict[str, int]:
-    """How many windows each law was checked in, of the laws that had any."""
+    """The number of windows in which each law was checked, without laws that had none."""
     return {verified.law.id: verified.checked for verified in judgement.laws if verified.checked}
 
 
 def findings(judgement: Judgement) -> tuple[Finding, ...]:
-    """The laws that were broken, MUSTs first."""
+    """The broken laws, MUSTs first."""
     observed = _observed(judgement)
     return tuple(_finding(finding, observed) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
-    """What the ranks did, if there is something to explain."""
+    """What the ranks did, for a case with something to explain."""
     if not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE"):
         return None
     assert judgement.run is not None
@@ -57,7 +57,7 @@ def _observed(judgement: Judgement) -> str | None:
     """What the numbers did, in a sentence."""
     difference = judgement.difference
     if judgement.verdict == "FAIL (law)":
-        return "The numbers of this case are right all the same."
+        return "The numbers of this case are right nevertheless."
     if difference is None or difference.observed is None:
         return None
     what = "gradient" if difference.quantity == "gradient" else "weights"
@@ -68,7 +68,7 @@ def _observed(judgement: Judgement) -> str | None:
 
 
 def _window(judgement: Judgement) -> int | None:
-    """The window to show: where a law was first broken, where the numbers parted, else the last one reached."""
+    """The window to show: where a law was first broken, or numbers first differed, else the last one reached."""
     assert judgement.run is not None
     if judgement.findings:
         return judgement.findings[0].window

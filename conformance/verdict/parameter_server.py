@@ -1,4 +1,4 @@
-"""Workers of a parameter server: another rank takes their optimizer steps and sends them the weights."""
+"""Workers of a parameter server: another rank makes their optimizer steps and sends them the weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from conformance.verdict.evidence import Attempt, Observed, RankEvidence, values
 
 
 def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEvidence, ...]:
-    """The same evidence; ranks that never step are given the steps that the server took for them.
+    """The same evidence, in which ranks that never step get the steps that the server made for them.
 
-    Its gradients and loss scales are theirs, as it is by these that their weights changed. The weights after its last
-    step in a window are those that they themselves held next: at their next window's first forward, or at the end. Of
-    steps before that, which a right server does not take, they see nothing.
+    They get the server's gradients and loss scales, which changed their weights. After the server's last step in a
+    window, they get the weights that they themselves held next: at the first forward of their next window, or at the
+    end. They see nothing of earlier steps in the window, which a right server does not make.
     """
     servers = [rank for rank in ranks if rank.attempts]
     if not BACKENDS[backend].one_rank_steps or len(servers) != 1:

@@ -1,4 +1,4 @@
-"""Paths of this machine, taken out of what trainers print: a report is made to be published."""
+"""Removes paths of this machine from what trainers print, because reports are published."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def shortened(text: str) -> str:
 
 
 def _folders() -> list[str]:
-    """With a separator at the end; those that lie in others first."""
+    """With a separator at the end; inner folders before outer ones."""
     paths = _libraries() | {os.getcwd()}
     return sorted((path.rstrip(os.sep) + os.sep for path in paths if path != os.sep), key=len, reverse=True)
 

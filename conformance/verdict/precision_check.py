@@ -1,4 +1,4 @@
-"""Whether a trainer really worked in the precision that the case asks for."""
+"""Whether a trainer really used the precision of the case."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from conformance.workloads.precision import Precision
 
 
 def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
-    """What is wrong if the numbers fit the narrow bound of a run without any low precision, where that must show.
+    """What is wrong if the numbers fit the narrow bound of a run without low precision although they should not.
 
-    It must show in a step in which a cast of the weights to the compute format, or of the gradient to the wire format,
-    changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such step; the
-    bounded workloads of the same path have one.
+    Low precision must show in a step in which casting the weights to the compute format, or the gradient to the wire
+    format, changes the gradient by more than that bound. In certified workloads nothing rounds and there is no such
+    step; the bounded workloads of the same path have one.
     """
     precision = reading.problem.precision
     if not (precision.mixed or precision.compressed) or right.certificate.exact:
@@ -35,7 +35,7 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
 
 
 def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) -> bool:
-    """Whether ``precision`` is visible in ``steps``, which ``rule`` gives without it; clipped steps are left out."""
+    """Whether ``precision`` shows in ``steps``, which ``rule`` gives without it; clipped steps are not considered."""
     weights = rule.problem.workload.start
     for step in steps:
         window = rule.problem.windows[step.window]

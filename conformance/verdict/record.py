@@ -19,7 +19,7 @@ from conformance.verdict.paths import shortened
 from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
 
-#: Steps that the results file keeps of a long run: all of the first ones, then every so many.
+#: Steps of a long run that the results file keeps: all of the first ones, then one in so many.
 _FIRST, _LATER = 20, 40
 
 

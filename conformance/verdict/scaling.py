@@ -1,4 +1,4 @@
-"""Judging a loss scaler by what it really did: its skips, its updates, its scale on all ranks."""
+"""Judges a loss scaler by its recorded skips, its updates, and its scale on all ranks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
 
     ``trajectory`` follows the observed skips, so its ``overflows`` say what could overflow at each window's scale.
     """
-    # Clipping by value makes a number of infinity before the scaler, which has seen it, decides to skip.
+    # Clipping by value makes infinity finite; the scaler has seen it before, and skips after.
     clamped = clip is not None and clip.kind == "value"
     faults = []
     for window, overflow in enumerate(trajectory.overflows):
         if window in trajectory.skips and overflow == "impossible":
             faults.append(f"window {window} was skipped, though nothing can overflow at its loss scale")
         if window not in trajectory.skips and overflow == "certain":
-            faults.append(f"window {window} overflows, and the optimizer stepped all the same")
+            faults.append(f"window {window} overflows, but the optimizer stepped")
     for rank in ranks:
-        # The workers of a parameter server leave the loss scale to it.
+        # The server keeps the loss scale for its workers.
         if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
             faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
     scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]

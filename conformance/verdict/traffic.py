@@ -1,4 +1,4 @@
-"""What the ranks of a case sent each other in an optimizer step, as recorded, next to what its backend should send."""
+"""What the ranks of a case sent each other in an optimizer step, beside what its backend should send."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from conformance.workloads.precision import PRECISIONS
 def traffic(run: Run) -> Traffic | None:
     """Bytes per optimizer step, the mean over all windows that every rank has ended; None without any.
 
-    Of messages the sender's record counts, on both sides. A payload counts as gradients or weights if the recorder
-    knows it as such, or if it is as large as the model: a running sum of gradients is no copy of any. The rest, such as
-    total weights and loss scales, is `other`.
+    For messages, the sender's record counts on both sides. A payload counts as gradients or weights if the recorder
+    knows it as such, or if it is as large as the model, as a running sum of gradients is. The rest, such as total
+    weights and loss scales, is `other`.
     """
     ranks, together = run.plan.world_size, list(run.together.values())
     if ranks == 1 or len(run.ranks) < ranks or not together:

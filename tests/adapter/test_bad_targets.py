@@ -46,7 +46,7 @@ def test_a_missing_module(write):
     assert message("no_such_package.mine") == "no_such_package: no such module"
     assert message("no such thing") == "'no such thing': neither a Python file nor a module's name"
     assert (
-        message("my_trainer.train") == "my_trainer.train: my_trainer is no package; "
+        message("my_trainer.train") == "my_trainer.train: my_trainer is not a package; "
         "for a function in it write my_trainer:train"
     )
 

@@ -87,8 +87,8 @@ def test_what_a_file_defined_before_it_ended_is_checked(exercise, tmp_path, afte
     [
         ("1 / 0", "raised ZeroDivisionError: division by zero, in line 6"),
         ("import os; os._exit(3)", "ended the process (exited 3)"),
-        ("return float('nan')", "returned nan, which is no finite number"),
-        ("return [1.0]", "returned [1.0], which is no finite number"),
+        ("return float('nan')", "returned nan, which is not a finite number"),
+        ("return [1.0]", "returned [1.0], which is not a finite number"),
         (
             "\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
             "still running",
@@ -116,7 +116,7 @@ def test_what_an_answer_prints_and_reads_disturbs_nothing(exercise, tmp_path):
     ("text", "said"),
     [
         ("def f(:\n", "mine.py:1: SyntaxError: invalid syntax"),
-        ("def f(): pass\n", "mine.py: it has none of the exercise's functions: loss_mse, grad_point"),
+        ("def f(): pass\n", "mine.py defines none of the exercise's functions: loss_mse, grad_point"),
         ("import os\nos._exit(9)", "mine.py: reading it ended the process (exited 9)"),
         ("raise ValueError('no')\n", "none of the exercise's functions (reading it ended early, at line 1: ValueError"),
     ],

@@ -90,7 +90,7 @@ def test_a_replica_that_dies_is_named_and_nothing_of_the_cluster_is_left(write):
         assert listening() <= LOOPBACK
     judgement = judge(case, outcome)
     assert judgement.verdict == "CRASH"
-    assert judgement.headline.startswith("the worker of rank 1 was gone before it finished")
+    assert judgement.headline.startswith("the worker of rank 1 disconnected before it finished")
     assert [command for command in commands() if address in command] == []
     assert not Path(folder).exists()
 

@@ -52,7 +52,7 @@ def test_not_started_by_horovodrun(line):
 
 def test_a_rank_that_is_no_number(line, port):
     said = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "first"}, "--launcher", "torchrun")
-    assert said == "RANK is 'first', which is no number"
+    assert said == "RANK is 'first', but must be a whole number; the launcher sets it"
 
 
 def test_nobody_at_the_master_s_address(line, port):
@@ -72,7 +72,7 @@ def test_nobody_at_horovodrun_s_rendezvous(line, port):
 
 def test_a_process_that_does_not_come(line, port):
     said = line({**TORCHRUN, "MASTER_PORT": str(port)}, "--launcher", "torchrun")
-    assert said.endswith(("of 2 processes came within 1 s; missing: 1", "missing: 0, 1"))
+    assert said.endswith(("of 2 processes connected within 1 s; missing ranks: 1", "missing ranks: 0, 1"))
 
 
 def test_the_master_s_address_is_another_machine_s(line, port):
@@ -87,13 +87,13 @@ def test_no_case_of_that_world_size(line, port):
     environment = {**TORCHRUN, "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
     said = line(environment, "ddp", "--case", "ddp-w2-fp32-momentum", "--launcher", "torchrun")
     assert said == (
-        "none of the chosen cases can be run; of ddp-w2-fp32-momentum: "
+        "none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
         "torchrun started 1 process, and this case needs 2"
     )
 
 
 def test_an_address_without_ray(line):
-    assert line({}, "--address", "127.0.0.1:6379") == "--address goes with --launcher ray"
+    assert line({}, "--address", "127.0.0.1:6379") == "--address needs --launcher ray"
 
 
 def test_ray_is_not_installed(line, monkeypatch):

@@ -73,10 +73,12 @@ def test_a_host_that_is_lost_ends_the_run(srun, write):
     ended = srun(write("lost.py", KILLS_ITS_AGENT), *chosen("ddp-w2-fp32-momentum", "ddp-w2-fp32-sgd"))
     assert ended.codes == [3, -9], ended.errs
     [case] = ended.cases.values()
-    assert (case["verdict"], case["headline"]) == ("CRASH", "our process on host-b is gone")
+    assert (case["verdict"], case["headline"]) == ("CRASH", "lost the connection to our process on host-b")
     [line] = ended.errs[0].splitlines()
     assert line.startswith("conformance: the harness failed: ")
-    assert line.endswith("our process on host-b (rank 1 of the launch) is gone; what follows was not run")
+    assert line.endswith(
+        "lost the connection to our process on host-b (rank 1 of the launch); what follows was not run"
+    )
 
 
 def test_a_trainer_that_launches_its_workers(srun):

@@ -151,7 +151,7 @@ def finding(level: str) -> Case:
         "fix": "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         "count": 12, "ranks": [0, 1], "window": 0, "where": "my_loop.py:41",
         "effect": "The threshold was in effect 1 / 1024.",
-        "observed": "The numbers of this case are right all the same.",
+        "observed": "The numbers of this case are right nevertheless.",
         "slice": [moment(0, 2.1, "clip", "clip norm 1 (saw 3.2)", 41, marked=True),
                   moment(0, 2.3, "unscale", "unscale ÷ 1024", 43)],
     }  # fmt: skip

@@ -14,7 +14,7 @@ from conformance.runner.server import forking
 from conformance.runner.system.gpus import gpus
 
 MACHINE = {"devices": 2, "reason": None}
-WITHOUT = "Horovod was built without CUDA; build it again, next to a torch that has CUDA"
+WITHOUT = "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
 
 
 @pytest.mark.parametrize("trainer", ["batched", "horovod"])
@@ -49,7 +49,7 @@ def test_a_child_asks_how_many_there_are(count: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("cuda_build")
 def test_a_torch_that_dies_of_the_question_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(99))
-    assert gpus() == {"devices": 0, "reason": "torch fails when it is asked how many CUDA devices there are"}
+    assert gpus() == {"devices": 0, "reason": "torch cannot count the CUDA devices: torch.cuda.device_count() fails"}
 
 
 @pytest.mark.usefixtures("cuda_build")

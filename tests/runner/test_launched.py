@@ -178,7 +178,7 @@ def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
     """).ranks
-    assert one.exit.startswith("the worker of rank 1 was gone before it finished")
+    assert one.exit.startswith("the worker of rank 1 disconnected before it finished")
     assert (zero.after, one.after) == (1, None)
 
 
@@ -257,8 +257,11 @@ def test_a_rank_is_entered_once(run: Callable[..., Outcome]) -> None:
     """)
     for rank in outcome.ranks:
         assert rank.finished
-        assert f"cannot enter the case as rank {rank.rank}: a worker did so before, or the case is over" in rank.output
-        assert "no rank 2 in a case of world size 2" in rank.output
+        assert (
+            f"cannot enter the case as rank {rank.rank}: another worker has entered as this rank, or the case is over"
+            in rank.output
+        )
+        assert "rank 2 is not in this case; its ranks are 0 to 1" in rank.output
 
 
 def test_the_session_lasts_for_all_cases_and_ends_with_the_server(

@@ -25,9 +25,7 @@ def test_every_case_is_unavailable_for_one_reason(conformance, cases):
     assert {case["trainer"] for case in results} == set(TRAINERS)
     assert {(case["verdict"], case["device"]) for case in results} == {("UNAVAILABLE", "cuda")}
     [reason] = {case["headline"] for case in results}
-    assert reason.startswith(
-        "an apex that has amp is not installed, and amp needs a GPU; install it with: pip install "
-    )
+    assert reason.startswith("no apex with amp is installed, and amp needs a GPU; install it with: pip install ")
     assert "cuda-horovod-w2-acc2-apex-O1-overflow" in {case["id"] for case in results}
     assert {case["verdict"] for case in cases().values()} == {"UNAVAILABLE", "UNSUPPORTED"}
     assert ended.code == 1

@@ -110,7 +110,7 @@ def test_a_trainer_that_cannot_be_run(pytester, write):
 def test_a_time_limit_that_is_none(pytester):
     result = pytester.runpytest_inprocess(*SUITE, "--trainer", "batched", "--time-limit", "0")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*argument --time-limit: '0' is no number of seconds above 0, up to a day"])
+    result.stderr.fnmatch_lines(["*argument --time-limit: '0' is not a time limit; write seconds*"])
 
 
 def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):

@@ -33,7 +33,7 @@ WRONG = {
     ),
     "alone": (
         "task.world_size = 1",
-        *("", DDP, "DIVERGED", "the trainer came up with world size 1 instead of 2"),
+        *("", DDP, "DIVERGED", "the trainer has world size 1 instead of 2"),
     ),
     "ascends": (
         "",

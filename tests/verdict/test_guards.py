@@ -18,7 +18,7 @@ def test_world_size_one_reached(follow):
         event |= {"world_size": 1, "rank_reached": 0, "via": None}
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["world size reached"])
-    assert judgement.headline.startswith("the trainer came up with world size 1 instead of 2; ")
+    assert judgement.headline.startswith("the trainer has world size 1 instead of 2; ")
 
 
 def test_world_size_never_reached_counts_as_one(follow):
@@ -126,7 +126,7 @@ def test_never_moved(follow):
         event["weights"] = start
     judgement = run.judged()
     assert broken(judgement) == ["weights moved"]
-    assert judgement.headline == "the weights of rank 1 never moved"
+    assert judgement.headline == "the weights of rank 1 never changed"
     assert "the ranks hold different weights after window 0" in judgement.notes
 
 
@@ -161,7 +161,7 @@ def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_diagnosis(foll
     for event in run.everywhere("topology", 0):
         event["world_size"] = 1
     judgement = run.judged()
-    assert judgement.headline.startswith("the trainer came up with world size 1")
+    assert judgement.headline.startswith("the trainer has world size 1")
     assert any(note.startswith("step 0, rank 0: the gradient of") for note in judgement.notes)
     assert "without averaging over ranks" in judgement.diagnosis
 

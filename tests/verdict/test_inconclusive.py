@@ -19,7 +19,7 @@ def test_perturbed_answer_that_also_fits(follow, monkeypatch):
     monkeypatch.setattr(OneSampleMoved, "counted", Recurrence.counted)
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == "the same check does not rule out an answer with one sample moved to a neighbour"
+    assert judgement.headline == "this check would also accept a trainer that reads one sample in place of a neighbour"
 
 
 def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
@@ -32,7 +32,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
     monkeypatch.setattr(OneSampleMoved, "counted", unbounded)
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline == "the same check does not rule out an answer with one sample moved to a neighbour"
+    assert judgement.headline == "this check would also accept a trainer that reads one sample in place of a neighbour"
     assert judgement.trajectory is not None
 
 

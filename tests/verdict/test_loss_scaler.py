@@ -63,7 +63,7 @@ def test_skip_without_an_overflow_fails(follow):
 def test_step_in_spite_of_an_overflow_fails(follow):
     judgement = follow(OVERFLOW, skips=set()).judged()
     assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline == "window 2 overflows, and the optimizer stepped all the same"
+    assert judgement.headline == "window 2 overflows, but the optimizer stepped"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

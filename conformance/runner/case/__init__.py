@@ -1,1 +1,1 @@
-"""One case in the server: the processes of its ranks, their rendezvous, and who watches them."""
+"""One case in the server: the processes of its ranks, their rendezvous, and their supervision."""

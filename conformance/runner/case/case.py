@@ -1,4 +1,4 @@
-"""One case: its rendezvous and its ranks are started, watched, and cleared away without a trace."""
+"""One case: start its rendezvous and its ranks, watch them, and clean up after them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from conformance.runner.system.child import POLL, Child, sweep
 from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
 
-# Seconds beyond the time limit of ranks that have others elsewhere: it is kept by whoever sees all of them.
+# Seconds beyond the time limit if some ranks run elsewhere: the front, which sees all of them, enforces the limit.
 _SHARE_PATIENCE = 30.0
 
 
 class RendezvousLost(Exception):
-    """The rendezvous ended under the ranks, for which none of them can be blamed."""
+    """The rendezvous ended while ranks used it, which is no rank's fault."""
 
 
 class ClientDisconnected(Exception):
-    """The process that asked for the case is gone; nobody waits for its outcome."""
+    """The process that asked for the case has disconnected; nobody waits for the outcome."""
 
 
 class Case(ABC):
     """``spec`` in fresh processes, for the client at the end of ``client``.
 
-    ``share``: the ranks to run here, where others run elsewhere; the client knows how all of them fare.
+    ``share``: the ranks to run here, if others run elsewhere; the client then supervises all of them.
     """
 
     def __init__(self, spec: dict[str, Any], client: Channel, share: NodeShare | None = None) -> None:
@@ -99,7 +99,7 @@ class Case(ABC):
             self._listen_to(process, partial(self._read, process))
         for child in self._children():
             if child.descriptor is not None:
-                # Which of them has ended is looked up below; a descriptor is closed then.
+                # Below, `_look` finds out which of them has ended, and closes its descriptor.
                 self._listen_to(child.descriptor, partial(self._selector.unregister, child.descriptor))
         while not self._supervision.is_over:
             for key, _ in self._selector.select(self._patience()):
@@ -114,7 +114,7 @@ class Case(ABC):
         return min(POLL, patience) if is_silent else patience
 
     def _listen_to(self, source: Any, react: Callable[[], object]) -> None:
-        """``react`` when there is something to read."""
+        """Call ``react`` when there is something to read."""
         self._selector.register(source, selectors.EVENT_READ, react)
 
     def _read(self, member: RankMember) -> None:
@@ -147,7 +147,7 @@ class Case(ABC):
                     member.kill(because)
 
     def _report(self, **message: Any) -> None:
-        """Report to whoever sees all ranks, if not all are here. Raises ClientDisconnected."""
+        """Report to the client if other ranks run elsewhere. Raises ClientDisconnected."""
         if self._share is not None:
             try:
                 self._client.send(message)
@@ -155,8 +155,8 @@ class Case(ABC):
                 raise ClientDisconnected from error
 
     def _hear(self) -> None:
-        """Take in how the ranks elsewhere fare. Raises ClientDisconnected."""
-        # A client whose ranks are all here says nothing until it is gone.
+        """Read what the client reports about ranks elsewhere. Raises ClientDisconnected."""
+        # A client whose ranks all run here sends nothing, so there is only the end of its connection to read.
         if self._share is None or not self._client.fill():
             raise ClientDisconnected
         while self._client.holds_message:
@@ -190,7 +190,7 @@ class Case(ABC):
         return process
 
     def _forget(self, *kept: int) -> None:
-        """In a child: let go of everything that is the server's, but the descriptors ``kept``."""
+        """In a child: close everything that belongs to the server except the descriptors ``kept``."""
         for child in self._children():
             child.close()
         self._client.close()
@@ -210,7 +210,7 @@ class Case(ABC):
 
 
 class StartedCase(Case):
-    """A case whose ranks we start; ``become_rank`` makes ranks of forked processes."""
+    """A case whose ranks we start; ``become_rank`` turns a forked process into a rank."""
 
     def __init__(
         self, become_rank: RankStarter, spec: dict[str, Any], client: Channel, share: NodeShare | None = None

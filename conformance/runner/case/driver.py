@@ -1,4 +1,4 @@
-"""The process that runs the function of a trainer which launches its workers itself: the driver of one case."""
+"""The driver of one case: the process that runs the function of a trainer that launches its workers itself."""
 
 from __future__ import annotations
 
@@ -34,20 +34,21 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
         send({"event": "raised", **what, "at": time.monotonic()})
         return exit_code(error)
     send({"event": "finished"})
-    # Frameworks end their workers with the driver: these may still be at their last events.
+    # Frameworks end their workers with the driver, so give the workers time to send their last events.
     os.read(pipes.release, 1)
     return 0
 
 
 def make_importable_for_workers() -> None:
-    """Let every Python that is started from here import what can be imported here."""
+    """Let every Python started from here import the same modules as this process."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
 
 
 def pickle_by_value(train: Train) -> None:
-    """Have cloudpickle send the trainer's functions as they are, where a worker could not import their module.
+    """Have cloudpickle send the trainer's functions by value if a worker could not import their module.
 
-    A file's module has a name of ours (`importing.from_path`); what is in no module of `sys.modules` goes by value.
+    We give the module of a file its name (`importing.from_path`). Functions of a module that is not in `sys.modules`
+    are pickled by value.
     """
     name = train.__module__
     if "." not in name and importlib.machinery.PathFinder.find_spec(name) is None:

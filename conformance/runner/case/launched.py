@@ -26,7 +26,7 @@ from conformance.runner.system.protocol import Channel
 
 
 class LaunchedCase(Case):
-    """``spec``, by way of the function that ``load`` returns in the driver."""
+    """``spec``, run by a driver that calls the function that ``load`` returns."""
 
     def __init__(self, load: Callable[[], Train], spec: dict[str, Any], session: Any, client: Channel) -> None:
         super().__init__(spec, client)
@@ -57,7 +57,7 @@ class LaunchedCase(Case):
         super()._watch()
 
     def _admit(self) -> None:
-        """Let those enter who are waiting to."""
+        """Let waiting workers enter."""
         with suppress(TimeoutError):
             while (caller := self._callers.next(monotonic())) is not None:
                 worker = self._called(caller)
@@ -67,7 +67,7 @@ class LaunchedCase(Case):
                     self._listen_to(worker, partial(self._read, worker))
 
     def _called(self, caller: Caller) -> Worker | None:
-        """The rank that a caller is to be, if it knows the token."""
+        """The rank for a caller, if it knows the token."""
         match caller.message:
             case {"token": str(token), "rank": int(rank)} if 0 <= rank < len(self._workers):
                 return self._workers[rank] if secrets.compare_digest(token, self._token) else None
@@ -76,7 +76,7 @@ class LaunchedCase(Case):
     def _look(self) -> None:
         super()._look()
         if self._driver.delivered or self._driver.has_exited:
-            # Who has come before the end of the driver may enter yet.
+            # A worker that connected before the driver ended may still enter.
             self._admit()
             for worker in self._workers:
                 worker.stay_out()
@@ -87,9 +87,9 @@ class LaunchedCase(Case):
 
 
 def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
-    """The outcome of a rank, completed by what the driver has seen of it.
+    """The outcome of a rank, completed by how the driver ended.
 
-    A trainer's run is finished when its function has returned.
+    The run of a trainer is finished when its function has returned.
     """
     output = driver.output
     if rank.finished and driver.finished:

@@ -1,4 +1,4 @@
-"""One rank of a running case, as its trainer server sees it: what is common to all ways in which ranks are run."""
+"""One rank of a running case, as its trainer server sees it: what all kinds of ranks have in common."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from conformance.runner.system.protocol import Lines
 
 
 class RankMember(ABC):
-    """What is known of a rank so far, and the connection by which it reports.
+    """What is known about a rank so far, and the connection on which it reports.
 
     Attributes:
-        started, delivered, raised: what it has reported of itself.
-        killed_because: why we have ended it, in words that complete "killed".
+        started, delivered, raised: what it has reported.
+        killed_because: why we killed it, in words that complete "killed".
     """
 
     def __init__(self, rank: int) -> None:
@@ -34,23 +34,23 @@ class RankMember(ABC):
 
     @abstractmethod
     def read(self) -> bool:
-        """Take in what it has reported; False when nothing more will come."""
+        """Read what it has reported; False when nothing more will come."""
 
     @abstractmethod
     def kill(self, because: str) -> None:
-        """End it and all that it started, unless it has exited."""
+        """End it and everything that it started, unless it has exited."""
 
     @abstractmethod
     def ask_for_stack(self) -> bool:
-        """Have it report where it is; False if it cannot."""
+        """Ask it to report its stack; False if it cannot."""
 
     @abstractmethod
     def stack_size(self) -> int:
-        """How much of its stack was reported so far."""
+        """Bytes of its stack that were reported so far."""
 
     @property
     def failure(self) -> Failure | None:
-        """What of itself went wrong before it delivered."""
+        """What went wrong in this rank before it delivered."""
         if self.delivered or self._failed_at is None:
             return None
         return Failure(self.raised, self._failed_at, self.rank)
@@ -77,7 +77,7 @@ class RankMember(ABC):
 
     @abstractmethod
     def _exit(self, after: int | None) -> str:
-        """How it ended, in one phrase. ``after``: the rank whose failure it may have followed."""
+        """How it ended, in one phrase. ``after``: the rank whose failure may have caused this one."""
 
     def _note(self, notice: dict[str, Any]) -> None:
         self.started = True
@@ -85,10 +85,10 @@ class RankMember(ABC):
             self.delivered = True
         elif notice["event"] == "raised":
             self.raised = True
-            # By the system's clock, which is the same one in every process.
+            # By the system's clock, which all processes share.
             self._fail(notice["at"])
 
     def _fail(self, at: float) -> None:
-        """What happens to it once it was killed is our own doing."""
+        """Note a failure, unless we have killed the rank and so caused it."""
         if self._failed_at is None and not self.killed_because:
             self._failed_at = at

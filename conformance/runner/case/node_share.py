@@ -15,8 +15,8 @@ class NodeShare:
     Attributes:
         ranks: their numbers.
         address: the IPv4 address of the case's rendezvous.
-        port: where it listens; None if it is to be hosted here.
-        interface: the network interface for what ranks say to each other.
+        port: where it listens; None if this machine is to host it.
+        interface: the network interface for messages between ranks.
     """
 
     ranks: tuple[int, ...]

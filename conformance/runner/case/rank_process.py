@@ -1,4 +1,4 @@
-"""A rank that is a process of ours."""
+"""A rank that runs in a process that we forked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _CHUNK = 1 << 16
 
 
 class RankProcess(RankMember):
-    """A forked process, the pipe of its notices, and the files that outlive it: evidence, output, stack."""
+    """A forked process, the pipe for its notices, and files that outlive it: evidence, output, stack."""
 
     def __init__(self, rank: int, descriptors: Descriptors, hold: int, become: Callable[[Pipes], int]) -> None:
-        """The process does what ``become`` says. ``hold``: the pipe that closes when it may leave."""
+        """The process calls ``become``. ``hold``: the pipe that closes when it may leave."""
         super().__init__(rank)
         self._notices, write = descriptors.pipe()
         os.set_blocking(self._notices, False)
@@ -58,7 +58,7 @@ class RankProcess(RankMember):
                 self._note(protocol.decode(bytes(line)))
 
     def reap(self) -> None:
-        """Note that the process has ended, if it has, and take in what it reported before."""
+        """If the process has ended, note it and read its last reports."""
         if not self.has_exited and self.child.poll() is not None:
             self.read()
             self._fail(monotonic())
@@ -75,7 +75,7 @@ class RankProcess(RankMember):
         return stacks.Process(self.child.pid, self._stack).stack_size()
 
     def _events(self) -> protocol.Lines:
-        """All that it sent; the last line may be incomplete, if it was killed."""
+        """All events that it sent. The last line may be incomplete if it was killed."""
         *lines, _ = contents(self._evidence).split(b"\n")
         return protocol.Lines(lines)
 

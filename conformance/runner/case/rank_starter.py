@@ -1,4 +1,4 @@
-"""The two ways in which a process that was just forked becomes a rank."""
+"""The two ways in which a newly forked process becomes a rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RankStarter(Protocol):
 
 
 def forked(train: Train) -> RankStarter:
-    """Go on from what the server has imported."""
+    """Continue with what the server has imported."""
 
     def become_rank(spec: dict[str, Any], number: int, pipes: rank.Pipes, environment: Mapping[str, str]) -> int:
         os.environ.update(environment)

@@ -12,7 +12,7 @@ from conformance.adapter.topology import Topology
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket on a free port of ``address``; ranks may connect before anybody accepts."""
+    """A listening socket on a free port of ``address``; ranks may connect before the host accepts."""
     listener = socket.socket()
     listener.bind((address, 0))
     listener.listen(128)
@@ -36,7 +36,7 @@ def _host_store(listener: socket.socket) -> NoReturn:
 
 
 def _hold(store: object) -> NoReturn:
-    """A store serves from a thread of its own for as long as it is referred to."""
+    """Keep a reference to the store, which serves from its own thread while one exists."""
     while True:
         signal.pause()
 
@@ -58,7 +58,7 @@ def _host_horovod(listener: socket.socket, topology: Topology) -> NoReturn:
 
 
 def preload(backend: str) -> None:
-    """Import what `host` needs, so that a forked process has it."""
+    """Import what `host` needs, so that forked processes have it."""
     if BACKENDS[backend].rendezvous == "horovod":
         import_module("horovod.runner.http.http_server")
         import_module("horovod.runner.common.util.hosts")

@@ -1,7 +1,7 @@
-"""What to do about the ranks of one case, by what is known of them and by the clock.
+"""Decides what to do about the ranks of one case, from their state and the clock.
 
-A state machine without processes: it reads what `Member` names, and says what is to be done. It serves the server,
-whose members are ranks, and the front of several machines, whose members are all ranks of a node.
+A state machine without processes: it reads the attributes of `Member`, and returns actions. The server uses it, with
+ranks as members, and so does the front of several machines, with all ranks of a node as one member.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 # Seconds. Importing torch and a trainer in fresh interpreters, several at once, may take long.
 START_LIMIT = 120.0
-# A peer's collectives fail at once or hang for ever when a rank is gone; this lets the former report it.
+# When a rank has exited, its peers' collectives fail at once or hang; this gives those that fail time to report it.
 GRACE = 2.0
-# From the release to the exit, between which a rank has nothing left to do.
+# From the release to the exit; a rank has nothing left to do in between.
 LEAVE_LIMIT = 5.0
 
 #: The "rank" of a process that belongs to the case as a whole.
@@ -23,10 +23,10 @@ DRIVER = -1
 
 
 class Failure(NamedTuple):
-    """What went wrong with a rank before it delivered; of two failures the lesser one came first.
+    """What went wrong with a rank before it delivered. Failures are ordered: the smaller one came first.
 
-    A death without a word counts before anything raised: peers raise as soon as its connections are gone, and the death
-    itself is seen only later.
+    A death without a report counts as earlier than any exception: peers raise as soon as its connections break, and
+    only later do we see the death itself.
     """
 
     raised: bool
@@ -35,14 +35,14 @@ class Failure(NamedTuple):
 
 
 class Member(Protocol):
-    """What is known of a rank, or of all ranks of a node."""
+    """What is known about a rank, or about all ranks of a node."""
 
     @property
     def started(self) -> bool: ...
 
     @property
     def delivered(self) -> bool:
-        """The trainer's function has returned, and all evidence is there."""
+        """The trainer's function has returned, and all evidence has arrived."""
 
     @property
     def has_exited(self) -> bool: ...
@@ -77,7 +77,7 @@ class AllStarted(NamedTuple):
 
 
 class FirstFailure(NamedTuple):
-    """This failure came first, of those that are known."""
+    """The earliest failure that is known."""
 
     rank: int
     raised: bool
@@ -97,7 +97,7 @@ class Stop(Generic[M]):
 
     Attributes:
         because: the reason, in words that complete "killed".
-        is_late: they hang; they are not waited for because of a failure, nor after their release.
+        is_late: they are stopped because they hang, not because of a failure, nor after their release.
     """
 
     members: tuple[M, ...]
@@ -109,17 +109,17 @@ Action: TypeAlias = AllStarted | FirstFailure | AllFinished | Release | Stop[M]
 
 
 class Supervision(Generic[M]):
-    """Reports about ``members``, stops those that nobody has to wait for, and lets them leave together.
+    """Stops members that nobody needs to wait for, and lets the others leave together.
 
     Attributes:
-        deadline: when to call `advance` at the latest.
-        may_leave: members may leave when all have finished; if not, they wait for those of other machines.
-        failed_elsewhere: the rank that failed first, where other machines were heard too.
-        given_up: why nobody waits any longer, if somebody else decided so.
+        deadline: the latest time for the next call of `advance`.
+        may_leave: members may leave when all have finished; otherwise they wait for other machines.
+        failed_elsewhere: the rank that failed first, by the reports of all machines.
+        given_up: why the front stopped waiting, if it did.
     """
 
     def __init__(self, members: Sequence[M], limits: Limits, time_limit: float, now: float, *, may_leave: bool) -> None:
-        """``time_limit``: what the user knows as the limit. ``now``: seconds by any clock, for `advance` too."""
+        """``time_limit``: the limit that the user has set. ``now``: seconds on any clock, the same for `advance`."""
         self._members = members
         self._limits = limits
         self._time_limit = time_limit
@@ -134,7 +134,7 @@ class Supervision(Generic[M]):
 
     @property
     def first_failed(self) -> int | None:
-        """The rank whose failure came first, so that the others' may be its consequence."""
+        """The rank that failed first, which may be why others failed."""
         if self.failed_elsewhere is not None:
             return self.failed_elsewhere
         return None if self._first_failure is None else self._first_failure.rank
@@ -148,7 +148,7 @@ class Supervision(Generic[M]):
         return self.may_leave and all(member.has_exited for member in self._members)
 
     def advance(self, now: float) -> Iterator[Action[M]]:
-        """What is to be done now."""
+        """The actions to take now."""
         if not self._have_started and all(member.started or member.has_exited for member in self._members):
             self._have_started = True
             if self.phase is Phase.STARTING:

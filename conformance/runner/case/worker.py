@@ -1,4 +1,4 @@
-"""A rank that is a worker of a framework, at the other end of a connection."""
+"""A rank that a worker of a framework runs, at the other end of a connection."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Worker(RankMember):
     @property
     def failure(self) -> Failure | None:
         failure = super().failure
-        # Where nobody entered, the driver is to blame.
+        # If no worker entered, the driver is at fault.
         if failure is None or not self.started:
             return None
-        # What came first: a framework ends all workers when one has raised, so that a death may be the consequence.
+        # Whatever came first: a framework ends all workers when one raises, so a death may be the consequence.
         return failure._replace(raised=False)
 
     def enter(self, channel: Channel, spec: dict[str, Any]) -> bool:
-        """Let the process at the other end be this rank; False if another one was before, or it is gone."""
+        """Let the process at the other end be this rank; False if the rank is taken or the process has disconnected."""
         if self._channel is not None or self._has_exited:
             return False
         try:
@@ -48,7 +48,7 @@ class Worker(RankMember):
         return True
 
     def stay_out(self) -> None:
-        """From now on nobody can enter."""
+        """Admit nobody from now on."""
         if self._channel is None:
             self._has_exited = True
 
@@ -93,7 +93,7 @@ class Worker(RankMember):
         if "stack" in message:
             self._stack += message["stack"]
             return
-        # The clock of another machine says nothing here.
+        # Clocks of other machines cannot be compared with ours.
         message.pop("at", None)
         self._lines.append(to_json(message))
         if message["event"] in NOTICES:
@@ -103,7 +103,7 @@ class Worker(RankMember):
         return Lines(self._lines)
 
     def _printed(self) -> tuple[str, str]:
-        """A framework has its workers' output, and hands it to the driver or not."""
+        """The framework captures its workers' output, and may pass it on to the driver."""
         return "", self._stack[-_LONGEST_STACK:]
 
     def _exit(self, after: int | None) -> str:
@@ -115,5 +115,5 @@ class Worker(RankMember):
             return "exited 0"
         text = "exited 1 before it finished"
         if not self.raised:
-            text = f"the worker of rank {self.rank} was gone before it finished"
+            text = f"the worker of rank {self.rank} disconnected before it finished"
         return text if after is None else f"{text}, after rank {after} failed"

@@ -19,7 +19,7 @@ __all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError"
 
 IMPORT_LIMIT = 120.0
 _END_LIMIT = 10.0
-# What a server may take beyond the limits that it keeps itself before it counts as dead.
+# Seconds beyond its own limits after which a server that has not answered counts as dead.
 SLACK = 30.0
 
 
@@ -29,13 +29,13 @@ class ForkServer:
         with ForkServer("my_trainer.py", backend="ddp") as server:
             outcome = server.run(spec, time_limit=60.0)
 
-    Entering raises TrainerError, one line that says what is wrong with the trainer; Unavailable when
-    something is missing that the backend or the trainer needs; RunnerError when the harness itself fails.
+    Entering raises TrainerError, one line that says what is wrong with the trainer; Unavailable when the backend or
+    the trainer needs something that is missing; RunnerError when the harness itself fails.
 
     Attributes:
-        declaration: what the trainer says that it supports.
-        mode, mode_reason: "fork", or "spawn", and what that means, why it is so and what to do.
-        versions: of python, torch, horovod (where it is the backend) and what the trainer requires.
+        declaration: what the trainer supports.
+        mode, mode_reason: "fork", or "spawn" with why, what it costs and what to do.
+        versions: of python, torch, horovod (if it is the backend) and what the trainer requires.
         gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
     """
 
@@ -70,9 +70,9 @@ class ForkServer:
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Run one case in fresh processes.
 
-        ``time_limit``: seconds for the trainer's function; what is still running then is killed. When the
-        server itself dies, the outcome says so for every rank, and the next call starts another. Raises
-        RunnerError when the harness itself fails.
+        ``time_limit``: seconds for the trainer's function; ranks that still run then are killed. If the server itself
+        dies, the outcome says so for every rank, and the next call starts a new server. Raises RunnerError when the
+        harness itself fails.
         """
         channel = self.channel()
         began = monotonic()
@@ -94,11 +94,11 @@ class ForkServer:
         return Outcome.without_evidence(spec["world_size"], self.abandon(patience), monotonic() - began)
 
     def channel(self) -> Channel:
-        """The connection to the server, which is started if none runs. Raises what entering raises."""
+        """The connection to the server, which is started if it does not run. Raises what entering raises."""
         return (self._server or self._start()).channel
 
     def abandon(self, patience: float = _END_LIMIT) -> str:
-        """Give up on a server that has hung up, or, with a ``patience`` of 0, at once; the result says how it ended."""
+        """End a server that has hung up, or any server with a ``patience`` of 0; the result says how it ended."""
         printed = self._last_printed()
         return f"the trainer's server died ({self._end(patience)}){printed}"
 

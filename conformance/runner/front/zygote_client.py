@@ -1,4 +1,4 @@
-"""The front side of the zygote: started when first needed, shared by all servers, ended with this process."""
+"""The front side of the zygote, which starts when first needed, serves all servers and ends with this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conformance.runner.system import sockets, stacks
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
 from conformance.runner.system.protocol import Channel
 
-# Seconds to import torch, on a machine that is busy with much else.
+# Seconds to import torch on a busy machine.
 _START_LIMIT = 300.0
 _CLOSE_LIMIT = 20.0
 
@@ -31,31 +31,31 @@ class ServerProcess:
 
 
 class ServerStarter(Protocol):
-    """What starts servers and ends them, here or on another machine. Everything raises RunnerError."""
+    """Starts and ends servers, here or on another machine. All methods raise RunnerError."""
 
     versions: dict[str, str]
     gpus: dict[str, Any]
 
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
-        """Fork a server for a trainer; its first message says what became of importing it."""
+        """Fork a server for a trainer; its first message says whether the trainer could be imported."""
 
     def end(self, pid: int, patience: float) -> str:
         """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
 
     def last_output(self, pid: int) -> str:
-        """The last that a server printed."""
+        """The end of what a server printed."""
 
     def stack(self, pid: int) -> str:
-        """Have a server print the stacks of its threads; the result is the last that it printed."""
+        """Have a server print the stacks of its threads; returns the end of what it printed."""
 
 
 class ZygoteClient:
     """The connection to a zygote, forked from a `ZygoteProcess`: the `ServerStarter` of this machine."""
 
     def __init__(self, address: str | None = None) -> None:
-        """``address``: of somebody else's process; by default one is started, and ends with this.
+        """``address``: of another's `ZygoteProcess`; by default one is started, which ends with this process.
 
-        Raises RunnerError when it ends at once, OSError when nobody is there.
+        Raises RunnerError when it ends at once, OSError when nothing listens at ``address``.
         """
         self._lock = threading.Lock()
         self._outputs: dict[int, int] = {}
@@ -141,7 +141,7 @@ class ZygoteClient:
         return answer
 
     def _failure(self) -> RunnerError:
-        """What to say of a zygote that is gone."""
+        """The error for a zygote that has ended."""
         words = None if self._process is None else self._process.how_it_ended()
         words = words or f"ended; it last printed: {last_line(tail(self._output)) or 'nothing'}"
         return RunnerError(f"the process that imports torch {words}")
@@ -156,7 +156,7 @@ class Shared:
         self._address: str | None = None
 
     def join(self, address: str) -> None:
-        """From now on, have zygotes forked by another's `ZygoteProcess` at this address."""
+        """From now on, use zygotes forked by another's `ZygoteProcess` at this address."""
         self._address = address
 
     def get(self) -> ZygoteClient:
@@ -169,7 +169,7 @@ class Shared:
             return self._zygote
 
     def _joined(self) -> ZygoteClient | None:
-        """None where there is nothing to join, or it fails: a process of our own reports why, or does better."""
+        """None if there is nothing to join, or joining fails: then a process of our own succeeds or reports why."""
         if self._address is None:
             return None
         try:
@@ -183,7 +183,7 @@ class Shared:
             self._drop()
 
     def _is_ours(self) -> bool:
-        """A process that was forked from one with a zygote must leave that alone."""
+        """False in a process forked from the zygote's owner, which must not touch it."""
         return self._zygote is not None and self._zygote.owner == os.getpid()
 
     def _drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Starting the process that imports torch, which several workers may share."""
+"""Starts the process that imports torch, which several workers may share."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from conformance.runner.system import interpreter, sockets
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
 
 _CLOSE_LIMIT = 20.0
-# From the moment when its connections are lost until its end is known.
+# Seconds from losing its connections until its end is known.
 _EXIT_LIMIT = 1.0
-# Workers that may be waiting at once for torch to be imported.
+# Workers that may wait at the same time for torch to be imported.
 _MOST_WORKERS = 1024
 
 
 class ZygoteProcess:
     """A fresh Python that imports torch, and forks a zygote for each `ZygoteClient` that connects to ``address``.
 
-    It starts now; nobody waits for it. It ends when it is closed, or when this process ends.
+    It starts in the background, and ends when it is closed or when this process ends.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,13 @@ class ZygoteProcess:
             listener.listen(_MOST_WORKERS)
             self._process = subprocess.Popen(
                 interpreter.command("conformance.runner.zygote.zygote", str(listener.fileno()), str(folder)),
-                # The end of its input ends it.
+                # It ends when its standard input does.
                 stdin=subprocess.PIPE,
                 stdout=self._output,
                 stderr=self._output,
                 env=base_environment(os.environ),
                 pass_fds=[listener.fileno()],
-                # Ctrl-C is for us alone.
+                # Only we handle Ctrl-C.
                 start_new_session=True,
             )
 
@@ -70,5 +70,5 @@ class ZygoteProcess:
             self._process.kill()
             self._process.wait()
         os.close(self._output)
-        # It has done so itself, unless it died.
+        # It removes its folder itself, unless it died.
         shutil.rmtree(Path(self.address).parent, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""Inside a rank: its environment, what it imports, what it reports, and how a worker enters."""
+"""Inside a rank: its environment, its imports, its reports, and how a worker enters."""

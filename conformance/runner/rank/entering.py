@@ -1,4 +1,4 @@
-"""The worker's side of a case whose workers the trainer under test has started: `conformance.enter`."""
+"""The worker's side of a case whose workers the trainer starts: `conformance.enter`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
-    """Be rank ``rank`` of the case that ``ticket`` (`Job.ticket`) is for, and get its task.
+    """Enter the case of ``ticket`` (`Job.ticket`) as rank ``rank``, and get the rank's task.
 
         with conformance.enter(ticket, rank) as task:
             model = task.model()
             ...
 
-    Inside, this worker is recorded, and what it does is sent to the harness as it happens. What is raised inside is
-    reported and goes on to the caller. When the harness gives the case up, the process ends. Raises ValueError for a
-    rank that the case does not have, and RuntimeError when somebody was that rank before or the case is over.
+    Inside, the harness records what this worker does. An exception is reported and propagates to the caller. The
+    process ends if the harness gives up the case. Raises ValueError for a rank that the case does not have, and
+    RuntimeError if another worker has entered as this rank or the case is over.
     """
     with closing(Entry(ticket, rank)) as entry, entry.working() as task:
         yield task
@@ -37,15 +37,15 @@ def enter(ticket: Mapping[str, Any], rank: int) -> Iterator[Task]:
 
 
 class Entry:
-    """`enter` in parts, for a worker whose work comes in calls, or which is several ranks of one process by turns.
+    """`enter` in parts, for a worker whose work comes in calls, or a process that is several ranks in turn.
 
         entry = conformance.Entry(ticket, rank)
-        with entry.working() as task: ...     # as often as there is work
+        with entry.working() as task: ...     # any number of times
         entry.finish()
         entry.close()
 
-    Only what is done inside of `working` is recorded, and counts as this rank's. One entry of a process works at a
-    time. Without `finish` the rank has died. Raises what `enter` raises.
+    Only what happens inside `working` is recorded, as this rank's. Only one entry of a process can work at a time.
+    An entry closed without `finish` counts as a rank that died. Raises what `enter` raises.
     """
 
     def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
@@ -60,12 +60,12 @@ class Entry:
 
     @contextmanager
     def working(self) -> Iterator[Task]:
-        """Inside, this process is this rank. What is raised inside is reported, and ends the entry."""
+        """Inside, this process is this rank. An exception inside is reported, and ends the entry."""
         with self._reporting(), self._recorder:
             yield self._task
 
     def finish(self) -> None:
-        """The rank has done all that it had to do."""
+        """Report that the rank has finished its work."""
         self._recorder.finished(self._task)
 
     def close(self) -> None:
@@ -83,11 +83,11 @@ class Entry:
 
 
 class _Line:
-    """The connection to the harness. A thread attends to it, because a worker that hangs cannot."""
+    """The connection to the harness. A thread serves it, because a worker that hangs cannot."""
 
     def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:
         if not 0 <= rank < ticket["world_size"]:
-            raise ValueError(f"no rank {rank} in a case of world size {ticket['world_size']}")
+            raise ValueError(f"rank {rank} is not in this case; its ranks are 0 to {ticket['world_size'] - 1}")
         self._lock = threading.Lock()
         try:
             self._socket = socket.create_connection((ticket["host"], ticket["port"]))
@@ -130,4 +130,4 @@ def _stack() -> str:
 
 
 def _turned_away(rank: int) -> str:
-    return f"cannot enter the case as rank {rank}: a worker did so before, or the case is over"
+    return f"cannot enter the case as rank {rank}: another worker has entered as this rank, or the case is over"

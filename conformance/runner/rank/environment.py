@@ -1,4 +1,4 @@
-"""The environment variables by which frameworks learn their rank, and the ones that keep them on loopback."""
+"""The environment variables that give frameworks their rank and keep them on loopback."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ LOOPBACK = "127.0.0.1"
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 _EVERYWHERE = {
-    # A thread pool that is started on import makes forking unsafe; NumPy's BLAS does that unless told not to.
+    # NumPy's BLAS would start a thread pool on import, which makes forking unsafe.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "NCCL_SOCKET_IFNAME": INTERFACE,
     "HOROVOD_GLOO_IFACE": INTERFACE,
-    # With it `torch.cuda.is_available()` asks NVML, which does not keep a process from being forked from as CUDA does.
+    # Makes `torch.cuda.is_available()` ask NVML: unlike the CUDA runtime, NVML leaves the process safe to fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # PyArrow's allocator starts a thread on import, too.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     # Ray has no other way to stay on loopback on Linux (ray/_private/services.py, get_node_ip_address).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What a rank printed must be there when it is killed.
+    # The output of a rank must survive its being killed.
     "PYTHONUNBUFFERED": "1",
 }
 
 _UNLESS_SET = {
-    # Ray's own default for a cluster that it starts; but it has to be known when Ray is imported for it to hold for
-    # one that is connected to by address, too (ray/_private/worker.py, init).
+    # Ray's own default for a cluster that it starts. For a cluster that it connects to by address, it must be set
+    # before Ray is imported (ray/_private/worker.py, init).
     "RAY_AUTH_MODE": "token",
 }
 
-# From these a framework concludes that it was launched: we may run inside of a batch job or torchrun.
+# A framework that finds these believes that it was launched; we may run inside a batch job or torchrun.
 _OTHER_LAUNCHERS = ("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MV2_")
 _TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
@@ -53,7 +53,7 @@ _LAUNCH_VARIABLES = frozenset([*_TORCHRUN, *_HOROVODRUN])
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without the variables of any launcher, and with ours for threads and loopback."""
+    """``environ`` without the variables of launchers, with ours for threads and loopback."""
     kept = {
         name: value
         for name, value in environ.items()
@@ -67,7 +67,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """The variables that make a process rank ``rank`` of the case; its rendezvous listens at ``address``, ``port``.
 
-    None at all for a backend that has no rendezvous.
+    Empty for a backend without a rendezvous.
     """
     if port is None:
         return {}
@@ -95,7 +95,7 @@ def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int)
         "TORCHELASTIC_RUN_ID": case,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The store is ours, in a process of its own: no rank has to win a race for the port.
+        # The store runs in our own process, so no rank has to win a race for the port.
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
     }
 

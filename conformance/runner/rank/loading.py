@@ -1,4 +1,4 @@
-"""Importing a trainer together with what its backend needs beyond torch."""
+"""Imports a trainer together with what its backend needs beyond torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conformance.adapter.loading import (
 )
 from conformance.runner.outcome import Unavailable
 
-# What a plain `pip install` of its name would not bring.
+# Packages that a plain `pip install NAME` would not install.
 _INSTALL = {
-    # Its last release does not build against a current torch.
+    # Its last release does not build with a current torch.
     "horovod": "python tools/horovod_wheel.py --install",
     # Ray Train needs more than Ray itself.
     "ray": 'pip install "ray[train]"',
-    # What PyPI calls apex is something else, and NVIDIA's has no `amp` after this commit.
+    # PyPI's apex is another package, and NVIDIA's has no `amp` after this commit.
     "apex": "pip install --no-build-isolation "
     "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92",
 }
@@ -49,7 +49,7 @@ def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The installed version of each package that has one."""
+    """The versions of those packages that are installed."""
     found = {}
     for package in packages:
         try:
@@ -60,7 +60,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
-    """Why ranks could not use what the backend needs, if so, and the command that installs it."""
+    """Why ranks cannot use what the backend needs, if so, and the command that installs it."""
     if backend.package is None or backend.module is None:
         return None
     try:
@@ -72,10 +72,10 @@ def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
 
 
 def why_no_gpu(backend: str) -> str | None:
-    """Why ranks could not use a GPU that is there, if so."""
+    """Why ranks cannot use a GPU even if there is one, if so."""
     if BACKENDS[backend].package != "horovod" or import_module("horovod.torch").cuda_built():
         return None
-    return "Horovod was built without CUDA; build it again, next to a torch that has CUDA"
+    return "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
 
 
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
@@ -84,5 +84,5 @@ def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
     special = next((package for package in _INSTALL if package in missing), None)
     command = f"pip install {' '.join(declaration.requires)}" if special is None else _INSTALL[special]
     if special == "apex":
-        return Unavailable("an apex that has amp is not installed, and amp needs a GPU", command, declaration)
+        return Unavailable("no apex with amp is installed, and amp needs a GPU", command, declaration)
     return Unavailable(f"{names} is not installed", command, declaration)

@@ -1,4 +1,4 @@
-"""What every rank needs sooner or later, imported before it counts as started."""
+"""Imports what every rank needs before it counts as started."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MODULES = (
 
 
 def preload() -> None:
-    """Import it all; a forked child has it for nothing."""
+    """Import all of it, once for all forked children."""
     for module in _MODULES:
         import_module(module)
 
 
 def warm_up() -> None:
-    """Have torch initialise what it initialises when it is first used; a forked child has that for nothing too.
+    """Have torch initialise what it initialises on first use, once for all forked children.
 
-    There is no backward in it: autograd refuses to work in a child of a process that has run one. The random numbers
-    that a trainer draws are those of a fresh process.
+    No backward runs here: autograd refuses to work in a child of a process that has run one. Random numbers stay those
+    of a fresh process.
     """
     import torch
     from torch._dynamo.trace_rules import clear_lru_cache
@@ -37,7 +37,7 @@ def warm_up() -> None:
     from conformance.trace.recorder import Recorder
     from conformance.trace.seams.patching import leaving_seams, replaced
 
-    # An autocast of torch 2.6 asks, even on the CPU, and where there is no NVML the answer starts CUDA.
+    # Autocast of torch 2.6 asks for CUDA even on the CPU, and without NVML the answer starts CUDA.
     with (
         replaced(torch.cuda, "is_available", lambda original: False),
         torch.random.fork_rng(devices=()),
@@ -62,5 +62,5 @@ def warm_up() -> None:
         scaler.update()
         scheduler.step()
         optimizer.zero_grad()
-    # Large, and thrown away by each `init_process_group`.
+    # Large, and discarded by each `init_process_group`.
     clear_lru_cache()

@@ -1,4 +1,4 @@
-"""One rank of one case: runs the trainer's function, sends what the recorder sees, waits for its peers."""
+"""One rank of one case: runs the trainer's function, sends what the recorder sees, and waits for its peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pipes:
-    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when all are through."""
+    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when all have finished."""
 
     evidence: int
     notices: int
@@ -36,7 +36,7 @@ class Pipes:
 def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes) -> int:
     """Run the function that ``load`` returns as rank ``rank``; the result is the exit code.
 
-    The launch environment is that of the rank already.
+    The environment variables of the rank are already set.
     """
     import torch
 
@@ -47,7 +47,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     torch.set_num_threads(1)
     store_prefix.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
-    # It holds the connections to other ranks, which may still need them, until all are finished.
+    # Keeps the connections to other ranks open until all have finished, because they may still need them.
     recorder = Recorder(send, spec, rank)
     code = attempt(load, spec, rank, recorder)
     if code is None:
@@ -56,7 +56,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
 
 
 def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder) -> int | None:
-    """Run the function that ``load`` returns, and record what happens; the exit code if it raised."""
+    """Run the function that ``load`` returns, recorded; the exit code if it raised."""
     from conformance.adapter.task import Task
 
     try:
@@ -74,13 +74,13 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
 
 
 def file_of(train: Train) -> str | None:
-    """Where the trainer's function is, as its frames name it; None for what is no plain function."""
+    """The file of the trainer's function, as its frames name it; None for a callable that is not a function."""
     code = getattr(inspect.unwrap(train), "__code__", None)
     return None if code is None else code.co_filename
 
 
 def main(descriptor: str, target: str) -> None:
-    """The entry point of a spawned rank; ``descriptor`` is that of the file that `spawn_job` wrote."""
+    """The entry point of a spawned rank; ``descriptor`` is of the job file, with the text from `spawn_job`."""
     sys.argv[:] = [target]
     with open(int(descriptor), encoding="utf-8") as file:
         job = json.load(file)

@@ -1,7 +1,7 @@
-"""What a process of a case reports to the server: events, and what it raised.
+"""What a process of a case reports to the server: events and exceptions.
 
-Events are evidence for later, and go to a file, where they outlive the process: a pipe would wake the server for each
-of them. It is called for those that it waits for.
+Events are evidence for later. They go to a file, which outlives the process; a pipe would wake the server for each
+event. Only events that the server waits for are also sent as notices.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from conformance.runner.system import protocol
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_TEXT = 20_000
 
-#: What the server acts upon at once.
+#: The events that the server acts upon at once.
 NOTICES = frozenset({"started", "finished", "raised"})
 
 
 class Sender:
-    """Writes events to the file ``evidence`` and, of those that the server waits for, a notice to the pipe ``notices``;
-    one line each, from any thread.
+    """Writes events to the file ``evidence``, and those that the server waits for also to the pipe ``notices``: one
+    line each, from any thread.
 
-    An event's "at", a moment by the system's clock, is for the server only.
+    An event's "at", a time on the system's clock, is for the server only.
     """
 
     def __init__(self, evidence: int, notices: int) -> None:
@@ -51,7 +51,7 @@ class Sender:
 
 
 def described(error: BaseException) -> dict[str, str]:
-    """{type, message, traceback}, the latter without the runner's own frames."""
+    """{type, message, traceback}, the traceback without the runner's own frames."""
     trace = traceback.TracebackException.from_exception(error)
     _trim(trace)
     try:
@@ -66,7 +66,7 @@ def described(error: BaseException) -> dict[str, str]:
 
 
 def _trim(trace: traceback.TracebackException) -> None:
-    """Take the runner's own frames out of a traceback and of what led to it."""
+    """Remove the runner's own frames from a traceback and its causes."""
     kept = [frame for frame in trace.stack if not frame.filename.startswith(_OURS)]
     trace.stack = traceback.StackSummary.from_list(kept)
     for other in (trace.__cause__, trace.__context__, *(getattr(trace, "exceptions", None) or ())):

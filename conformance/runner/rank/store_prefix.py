@@ -1,4 +1,4 @@
-"""One store for a whole case, and yet a clean one for every process group that a trainer sets up."""
+"""One store for a whole case that looks new to every process group that a trainer sets up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def separate_groups() -> None:
-    """Give the store that each `init_process_group` of this process attaches to a prefix of its own.
+    """Give each `init_process_group` of this process its own prefix in the store.
 
-    Under torchrun's defaults rank 0 hosts a new store each time. Ours outlives a group that was destroyed, so
-    the next one would find the addresses that the former left and hang (`torchrun --standalone` does).
+    With torchrun's defaults rank 0 hosts a new store each time. Ours outlives a destroyed group, so the next group
+    would find the old addresses and hang (as it does with `torchrun --standalone`).
     """
     # The attribute `torch.distributed.rendezvous` is a function of the same name.
     module: Any = import_module("torch.distributed.rendezvous")

@@ -30,8 +30,8 @@ class Unsafe:
 def why_not_fork() -> Unsafe | None:
     """What makes forking this process unsafe, or None.
 
-    A forked child has only the thread that forked, so what another thread had locked stays locked for ever;
-    CUDA and the connections of a process group do not survive a fork at all.
+    A forked child has only the thread that forked, so a lock that another thread held is never released. CUDA and the
+    connections of a process group do not survive a fork at all.
     """
     if threads := _other_threads():
         plural = "s" if len(threads) > 1 else ""
@@ -44,7 +44,7 @@ def why_not_fork() -> Unsafe | None:
 
 
 def _other_threads() -> list[str]:
-    """Names of the other threads that stay; one that was joined may take a moment to disappear."""
+    """Names of the other threads; a thread that was joined may take a moment to disappear."""
     deadline = monotonic() + _SETTLE
     while (threads := _threads_now()) and monotonic() < deadline:
         time.sleep(_SETTLE / 20)
@@ -52,7 +52,7 @@ def _other_threads() -> list[str]:
 
 
 def _threads_now() -> list[str]:
-    """Native threads go by the name that the kernel knows."""
+    """Native threads have the names that the kernel knows."""
     main = threading.main_thread()
     python = {thread.native_id: thread.name for thread in threading.enumerate() if thread is not main}
     tasks = Path("/proc/self/task")
@@ -68,14 +68,14 @@ def _threads_now() -> list[str]:
 
 
 def _cuda_started() -> bool:
-    """Whether a child would find CUDA unusable, where there is a GPU to use.
+    """Whether a child could not use CUDA although there is a GPU.
 
-    Asking the CUDA runtime how many devices there are is enough, and only a child can tell. `torch.cuda.is_available()`
-    does so where there is no NVML, and many trainers call it on import; with no GPU that harms nothing.
+    Asking the CUDA runtime for the number of devices is enough to cause that, and only a child can find out. Without
+    NVML `torch.cuda.is_available()` asks it, and many trainers call that on import; without a GPU it does no harm.
     """
     if torch.version.cuda is None:
         return False
     if torch.cuda.is_initialized():
         return True
-    # Asked once more, the runtime spoils nothing more.
+    # Asking the runtime once more does no further harm.
     return answer_of_child(torch.cuda._is_in_bad_fork) != 0 and torch.cuda.device_count() > 0

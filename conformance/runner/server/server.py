@@ -31,11 +31,11 @@ MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
 def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None) -> int:
-    """Answer ``client`` until it is gone; the result is the exit code.
+    """Serve ``client`` until it disconnects; returns the exit code.
 
-    ``request`` says what to serve: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not
-    be forked from a server that has imported the trainer: "ranks", "driver" or nothing. ``unsafe`` says why ranks must
-    not be forked even before that.
+    ``request``: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not be forked from a
+    server that has imported the trainer: "ranks", "driver" or nothing. ``unsafe`` says why ranks must not be forked
+    even before the import.
     """
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
@@ -48,7 +48,7 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
         make, hello = None, {"unavailable": missing.to_dict()}
     except TrainerError as error:
         make, hello = None, {"error": str(error)}
-    # From here on the end of the connection ends this process, which then ends its ranks in good order.
+    # From here on the end of the connection ends this process, which first ends its ranks.
     linux.outlive_parent()
     linux.adopt_orphans()
     try:
@@ -85,11 +85,10 @@ def _prepare(
 
 
 def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe | None) -> str | None:
-    """What to tell a user whose ranks cannot be forked: because of what was so before the import of ``target``, or is
-    so after it."""
+    """The warning if ranks cannot be forked: why they cannot be before, or after, ``target`` is imported."""
     slow = "takes seconds a case, because each rank is a fresh Python that imports torch again: a fork would be unsafe"
     if before is not None:
-        cause = "Torch itself does that, or what every Python imports here, such as a .pth file or sitecustomize."
+        cause = "Torch itself causes that, or what every Python here imports, such as a .pth file or sitecustomize."
         return f"Every trainer {slow} even before one is imported, with {before.what}. {cause}"
     if after is not None:
         return (
@@ -111,7 +110,7 @@ def _starting(become_rank: RankStarter) -> Iterator[MakeCase]:
 
 @contextmanager
 def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
-    """Cases whose workers the trainer launches, within its session."""
+    """Cases whose workers the trainer launches, in its session."""
     session = Session(load)
     try:
         yield lambda message, client: LaunchedCase(load, message["spec"], session.value(), client)

@@ -1,5 +1,5 @@
-"""What the cases of one trainer share, such as a local cluster: held by a process of its own, which lives with the
-server.
+"""What the cases of one trainer share, such as a local cluster. A separate process holds it as long as the server
+runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SessionFailed(Exception):
 
 
 class Session:
-    """Enters the session of the trainer that ``load`` returns when it is first asked for, and anew when it has died."""
+    """Enters the session of the trainer that ``load`` returns: when first needed, and again after it has died."""
 
     def __init__(self, load: Callable[[], Train]) -> None:
         self._load = load
@@ -39,14 +39,14 @@ class Session:
         self._value: Any = None
 
     def value(self) -> Any:
-        """What the session has yielded. Raises SessionFailed."""
+        """What the session yields. Raises SessionFailed."""
         if self._child is None or self._child.poll() is not None:
             self._forget()
             self._start()
         return self._value
 
     def end(self) -> None:
-        """Leave the session; what it has started is gone afterwards, in good order if it can be."""
+        """Leave the session, and end everything that it has started."""
         if self._child is not None:
             os.close(self._hold)
             self._child.end(_END_LIMIT)
@@ -97,7 +97,7 @@ def _enter(load: Callable[[], Train], write: int, held: int) -> int:
 
 
 def _read_line(descriptor: int, deadline: float) -> dict[str, Any]:
-    """One message; {} when the other end is gone, or has not answered at ``deadline``."""
+    """One message; {} if the other end has hung up."""
     line = b""
     while not line.endswith(b"\n"):
         if not select.select([descriptor], [], [], max(0.0, deadline - monotonic()))[0]:

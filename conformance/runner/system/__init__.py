@@ -1,1 +1,1 @@
-"""What the machine offers: processes, descriptors, signals, stacks, GPUs; and the messages between processes."""
+"""Processes, descriptors, signals, stacks, GPUs, and the messages between processes."""

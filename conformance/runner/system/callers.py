@@ -1,4 +1,4 @@
-"""Waiting for those who connect to a socket, and for the first that each of them says."""
+"""Accepts connections to a socket, and waits for the first message of each."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conformance.runner.system.protocol import Channel
 
 
 class Caller(NamedTuple):
-    """Who has connected, and the first message that came."""
+    """A new connection and its first message."""
 
     channel: Channel
     message: dict[str, Any]
 
 
 class Callers:
-    """Those who connect to ``listener``. One who stays silent keeps nobody waiting."""
+    """The connections to ``listener``. A silent one does not keep the others waiting."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.address: tuple[str, int] = listener.getsockname()
@@ -29,7 +29,7 @@ class Callers:
         self._selector.register(listener, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Readable when it is worth while to ask for the `next`."""
+        """Readable when `next` may have a result."""
         return self._selector.fileno()
 
     def close(self) -> None:
@@ -39,7 +39,7 @@ class Callers:
         self._listener.close()
 
     def next(self, deadline: float, other: Channel | None = None) -> Caller | None:
-        """The next that sends a message; None if one from ``other`` comes before.
+        """The next caller that sends a message; None if a message from ``other`` comes first.
 
         Raises TimeoutError at ``deadline``.
         """
@@ -68,7 +68,7 @@ class Callers:
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _heard(self, channel: Channel) -> Caller | None:
-        """The caller, if its first message is complete; one that hangs up, or sends no message, is let go."""
+        """The caller, if its first message is complete. One that hangs up or sends anything else is dropped."""
         is_open = channel.fill()
         if is_open and not channel.holds_message:
             return None

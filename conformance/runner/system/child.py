@@ -1,4 +1,4 @@
-"""Child processes: forked, waited for, and ended together with everything that they started."""
+"""Child processes: fork them, wait for them, and end them together with everything that they started."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Child:
     """A forked process that leads its own session and dies with this one.
 
     Attributes:
-        descriptor: readable once it has ended; None where the kernel has no such thing, and after `close`.
-        status: its wait status, once it has ended and was waited for.
+        descriptor: readable once it has ended; None where the kernel has no pidfd, and after `close`.
+        status: its wait status, once it was waited for.
     """
 
     def __init__(self, body: Callable[[], int]) -> None:
-        """What ``body`` returns is the exit code. The child leaves without Python's teardown."""
+        """``body`` returns the exit code. The child exits without Python's teardown."""
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
@@ -48,8 +48,8 @@ class Child:
             _kill(self.pid)
 
     def end(self, patience: float | None = 0.0) -> int:
-        """Wait ``patience`` seconds for its end (None: for as long as it takes), kill what is left of it and what it
-        has started, and return its wait status.
+        """Wait ``patience`` seconds for its end (None: without limit), kill it and what it has started, and return its
+        wait status.
         """
         if self.status is None:
             self._wait(patience)
@@ -58,7 +58,7 @@ class Child:
         return self.status
 
     def close(self) -> None:
-        """Close the descriptor; another child, which inherits it, does this too."""
+        """Close the descriptor; other children, which inherit it, call this too."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -79,16 +79,16 @@ class Child:
 
 
 def answer_of_child(question: Callable[[], int]) -> int | None:
-    """What ``question`` answers in a child, so that whatever it starts ends with that; None if it fails.
+    """Call ``question`` in a child, so that whatever it starts ends with the child; None if it fails.
 
-    The answer is the child's exit code: a number from 0 to 69.
+    The answer is the child's exit code, from 0 to 69.
     """
     code = os.waitstatus_to_exitcode(Child(question).end(None))
     return code if 0 <= code < _HARNESS_FAILED else None
 
 
 def sweep(spared: set[int]) -> None:
-    """Kill and reap all children but ``spared``: what ranks had started, and what outlived them."""
+    """Kill and reap all children except ``spared``: processes that ranks started and that outlived them."""
     while strangers := linux.children() - spared:
         for pid in strangers:
             _kill_and_reap(pid)
@@ -110,7 +110,7 @@ def _become(body: Callable[[], int], parent: int) -> NoReturn:
 
 
 def _pidfd(pid: int) -> int | None:
-    """None on other systems than Linux, before Linux 5.3, and in a sandbox that forbids it."""
+    """None on systems other than Linux, before Linux 5.3, and in a sandbox that forbids it."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

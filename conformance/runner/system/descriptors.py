@@ -1,4 +1,4 @@
-"""Raw file descriptors: files without a name, and what belongs to one case."""
+"""Raw file descriptors: files without a name, and the descriptors of one case."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Container
 
 
 def nameless_file() -> int:
-    """The descriptor of an empty file for reading and writing, which nobody has to remove."""
+    """The descriptor of an empty file for reading and writing, which disappears when it is closed."""
     descriptor, path = tempfile.mkstemp(prefix="conformance-")
     os.unlink(path)
     return descriptor
 
 
 def contents(file: int) -> bytes:
-    """What was written to a file, wherever its offset is."""
+    """The whole content of a file, wherever its offset is."""
     return os.pread(file, os.fstat(file).st_size, 0)
 
 
@@ -32,7 +32,7 @@ def last_line(text: str) -> str:
 
 
 class Descriptors:
-    """Owns raw descriptors: a forked child closes what is not its own, and no object does so again later."""
+    """Owns raw descriptors: a forked child closes those that are not its own, and none is closed twice."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()

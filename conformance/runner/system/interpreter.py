@@ -1,4 +1,4 @@
-"""How a fresh Python of ours is started: same interpreter, same search path."""
+"""How we start a fresh Python: same interpreter, same search path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BOOT = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[3:]; from {module}
 def command(module: str, first: str, second: str) -> list[str]:
     """The command line that calls ``main(first, second)`` of ``module`` with this process's ``sys.path``.
 
-    The garbage collector is off, as the `gc` module advises for processes that are forked from: imports make hardly
-    any garbage, and looking for it takes an eighth of their time. ``main`` has to switch it on.
+    The garbage collector is off, as the `gc` module advises for processes that fork: imports make hardly any garbage,
+    and looking for it takes an eighth of their time. ``main`` must switch it on.
     """
     return [sys.executable, "-c", _BOOT.format(module=module), first, second, *map(str, sys.path)]

@@ -1,4 +1,4 @@
-"""What Linux offers for keeping track of children; elsewhere these do nothing, and less is cleaned up."""
+"""Linux's means of keeping track of children; on other systems these do nothing, and less is cleaned up."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HUGE_PAGE = 2 << 20
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent``, the process that started it, is gone."""
+    """Have the kernel kill this process when ``parent``, which started it, has ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def outlive_parent() -> None:
-    """Take back `die_with_parent`."""
+    """Undo `die_with_parent`."""
     _prctl(_PR_SET_PDEATHSIG, 0)
 
 
@@ -32,7 +32,7 @@ def adopt_orphans() -> None:
 
 
 def children() -> set[int]:
-    """The process ids of this process's children, ended ones that were not waited for included."""
+    """The process ids of this process's children, including those that ended but were not waited for."""
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return set()
@@ -40,10 +40,10 @@ def children() -> set[int]:
 
 
 def gather_memory() -> None:
-    """Move the memory that this process has so far into huge pages, where the kernel offers that (Linux 6.1 and later).
+    """Move this process's memory into huge pages, if the kernel can (Linux 6.1 and later).
 
-    A fork copies the table of all pages, and the end of the child takes it down: for the quarter of a gigabyte that
-    torch takes, that is most of what a short-lived process costs.
+    A fork copies the page table, and the end of the child frees it. With torch's quarter of a gigabyte, that is most
+    of the cost of a short-lived process.
     """
     maps = Path("/proc/self/maps")
     if not maps.is_file():
@@ -56,7 +56,7 @@ def gather_memory() -> None:
         if permissions == "rw-p" and inode == "0":
             first, end = -(-first // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
             if first < end:
-                # An older kernel refuses, as does one without huge pages to give; small ones do as well.
+                # An older kernel refuses, and so does one that has no free huge pages; small pages work too.
                 madvise(first, end - first, _MADV_COLLAPSE)
 
 

@@ -16,7 +16,7 @@ from typing import Any, overload
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
-# How a read ends when the other end is gone without having closed: ETIMEDOUT is what keepalive reports.
+# The errors of a read when the other end vanished without closing; keepalive reports ETIMEDOUT.
 _LOST = {errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
 
@@ -42,7 +42,7 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 class Lines(Sequence[dict[str, Any]]):
-    """Messages as they came, in JSON each; one is decoded when somebody looks at it."""
+    """Messages as they came, in JSON; each is decoded when it is read."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._lines = lines
@@ -60,7 +60,7 @@ class Lines(Sequence[dict[str, Any]]):
         return Lines(self._lines[index]) if isinstance(index, slice) else decode(self._lines[index])
 
     def beside(self, message: Mapping[str, Any], name: str) -> bytes:
-        """The JSON of a message, which is not empty, with all of them as its entry ``name``."""
+        """The JSON of a non-empty message, with all of these as its entry ``name``."""
         return b'{"' + name.encode() + b'":[' + b",".join(self._lines) + b"]," + to_json(message)[1:]
 
 
@@ -94,18 +94,18 @@ class Channel:
         self._connection.close()
 
     def send(self, message: Mapping[str, Any], descriptors: Iterable[int] = ()) -> None:
-        """Raises OSError when the other end is gone."""
+        """Raises OSError if the other end has disconnected."""
         self.send_json(to_json(message), descriptors)
 
     def send_json(self, message: bytes, descriptors: Iterable[int] = ()) -> None:
-        """Send what `to_json` has made of a message. Raises OSError when the other end is gone."""
+        """Send a message that `to_json` has encoded. Raises OSError if the other end has disconnected."""
         data = message + b"\n"
         descriptors = list(descriptors)
         sent = socket.send_fds(self._connection, [data], descriptors) if descriptors else 0
         self._connection.sendall(data[sent:])
 
     def receive(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """The next message, or None when the other end is gone.
+        """The next message, or None if the other end has disconnected.
 
         Raises TimeoutError after ``timeout`` seconds.
         """
@@ -120,7 +120,7 @@ class Channel:
         return decode(bytes(line))
 
     def fill(self) -> bool:
-        """Take in what has come, or what comes next; False when the other end is gone."""
+        """Read what has arrived, or wait for it; False if the other end has disconnected."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
         except OSError as error:
@@ -136,12 +136,12 @@ class Channel:
 
     @property
     def holds_message(self) -> bool:
-        """A whole message has come already: no selector will report it."""
+        """A whole message has been read already: no selector will report it."""
         return self._whole > 0
 
     @property
     def hung_up(self) -> bool:
-        """The other end is gone, and nothing that it sent is left."""
+        """The other end has disconnected, and everything that it sent has been read."""
         if self._unread or not self.is_readable(0.0):
             return False
         try:
@@ -152,7 +152,7 @@ class Channel:
             raise
 
     def hang_up(self, patience: float) -> None:
-        """Tell the other end that nothing more will come, wait ``patience`` seconds until it is gone, and close."""
+        """Report the end to the other side, wait ``patience`` seconds for it to close, and close."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             while self.receive(patience) is not None:
@@ -160,7 +160,7 @@ class Channel:
         self.close()
 
     def cut(self) -> None:
-        """End the connection: the other end sees that, and so does whoever reads at this end."""
+        """End the connection, for the other end and for every reader at this end."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -170,7 +170,7 @@ class Channel:
         return taken
 
     def is_readable(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds until something has come, or the other end is gone."""
+        """Wait at most ``timeout`` seconds until something arrives or the other end disconnects."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         return bool(poll.poll(max(0.0, timeout) * 1000))

@@ -1,4 +1,4 @@
-"""Addresses of Unix sockets, which hold about a hundred bytes: less than some folders for temporary files take."""
+"""Addresses of Unix sockets, which hold about a hundred bytes: too few for the paths of some temporary folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def short_name(path: str) -> Iterator[str]:
-    """Another name of ``path``, short enough to bind or connect a socket to, where the system has one."""
+    """Another name for ``path``, short enough for a socket's address, if the system has one."""
     links = Path("/proc/self/fd")
     if not links.is_dir():
         yield path

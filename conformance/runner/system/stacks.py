@@ -1,4 +1,4 @@
-"""Where a silent process hangs: asking for the stacks of its threads, and reading them."""
+"""Finds out where a silent process hangs: asks for the stacks of its threads, and reads them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OURS = str(Path(__file__).parents[2]) + os.sep
 
 
 class Answering(Protocol):
-    """Who can be asked for stacks."""
+    """A process that can be asked for its stacks."""
 
     def ask_for_stack(self) -> bool:
         """False if it cannot answer."""
 
     def stack_size(self) -> int:
-        """How much of an answer there is so far."""
+        """Bytes of the answer so far."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def answer_requests(descriptor: int) -> None:
 
 
 def request(asked: Iterable[Answering]) -> None:
-    """Ask each and wait until no more of an answer comes.
+    """Ask each for its stacks, and wait until the answers are complete.
 
-    One that cannot answer (stopped, or its handler replaced) costs two seconds and leaves nothing.
+    A process that cannot answer (stopped, or its handler replaced) costs two seconds and writes nothing.
     """
     before = {one: one.stack_size() for one in asked}
     waiting = [one for one in before if one.ask_for_stack()]

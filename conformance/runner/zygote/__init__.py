@@ -1,1 +1,1 @@
-"""The process that imports torch once, and from which the servers of trainers are forked."""
+"""The process that imports torch once and forks the servers of trainers."""

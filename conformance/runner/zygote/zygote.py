@@ -25,7 +25,7 @@ from conformance.runner.system.child import Child
 from conformance.runner.system.gpus import gpus
 from conformance.runner.system.protocol import Channel
 
-# Seconds that servers have to end their ranks when the front process is gone.
+# Seconds that servers have to end their ranks when the front process has ended.
 _PATIENCE = 3.0
 
 
@@ -49,7 +49,7 @@ def main(listener: str, folder: str) -> None:
 
 
 def _replace_input() -> int:
-    """A copy of the standard input, which is empty from now on: it is not for those that are forked from here."""
+    """A copy of the standard input, which is empty from now on: forked processes must not read it."""
     hold = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -58,27 +58,27 @@ def _replace_input() -> int:
 
 
 def prepare() -> None:
-    """Make this process one that others are forked from."""
-    # The front process may have blocked or ignored the signals that our children are sent.
+    """Prepare this process for forking."""
+    # The front process may have blocked or ignored the signals that our children need.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # A rank that aborts must not leave a core file in the user's folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     preload()
     warm_up()
-    # Nothing is collected before: where garbage has been, children would put what is theirs, and copy those pages.
+    # No collection before this: it would leave gaps in pages that children then fill, and so copy.
     gc.freeze()
     gc.enable()
     linux.gather_memory()
 
 
 def _become_zygote(client: Channel, workers: socket.socket, hold: int, others: list[Child]) -> int:
-    """Be the zygote of ``client`` until it is gone."""
+    """Be the zygote of ``client`` until it disconnects."""
     workers.close()
     os.close(hold)
     for other in others:
         other.close()
-    # The client ends it, so that its servers are ended in good order whatever becomes of the process above.
+    # The client ends it, so that its servers can end their ranks even if the process above dies.
     linux.outlive_parent()
     if (hello := client.receive()) is None:
         return 0
@@ -95,7 +95,7 @@ def _become_zygote(client: Channel, workers: socket.socket, hold: int, others: l
 
 
 class ZygoteLoop:
-    """Forks servers and waits for their end, as it is asked to."""
+    """Forks servers and waits for their end, on request."""
 
     def __init__(self, client: Channel) -> None:
         self._client = client
