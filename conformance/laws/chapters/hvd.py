@@ -127,7 +127,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
 
 @law(
     "hvd/not-cleared-before-synchronize",
-    "Gradients MUST not be cleared between a backward and the `synchronize()` or the step that waits for its average.",
+    "Gradients MUST NOT be cleared between a backward and the `synchronize()` or the step that waits for its average.",
     why="""Horovod averages in the background, in the gradients' own memory. A gradient that is cleared before it has
         finished enters the average as 0, or becomes 0 on one rank and ḡ on another, or no longer exists when Horovod
         writes the result.""",
