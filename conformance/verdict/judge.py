@@ -15,6 +15,7 @@ from conformance.oracle.power import PROBE, Power, bounded, power
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.results.records import Verdict
 from conformance.runner.outcome import Outcome
+from conformance.trace.events import MalformedEvent
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, diagnosis
 from conformance.verdict.ending import ending
@@ -59,13 +60,26 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
     on the ranks' traces: a broken law fails a trainer with right numbers, and explains why others fail.
     """
     judgement = _by_numbers(case, outcome)
-    judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
+    try:
+        judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
+    except MalformedEvent as error:
+        return _without_laws(judgement, f"the laws could not be checked: {error}")
     judgement.laws = check(judgement.run)
     forbidden = [finding for finding in judgement.findings if finding.law.level == "MUST"]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
         judgement.notes.insert(0, judgement.headline)
         judgement.verdict = "FAIL (law)"
         judgement.headline = f"{forbidden[0].law.id}: {forbidden[0].broken.however}"
+    return judgement
+
+
+def _without_laws(judgement: Judgement, reason: str) -> Judgement:
+    """Right numbers alone do not make a pass; wrong ones stay wrong."""
+    if judgement.verdict in _OPEN_TO_LAWS:
+        judgement.notes.insert(0, judgement.headline)
+        judgement.verdict, judgement.headline = "INCONCLUSIVE", reason
+    else:
+        judgement.notes.append(reason)
     return judgement
 
 

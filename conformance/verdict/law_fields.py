@@ -24,7 +24,8 @@ def timeline(judgement: Judgement) -> Timeline | None:
     """What the ranks did, for a case with something to explain."""
     if not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE"):
         return None
-    assert judgement.run is not None
+    if judgement.run is None:
+        return None
     shown = drawn.timeline(judgement.run, _window(judgement), judgement.findings)
     return Timeline(
         moments=tuple(map(_moment, shown.moments)),
