@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from conformance.trace.words import number, size
@@ -30,9 +29,11 @@ class MalformedEvent(ValueError):
     """A line of a trace is no event. ``str()`` says which line and why."""
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Event:
-    """What every event has. `read` makes events; the tests' are made by hand."""
+    """What every event has: its fields are the annotations, which hold their descriptions too. `read` makes events.
+
+    A field with a value in the class may be left out.
+    """
 
     #: Its kind, as in the trace.
     event: ClassVar[str] = ""
@@ -58,7 +59,7 @@ class Event:
     called_from: Annotated[
         Site | None,
         "the innermost call in the trainer's own file, if that is not `where`: a framework lies between",
-    ] = field(default=None, kw_only=True)
+    ] = None
 
     def __init_subclass__(cls, noted: str = "", label: str = "") -> None:
         if noted:
@@ -88,38 +89,32 @@ KINDS: dict[str, type[Event]] = {}
 """The classes of events by their kinds."""
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Started(Event, noted="the process runs"):
     pid: int
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Topology(Event, noted="at the first optimizer step, or message after a forward, or at the end"):
     world_size: Annotated[int, "how many ranks the trainer brought together"]
     rank_reached: Annotated[int, "the rank that this process has among them"]
     via: Annotated[Literal["torch.distributed", "horovod"] | None, "null when neither was initialised"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Model(Event, noted="a model is watched"):
     model: int
     shapes: Annotated[Sequence[Numbers], "of its parameters"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Wrap(Event, noted="DDP has been constructed around a watched model"):
     model: int
     wrapper: Annotated[str, "the wrapper's class"]
     find_unused: Annotated[bool, "its `find_unused_parameters`"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ApexInitialize(Event, noted="`apex.amp.initialize` has returned"):
     models: Annotated[int, "how many it was given"]
     optimizers: Annotated[int, "how many it was given"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Optimizer(Event, noted="before the first event that mentions an optimizer of watched parameters"):
     optimizer: int
     type: Annotated[str, "its class"]
@@ -130,31 +125,26 @@ class Optimizer(Event, noted="before the first event that mentions an optimizer 
     state: Annotated[bool, "whether it has any yet"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Start(Event, noted="before the first training forward"):
     weights: Vector | None
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Autocast(Event):
     device: str
     dtype: str
     enabled: bool
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class AutocastEnter(_Autocast, noted="before a region of `torch.autocast` that is enabled"):
     @property
     def label(self) -> str:
         return f"enter autocast {self.dtype}"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class AutocastExit(_Autocast, noted="after it", label="leave autocast"):
     pass
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Forward(
     Event, noted="before a forward in training mode with gradients enabled, unless it is recomputed in a backward"
 ):
@@ -173,7 +163,6 @@ class Forward(
         return f"forward through {self.wrapper}" if self.wrapper else "forward"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class LossScaled(Event, noted="`GradScaler.scale`, unless disabled"):
     scaler: int
     scale: Number
@@ -183,7 +172,6 @@ class LossScaled(Event, noted="`GradScaler.scale`, unless disabled"):
         return f"loss × {number(self.scale)}"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
     backward: Annotated[int, "its number"]
     root: Annotated[int, "the same for a graph that is gone through again"]
@@ -191,21 +179,18 @@ class BackwardBegin(Event, noted="before a backward that accumulates gradients",
     gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it; null if no model is watched"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class BackwardEnd(Event, noted="after it", label="backward done"):
     backward: Annotated[int, "its number"]
     forwards: Annotated[Numbers, "the numbers of the forwards that it flowed through"]
     scaled: Annotated[Number | None, "the loss scale that the loss carried, by a GradScaler or by hand"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class AutogradGrad(
     Event, noted="after `torch.autograd.grad` that flowed through forwards of the model", label="torch.autograd.grad"
 ):
     forwards: Annotated[Numbers, "their numbers"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Exchange(Event):
     """A collective, or a message between two ranks."""
 
@@ -223,12 +208,10 @@ class Exchange(Event):
         return f"{self.of}, {size(self.bytes)}" if self.of else size(self.bytes)
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Contribution(Exchange):
     """What a rank gives to others: into a collective, or as a message."""
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Collective(Contribution, noted="before it is issued"):
     op: Annotated[str, "its name"]
     reduce: Annotated[
@@ -241,7 +224,6 @@ class Collective(Contribution, noted="before it is issued"):
         return f"{self.op.strip('_').replace('_', ' ')} ({self.payload})"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Send(
     Contribution,
     noted="before a message to another rank is sent: `send`, `isend`, `batch_isend_irecv` of torch.distributed",
@@ -254,7 +236,6 @@ class Send(
         return f"send to rank {self.peer} ({self.payload})"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Receive(Exchange, noted="before a message is waited for: `recv`, `irecv`, `batch_isend_irecv`"):
     peer: Annotated[int | None, "the other rank, null for from anyone"]
     tag: Annotated[int, "any number", {"type": "integer"}]
@@ -265,17 +246,14 @@ class Receive(Exchange, noted="before a message is waited for: `recv`, `irecv`, 
         return f"receive from {sender} ({self.payload})"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class NoSyncEnter(Event, noted="before `no_sync` of a DDP wrapper of the model", label="enter no_sync"):
     pass
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class NoSyncExit(Event, noted="after it", label="leave no_sync"):
     pass
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Synchronize(Event, noted="at the beginning of `synchronize` of Horovod's optimizer"):
     optimizer: int
     in_step: Annotated[bool, "whether its own step called it"]
@@ -285,17 +263,14 @@ class Synchronize(Event, noted="at the beginning of `synchronize` of Horovod's o
         return "synchronize within step" if self.in_step else "synchronize"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class SkipSynchronizeEnter(Event, noted="before Horovod's `skip_synchronize`", label="enter skip_synchronize"):
     optimizer: int
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class SkipSynchronizeExit(Event, noted="after it", label="leave skip_synchronize"):
     optimizer: int
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Unscale(Event, noted="after `GradScaler.unscale_`"):
     scaler: int
     optimizer: int
@@ -308,7 +283,6 @@ class Unscale(Event, noted="after `GradScaler.unscale_`"):
         return f"unscale ÷ {number(self.scale)}" + (", overflow found" if self.found_inf else "")
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_value_` or `clip_grads_with_norm_`"):
     kind: Literal["norm", "value"]
     threshold: Number
@@ -328,13 +302,11 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
         return "clip_grad_norm_" if self.kind == "norm" else "clip_grad_value_"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Norm(Event, noted="after `get_total_norm` that is no part of clipping"):
     norm: Number
     parameters: Numbers
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class GradientChange(
     Event, noted="when the next event finds that gradients were changed by nothing else that is noted"
 ):
@@ -347,7 +319,6 @@ class GradientChange(
         return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ZeroGrad(Event, noted="before gradients are cleared; by hand, when the next event finds that they were"):
     by: Literal["optimizer", "model", "hand"]
     optimizer: Annotated[int | None, "null unless it cleared them"]
@@ -359,7 +330,6 @@ class ZeroGrad(Event, noted="before gradients are cleared; by hand, when the nex
         return {"hand": "gradients cleared by hand", "model": "model.zero_grad"}.get(self.by, "zero grad")
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
     scaler: int
     optimizer: int
@@ -369,33 +339,28 @@ class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
     ]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class _ScaleLoss(Event):
     delay_unscale: bool
     optimizers: Annotated[int, "how many"]
     scale: Annotated[Number | None, "null while apex is disabled"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ScaleLossEnter(_ScaleLoss, noted="before the body of `apex.amp.scale_loss`"):
     @property
     def label(self) -> str:
         return "enter scale_loss" + (" (delay_unscale)" if self.delay_unscale else "")
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ScaleLossExit(_ScaleLoss, noted="after it, when gradients are unscaled", label="leave scale_loss"):
     scale_after: Annotated[Number | None, "that of the next one, lower if gradients overflowed"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class StateInit(
     Event, noted="after a step on zeros before training, as Horovod's `broadcast_optimizer_state` takes one"
 ):
     weights: Vector | None
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Attempt(Event):
     """An optimizer step, or one that was asked for and skipped."""
 
@@ -406,7 +371,6 @@ class Attempt(Event):
     scale: Annotated[Number | None, "of the enabled GradScaler that called it, else null"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Step(Attempt, noted="after an optimizer step that was applied"):
     step: Annotated[int, "its number"]
     lr: Number | None
@@ -418,7 +382,6 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
         return f"step {self.step}" if self.scale is None else f"step {self.step} by the scaler"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Skip(
     Attempt,
     noted="after `GradScaler.step`, or a step that apex has replaced, did not step",
@@ -428,7 +391,6 @@ class Skip(
     state: Annotated[str | None, "as in `scaler_step`"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Update(Event, noted="after `GradScaler.update`"):
     scaler: int
     scale_before: Number
@@ -442,7 +404,6 @@ class Update(Event, noted="after `GradScaler.update`"):
         return f"scale {number(self.scale_before)} → {number(self.scale_after)}"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Schedule(Event, noted="after `LRScheduler.step`"):
     scheduler: int
     optimizer: int | None
@@ -456,23 +417,20 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
         return f"learning rate {before} → {after}"
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class ForeignOptimizer(Event, noted="at the first step of an optimizer that holds no watched parameter"):
     optimizer: Annotated[str, "its class"]
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Finished(Event, noted="the trainer's function has returned"):
     weights: Vector | None
 
 
-@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Raised(Event, noted="the trainer's function has raised"):
     type: str
     message: str
     traceback: str
-    at: Annotated[float | None, "the `time` when it did"] = field(default=None, kw_only=True)
+    at: Annotated[float | None, "the `time` when it did"] = None
 
 
 def read(line: Mapping[str, Any]) -> Event:
@@ -520,9 +478,9 @@ def _checked(line: Mapping[str, Any]) -> type[Event]:
     if kind is None:
         raise MalformedEvent(f"there is no kind of event {line.get('event')!r}")
     types = {name: frozenset(_json_types(hint)) for name, hint in hints(kind).items()}
-    required = {each.name for each in fields(kind) if each.default is MISSING}
-    for name in sorted(required - line.keys()):
-        raise MalformedEvent(f"{kind.event} has no field {name!r}")
+    for name in sorted(types.keys() - line.keys()):
+        if is_required(kind, name):
+            raise MalformedEvent(f"{kind.event} has no field {name!r}")
     for name, value in line.items():
         if name != "event" and name not in types:
             raise MalformedEvent(f"{kind.event} has a field {name!r}, which is not one of its own")
@@ -534,7 +492,12 @@ def _checked(line: Mapping[str, Any]) -> type[Event]:
 def hints(kind: type[Event]) -> dict[str, Any]:
     """The type of each field, with its description."""
     found = get_type_hints(kind, include_extras=True)
-    return {each.name: found[each.name] for each in fields(kind)}
+    return {name: hint for name, hint in found.items() if get_origin(hint) is not ClassVar}
+
+
+def is_required(kind: type[Event], field: str) -> bool:
+    """Whether an event of this kind always has the field."""
+    return not hasattr(kind, field)
 
 
 def _json_types(hint: Any) -> Iterable[type]:

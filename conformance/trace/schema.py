@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
-from conformance.trace.events import KINDS, Event, Number, Site, hints
+from conformance.trace.events import KINDS, Event, Number, Site, hints, is_required
 from conformance.trace.file import SCHEMA_VERSION
 
 SCHEMA = Path(__file__).with_name("trace-schema.json")
@@ -43,31 +42,25 @@ _PLAN = ("case backend world_size accumulation micro_batch_size steps epochs pre
 
 def schema() -> Json:
     """A JSON Schema for one line of a trace."""
-    own = {field.name for field in fields(Event)}
-    event = {"event": {"type": "string"}, **_properties(Event)}
     kinds = {
         name: {
             "$ref": "#/$defs/event",
             "unevaluatedProperties": False,
-            "required": [field.name for field in fields(kind) if field.name not in own and _is_required(field)],
-            "properties": {
-                "event": {"const": name},
-                **{field: one for field, one in _properties(kind).items() if field not in own},
-            },
+            "required": [field for field in _own(kind) if is_required(kind, field)],
+            "properties": {"event": {"const": name}, **_properties(kind)},
         }
         for name, kind in KINDS.items()
+    }
+    event = {
+        "type": "object",
+        "required": ["event", *(field for field in _own(Event) if is_required(Event, field))],
+        "properties": {"event": {"type": "string"}, **_properties(Event)},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"One line of a trace of trainer-conformance, schema version {SCHEMA_VERSION}",
         "oneOf": [{"$ref": f"#/$defs/{name}"} for name in ("trace", *KINDS)],
-        "$defs": {
-            "number": _NUMBER,
-            "site": _SITE,
-            "trace": _header(),
-            "event": {"type": "object", "required": ["event", *_required(Event)], "properties": event},
-            **kinds,
-        },
+        "$defs": {"number": _NUMBER, "site": _SITE, "trace": _header(), "event": event, **kinds},
     }
 
 
@@ -106,18 +99,15 @@ def _header() -> Json:
     }
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING
-
-
-def _required(kind: type[Event]) -> list[str]:
-    return [field.name for field in fields(kind) if _is_required(field)]
+def _own(kind: type[Event]) -> dict[str, Any]:
+    """The fields that a kind has beyond those of every event, with their types; of `Event` all."""
+    known = {} if kind is Event else hints(Event)
+    return {name: hint for name, hint in hints(kind).items() if name not in known}
 
 
 def _properties(kind: type[Event]) -> Json:
     """A field that may be left out is never null."""
-    optional = {field.name for field in fields(kind) if not _is_required(field)}
-    return {name: _schema_of(hint, nullable=name not in optional) for name, hint in hints(kind).items()}
+    return {name: _schema_of(hint, nullable=is_required(kind, name)) for name, hint in _own(kind).items()}
 
 
 def _schema_of(hint: Any, nullable: bool = True) -> Json:
@@ -138,34 +128,27 @@ def _schema_of(hint: Any, nullable: bool = True) -> Json:
 
 
 def _head() -> str:
-    rows = [
-        "| `event` | string | its kind, from the table below |",
-        *(
-            f"| `{field.name}`{'' if _is_required(field) else ' *'} | {_type(hints(Event)[field.name])} | "
-            f"{_doc(hints(Event)[field.name])} |"
-            for field in fields(Event)
-        ),
-    ]
-    return "\n".join(["| Field | Type | Meaning |", "| --- | --- | --- |", *rows])
+    lines = ["| Field | Type | Meaning |", "| --- | --- | --- |"]
+    lines.append("| `event` | string | its kind, from the table below |")
+    lines += (f"| {_name(Event, name)} | {_type(hint)} | {_doc(hint)} |" for name, hint in hints(Event).items())
+    return "\n".join(lines)
 
 
 def _kinds() -> str:
-    own = {field.name for field in fields(Event)}
-    rows = [
-        f"| `{name}` | {kind.noted} | {'; '.join(_cells(kind, own))} |".replace("|  |", "| |")
-        for name, kind in KINDS.items()
-    ]
-    return "\n".join(["| Kind | Noted | Fields |", "| --- | --- | --- |", *rows])
+    lines = ["| Kind | Noted | Fields |", "| --- | --- | --- |"]
+    lines += (f"| `{name}` | {kind.noted} | {'; '.join(_cells(kind))} |" for name, kind in KINDS.items())
+    return "\n".join(lines).replace("|  |", "| |")
 
 
-def _cells(kind: type[Event], own: set[str]) -> Iterator[str]:
-    for field in fields(kind):
-        if field.name in own:
-            continue
-        hint = hints(kind)[field.name]
+def _cells(kind: type[Event]) -> Iterator[str]:
+    for name, hint in _own(kind).items():
         doc, values = _doc(hint), ", ".join(_values(hint))
-        said = f"{values} ({doc})" if values and doc else values or doc
-        yield f"`{field.name}`{'' if _is_required(field) else ' *'}" + (f": {said}" if said else "")
+        meaning = f"{values} ({doc})" if values and doc else values or doc
+        yield _name(kind, name) + (f": {meaning}" if meaning else "")
+
+
+def _name(kind: type[Event], field: str) -> str:
+    return f"`{field}`" if is_required(kind, field) else f"`{field}` *"
 
 
 def _doc(hint: Any) -> str:

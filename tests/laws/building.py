@@ -13,11 +13,10 @@ and window and micro-batch. A forward with ``window=k`` opens window k; one with
 from __future__ import annotations
 
 import copy
-from dataclasses import MISSING, fields
 from typing import get_type_hints
 
 from conformance.laws.run import Run
-from conformance.trace.events import KINDS, Event
+from conformance.trace.events import KINDS, Event, hints, is_required
 
 SPEC = {
     "case": "by-hand",
@@ -92,7 +91,7 @@ COUNTED = ("forward", "step", "backward", "forwards")
 
 
 def _defaults(kind):
-    own = {field.name for field in fields(KINDS[kind])} - {field.name for field in fields(Event)} - {"at", *COUNTED}
+    own = hints(KINDS[kind]).keys() - hints(Event).keys() - {"at", *COUNTED}
     return {
         name: {**PLAUSIBLE, **OF_KIND.get(kind, {})}.get(name, _simplest(get_type_hints(KINDS[kind])[name]))
         for name in own
@@ -109,12 +108,10 @@ DEFAULTS = {kind: _defaults(kind) for kind in KINDS}
 
 def whole(line):
     """The line with the fields of its kind, all of them and no others; what is missing is null, zero or empty."""
-    hints = get_type_hints(KINDS[line["event"]])
-    kept = {"event": line["event"]}
-    for field in fields(KINDS[line["event"]]):
-        if field.name in line or field.default is MISSING:
-            kept[field.name] = line.get(field.name, _simplest(hints[field.name]))
-    return kept
+    kind = KINDS[line["event"]]
+    plain = get_type_hints(kind)
+    fields = [name for name in hints(kind) if name in line or is_required(kind, name)]
+    return {"event": kind.event, **{name: line.get(name, _simplest(plain[name])) for name in fields}}
 
 
 #: Windows of two micro-batches of one sample.
