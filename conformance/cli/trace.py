@@ -30,16 +30,17 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.trace import file
 
     try:
-        plan, ranks = file.read(options.folder)
+        run = Run.read(*file.read(options.folder))
     except file.TraceError as error:
         return say(str(error), USAGE)
+    ranks = [rank.events for rank in run.ranks]
     if options.chrome is None:
         render_trace(ranks, console)
         return CONFORMING
     reason = unwritable(options.chrome)
     if reason is not None:
         return say(f"cannot write {options.chrome}: {reason}", USAGE)
-    drawn = json.dumps(chrome(plan["case"], ranks, violations(Run.read(plan, ranks))), ensure_ascii=False)
+    drawn = json.dumps(chrome(run.plan.spec["case"], ranks, violations(run)), ensure_ascii=False)
     options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
     console.print(f"{options.chrome}: open it in https://ui.perfetto.dev", soft_wrap=True)
     return CONFORMING

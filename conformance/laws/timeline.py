@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.laws.checking import Finding
 from conformance.laws.run import Rank, Run
 from conformance.trace.events import (
+    Collective,
     Event,
     Finished,
     ForeignOptimizer,
@@ -17,7 +19,6 @@ from conformance.trace.events import (
     Started,
     Topology,
 )
-from conformance.trace.joins import joined
 
 #: Events that describe objects or states, not actions.
 STILL = (Started, Topology, Model, Optimizer, Start, ForeignOptimizer, Finished)
@@ -65,6 +66,23 @@ def in_words(events: Sequence[Event], marked: Iterable[Event] = ()) -> tuple[Mom
     return tuple(Moment(event, (event.time - began) * 1e3, event.label, event in marked) for event in events)
 
 
+def joined(ranks: Iterable[Sequence[Event]]) -> list[list[Collective]]:
+    """The events of each collective on the ranks that took part, the earliest first; ``ranks``: the events of each.
+
+    The n-th collective with the same operation, size and group is the same one on all ranks. Leaves out collectives
+    that only one rank entered.
+    """
+    met: defaultdict[object, list[Collective]] = defaultdict(list)
+    for events in ranks:
+        seen: defaultdict[object, int] = defaultdict(int)
+        for event in events:
+            if isinstance(event, Collective):
+                kind = (event.via, event.op, event.bytes, tuple(event.group))
+                met[kind, seen[kind]].append(event)
+                seen[kind] += 1
+    return [sorted(group, key=lambda event: event.time) for group in met.values() if len(group) > 1]
+
+
 def _shown(rank: Rank, window: int | None) -> list[Event]:
     if window is None:
         events = rank.setup
@@ -75,7 +93,7 @@ def _shown(rank: Rank, window: int | None) -> list[Event]:
 
 def _joins(run: Run, moments: Sequence[Moment]) -> tuple[tuple[int, ...], ...]:
     """The collectives that join ranks, as far as they are shown."""
-    index = {(moment.event.rank, moment.event.seq): number for number, moment in enumerate(moments)}
-    met = joined([rank.events for rank in run.ranks])
-    shown = (sorted(index[place] for place in places if place in index) for places in met)
-    return tuple(tuple(group) for group in shown if len(group) > 1)
+    index = {moment.event: number for number, moment in enumerate(moments)}
+    groups = joined(rank.events for rank in run.ranks)
+    shown = (tuple(sorted(index[event] for event in group if event in index)) for group in groups)
+    return tuple(group for group in shown if len(group) > 1)

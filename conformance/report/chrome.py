@@ -8,15 +8,13 @@ length, and Perfetto writes no name beside what has no length: the name of the l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from conformance.laws.law import Broken, Law
-from conformance.laws.timeline import STILL
-from conformance.trace.events import KINDS, read, read_all
-from conformance.trace.joins import joined
+from conformance.laws.timeline import STILL, joined
+from conformance.trace.events import Collective, Event
 
-Recorded: TypeAlias = Mapping[str, Any]
 Drawn: TypeAlias = dict[str, Any]
 
 WINDOWS, PROCESS, COLLECTIVES = "windows", "process", "collectives"
@@ -39,9 +37,9 @@ have no arrow."""
 class _Lanes:
     """What stands below what on every rank: the laws that were broken, then each kind in the order in which it came."""
 
-    def __init__(self, ranks: Sequence[Sequence[Recorded]], broken: Sequence[tuple[Law, Broken]]) -> None:
-        kinds = (_lane(event["event"]) for events in ranks for event in events)
-        self.titles = tuple(dict.fromkeys((*(_title(law) for law, _ in broken), WINDOWS, PROCESS, *kinds)))
+    def __init__(self, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]]) -> None:
+        lanes = (_lane(event) for events in ranks for event in events)
+        self.titles = tuple(dict.fromkeys((*(_title(law) for law, _ in broken), WINDOWS, PROCESS, *lanes)))
         self._numbers = {title: number for number, title in enumerate(self.titles, start=1)}
 
     def of(self, title: str, rank: int) -> Drawn:
@@ -53,10 +51,10 @@ class _Lanes:
         return {"pid": rank, "tid": rank * len(self.titles) + self._numbers[title]}
 
 
-def chrome(case: str, ranks: Sequence[Sequence[Recorded]], broken: Sequence[tuple[Law, Broken]] = ()) -> dict[str, Any]:
+def chrome(case: str, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]] = ()) -> dict[str, Any]:
     """The object to write as JSON: a process for each rank, arrows where its collectives meet those of others, and a
     lane for each law in `broken`, which is marked where it was."""
-    began = min((event["time"] for events in ranks for event in events), default=0.0)
+    began = min((event.time for events in ranks for event in events), default=0.0)
     lanes = _Lanes(ranks, broken)
     drawn: list[Drawn] = []
     for rank, events in enumerate(ranks):
@@ -78,34 +76,33 @@ def _names(rank: int, case: str, lanes: _Lanes) -> Iterator[Drawn]:
         yield {**thread, "name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _windows(rank: int, events: Sequence[Recorded], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+def _windows(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
     """Windows with their micro-batches in them, each from its forward to that of the next."""
     at = lanes.of(WINDOWS, rank)
     opened: list[str] = []
     for event in events:
         here = _progress(event)
         if here != opened:
-            ts = _microseconds(event["time"], began)
+            ts = _microseconds(event.time, began)
             shared = 1 if here[:1] == opened[:1] else 0
             yield from ({"ph": "E", **at, "ts": ts, "name": name} for name in reversed(opened[shared:]))
             yield from ({"ph": "B", **at, "ts": ts, "name": name} for name in here[shared:])
             opened = here
     for name in reversed(opened):
-        yield {"ph": "E", **at, "ts": _microseconds(events[-1]["time"], began), "name": name}
+        yield {"ph": "E", **at, "ts": _microseconds(events[-1].time, began), "name": name}
 
 
-def _rank(rank: int, events: Sequence[Recorded], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+def _rank(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
     """A span that was not ended ends with the trace; one that was begun before it is left out."""
     opened = dict.fromkeys(SPANS.values(), 0)
     for event in events:
-        kind = event["event"]
-        lane = _lane(kind)
-        at = {**lanes.of(lane, rank), "ts": _microseconds(event["time"], began), "args": _arguments(event)}
+        lane = _lane(event)
+        at = {**lanes.of(lane, rank), "ts": _microseconds(event.time, began), "args": _arguments(event)}
         if lane == COLLECTIVES:
-            yield {"ph": "X", **at, "cat": kind, "name": _name(event), "dur": _SHORTEST}
-        elif kind not in SPANS:
-            yield {"ph": "i", "s": "t", **at, "cat": kind, "name": _name(event)}
-        elif kind.endswith(_BEGINS):
+            yield {"ph": "X", **at, "cat": event.event, "name": event.label, "dur": _SHORTEST}
+        elif event.event not in SPANS:
+            yield {"ph": "i", "s": "t", **at, "cat": event.event, "name": event.label}
+        elif event.event.endswith(_BEGINS):
             opened[lane] += 1
             yield {"ph": "B", **at, "name": lane}
         elif opened[lane]:
@@ -113,7 +110,7 @@ def _rank(rank: int, events: Sequence[Recorded], lanes: _Lanes, began: float) ->
             yield {"ph": "E", **at, "name": lane}
     for span, count in opened.items():
         for _ in range(count):
-            yield {"ph": "E", **lanes.of(span, rank), "ts": _microseconds(events[-1]["time"], began), "name": span}
+            yield {"ph": "E", **lanes.of(span, rank), "ts": _microseconds(events[-1].time, began), "name": span}
 
 
 def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
@@ -129,14 +126,12 @@ def _mark(law: Law, broken: Broken, lanes: _Lanes, began: float) -> Drawn:
     return {"ph": "i", "s": "t", **at, "cat": law.level, "name": law.id}
 
 
-def _arrows(ranks: Sequence[Sequence[Recorded]], lanes: _Lanes, began: float) -> Iterator[Drawn]:
-    at = {(rank, event["seq"]): event for rank, events in enumerate(ranks) for event in events}
-    for number, places in enumerate(joined([read_all(events, rank) for rank, events in enumerate(ranks)])):
-        name = _name(at[places[0]])
-        for place in places:
-            phase = "s" if place is places[0] else "f" if place is places[-1] else "t"
-            arrow = {"ph": phase, "id": number, "cat": COLLECTIVES, "name": name}
-            where = {**lanes.of(COLLECTIVES, place[0]), "ts": _microseconds(at[place]["time"], began)}
+def _arrows(ranks: Sequence[Sequence[Event]], lanes: _Lanes, began: float) -> Iterator[Drawn]:
+    for number, group in enumerate(joined(ranks)):
+        for event in group:
+            phase = "s" if event is group[0] else "f" if event is group[-1] else "t"
+            arrow = {"ph": phase, "id": number, "cat": COLLECTIVES, "name": group[0].label}
+            where = {**lanes.of(COLLECTIVES, event.rank), "ts": _microseconds(event.time, began)}
             yield {**arrow, **where, **({"bp": "e"} if phase == "f" else {})}
 
 
@@ -144,30 +139,26 @@ def _title(law: Law) -> str:
     return f"{'broken' if law.level == 'MUST' else 'warning'}: {law.id}"
 
 
-def _lane(kind: str) -> str:
-    if kind == "collective":
+def _lane(event: Event) -> str:
+    if isinstance(event, Collective):
         return COLLECTIVES
-    return PROCESS if issubclass(KINDS[kind], STILL) else SPANS.get(kind, kind)
+    return PROCESS if isinstance(event, STILL) else SPANS.get(event.event, event.event)
 
 
-def _progress(event: Recorded) -> list[str]:
+def _progress(event: Event) -> list[str]:
     """The window and the micro-batch that an event is in, as far as they are known."""
-    names = {"window": event["window"], "micro-batch": event["micro_batch"]}
+    names = {"window": event.window, "micro-batch": event.micro_batch}
     return [f"{name} {number}" for name, number in names.items() if number is not None]
-
-
-def _name(event: Recorded) -> str:
-    return read(event).label
 
 
 def _microseconds(time: float, began: float) -> float:
     return round((time - began) * 1e6, 3)
 
 
-def _arguments(event: Recorded) -> dict[str, Any]:
+def _arguments(event: Event) -> dict[str, Any]:
     """All that is known of an event; a place in a file as file:line, and text of several lines as these, for Perfetto
     shows escapes as they stand."""
-    arguments = {name: value for name, value in event.items() if name not in _HEAD}
+    arguments = {name: value for name, value in vars(event).items() if name not in _HEAD}
     for name, value in arguments.items():
         if name in ("where", "called_from") and value is not None:
             arguments[name] = "{}:{} in {}".format(*value)

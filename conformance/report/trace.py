@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.trace.events import read
+from conformance.trace.events import Event
 
 from .text import visible
 
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
-def render_trace(ranks: Iterable[Sequence[Mapping[str, Any]]], console: Console) -> None:
+def render_trace(ranks: Iterable[Sequence[Event]], console: Console) -> None:
     """Prints the events of `ranks`, a line each, by time."""
-    events = sorted((read(line) for lines in ranks for line in lines), key=lambda event: event.time)
+    events = sorted((event for events in ranks for event in events), key=lambda event: event.time)
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("ms", "rank", "seq", "window", "batch"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -11,7 +11,7 @@ from conformance.laws.law import Broken, Law
 from conformance.laws.run import Run
 from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.front.client import ForkServer
-from conformance.trace.events import read
+from conformance.trace.events import read, read_all
 
 from ..laws.building import DEFAULTS
 from ..trainers.tasks import make_spec, scaler
@@ -30,7 +30,12 @@ def traced(request):
         outcome = server.run(spec, time_limit=60.0)
     assert all(rank.finished for rank in outcome.ranks)
     ranks = [list(rank.events) for rank in outcome.ranks]
-    return ranks, json.loads(json.dumps(chrome("a case", ranks), allow_nan=False))
+    return ranks, json.loads(json.dumps(converted("a case", ranks), allow_nan=False))
+
+
+def converted(case, ranks, broken=()):
+    """The Chrome trace of these lines of each rank."""
+    return chrome(case, [read_all(lines, rank) for rank, lines in enumerate(ranks)], broken)
 
 
 def by_track(drawn):
@@ -192,7 +197,7 @@ def test_a_trace_that_breaks_off():
     """What had begun ends with it; what was begun before it is left out."""
     entered = event("autocast_enter", 1, 2.0, dtype="float16")
     events = [event("no_sync_exit", 0, 1.0), entered, event("raised", 2, 3.0)]
-    drawn = [drawn for drawn in chrome("case", [events])["traceEvents"] if drawn["ph"] in "BEi"]
+    drawn = [drawn for drawn in converted("case", [events])["traceEvents"] if drawn["ph"] in "BEi"]
     assert [(event["ph"], event["name"], event["ts"]) for event in drawn] == [
         ("B", "autocast", 1e6),
         ("i", "raised", 2e6),
@@ -204,16 +209,17 @@ def test_a_collective_that_a_rank_never_entered():
     """It has no arrow."""
     told = {"op": "allreduce_", "bytes": 4, "group": [0, 1], "via": "c10d"}
     first = [event("collective", seq, seq + 1.0, **told) for seq in range(2)]
-    drawn = chrome("case", [first, first[:1]])["traceEvents"]
+    second = [{**first[0], "rank": 1}]
+    drawn = converted("case", [first, second])["traceEvents"]
     assert [event["ph"] for event in drawn if event["ph"] in "stf"] == ["s", "f"]
 
 
 def test_no_events():
-    assert {event["ph"] for event in chrome("case", [[], []])["traceEvents"]} == {"M"}
+    assert {event["ph"] for event in converted("case", [[], []])["traceEvents"]} == {"M"}
 
 
 def test_lines_are_not_escaped():
-    [drawn] = chrome("case", [[event("raised", 0, 1.0, traceback="first\n  second\n")]])["traceEvents"][-1:]
+    [drawn] = converted("case", [[event("raised", 0, 1.0, traceback="first\n  second\n")]])["traceEvents"][-1:]
     assert drawn["args"]["traceback"] == ["first", "  second"]
 
 
@@ -232,7 +238,7 @@ def test_broken_laws_have_lanes_of_their_own():
         for one, two in zip(first, second, strict=True)
     ]
     broken = [*((must, how) for how in twice), (should, Broken(first[1], "no step", "it costs", "there was one", ()))]
-    drawn = chrome("case", ranks, broken)["traceEvents"]
+    drawn = converted("case", ranks, broken)["traceEvents"]
     lanes = titles(drawn)
     assert [title for (pid, _), title in lanes.items() if pid == 0][:2] == [
         "broken: acc/by-hand",
