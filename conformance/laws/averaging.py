@@ -54,22 +54,25 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
     no mistake explains some wrong window, an explanation of the others may be a coincidence: then only the right
     windows are included.
     """
-    found = tuple(_told_apart(run))
-    right = {average.window: average for average, fitting in found if _is_right(fitting)}
-    if len(right) == len(found):
+    right: dict[Window, Averaged] = {}
+    wrong: list[Averaged] = []
+    for average, is_right in _told_apart(run):
+        if is_right:
+            right[average.window] = average
+        else:
+            wrong.append(average)
+    if not wrong:
         return right
-    all_of_right = {mistake for sizes in {_sizes(run.plan, one.number) for one in right}
-                    for mistake in _combinations(*sizes)}  # fmt: skip
-    ruled_out = {mistake.kinds for mistake in all_of_right if mistake.factor != 1}
-    wrong = [
-        (average, [mistake for mistake in fitting if mistake.kinds not in ruled_out])
-        for average, fitting in found
-        if not _is_right(fitting)
-    ]
-    if not all(fitting for _, fitting in wrong):
+    sizes_of_right = {_sizes(run.plan, window.number) for window in right}
+    ruled_out = {mistake.kinds for sizes in sizes_of_right for mistake in _combinations(*sizes)}
+    fitting = [[mistake for mistake in average.mistakes if mistake.kinds not in ruled_out] for average in wrong]
+    if not all(fitting):
         return right
-    common = set.intersection(*({mistake.kinds for mistake in fitting} for _, fitting in wrong))
-    explained = {average.window: replace(average, mistakes=_likeliest(fitting, common)) for average, fitting in wrong}
+    common = set.intersection(*({mistake.kinds for mistake in one} for one in fitting))
+    explained = {
+        average.window: replace(average, mistakes=_likeliest(one, common))
+        for average, one in zip(wrong, fitting, strict=True)
+    }
     return right | explained
 
 
@@ -79,11 +82,6 @@ def saw_right_gradients(window: Window) -> bool:
     return average is not None and not average.mistakes
 
 
-def mistakes(plan: Plan, number: int) -> tuple[Mistake, ...]:
-    """All combinations of mistakes in averaging window ``number``, the one without mistakes first."""
-    return _combinations(*_sizes(plan, number))
-
-
 def _sizes(plan: Plan, number: int) -> tuple[tuple[int, ...], int, int, str]:
     """What mistakes depend on: the size of each micro-batch, the nominal accumulation, the world size and the loss."""
     return tuple(map(len, plan.micro_batches(0, number))), plan.accumulation, plan.world_size, plan.spec["loss"]
@@ -91,6 +89,7 @@ def _sizes(plan: Plan, number: int) -> tuple[tuple[int, ...], int, int, str]:
 
 @cache
 def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str) -> tuple[Mistake, ...]:
+    """All combinations of mistakes in averaging that change the gradients."""
     length = len(sizes)
     samples = [_ONCE]
     if loss == "mean" and len(set(sizes)) == 1:
@@ -103,7 +102,9 @@ def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str) -
             Mistake(("nominal length twice",), (f"{text}, and twice",), Fraction(length, nominal**2)),
         ]
     choices = product(samples, micro_batches, [_ONCE, *_wrong_times(ranks, "ranks")])
-    return tuple(sorted((_together(choice) for choice in choices), key=lambda mistake: len(mistake.kinds)))
+    # Mistakes that cancel each other do not show.
+    shown = [mistake for mistake in map(_together, choices) if mistake.factor != 1]
+    return tuple(sorted(shown, key=lambda mistake: len(mistake.kinds)))
 
 
 _ONCE = Mistake((), (), Fraction(1))
@@ -127,18 +128,15 @@ def _together(choice: Sequence[Mistake]) -> Mistake:
     )
 
 
-def _is_right(fitting: Sequence[Mistake]) -> bool:
-    return any(mistake.factor == 1 for mistake in fitting)
-
-
 def _likeliest(fitting: Sequence[Mistake], common: set[tuple[str, ...]]) -> tuple[Mistake, ...]:
     throughout = [mistake for mistake in fitting if mistake.kinds in common] or fitting
     fewest = min(len(mistake.kinds) for mistake in throughout)
     return tuple(mistake for mistake in throughout if len(mistake.kinds) == fewest)
 
 
-def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
-    """Each window with all mistakes that fit it. Leaves out windows that fit both right and wrong averaging."""
+def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
+    """Each window with all mistakes that fit it, and whether its gradients are right. Leaves out windows that fit both
+    right and wrong averaging."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
     for window in run.windows:
@@ -157,23 +155,19 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, list[Mistake]]]:
         rights = expectations.gradients(number, weights)
         if not rights:
             continue
-        known = mistakes(run.plan, number)
+        known = _combinations(*_sizes(run.plan, number))
         right = next((one for one in rights if one.is_times(1.0, seen)), None)
         if right is not None:
-            if not any(mistake.factor != 1 for mistake in _fitting(known, right, seen)):
-                yield Averaged(window, event, seen, right, ()), [_ONCE]
+            if not any(_fitting(known, right, seen)):
+                yield Averaged(window, event, seen, right, ()), True
             continue
-        fits = [(one, list(_fitting(known, one, seen))) for one in rights]
+        fits = [(one, tuple(_fitting(known, one, seen))) for one in rights]
         right, fitting = max(fits, key=lambda fit: len(fit[1]))
         # Gradients may be off by the loss scale, which is a power of two as well.
         scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
-        if any(
-            mistake.factor != 1 and scale in (mistake.factor, 1 / mistake.factor)
-            for mistake in fitting
-            for scale in scales
-        ):
+        if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
             continue
-        yield Averaged(window, event, seen, right, ()), fitting
+        yield Averaged(window, event, seen, right, fitting), False
 
 
 def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from conformance.laws.law import OK, Broken, Law, Subject, laws
-from conformance.laws.run import GlobalWindow, Rank, Run, Window
+from conformance.laws.run import GlobalWindow, Rank, Run, Window, no_cyclic_collection
+from conformance.trace.events import Event
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def findings(verified: Iterable[Verified]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: (finding.law.level, finding.window or 0, finding.broken.event.seq)))
 
 
+@no_cyclic_collection()
 def applied(laws: Sequence[Law], run: Run) -> tuple[Application, ...]:
     """Applies these laws to ``run``, in order. Leaves out violations that a law in ``unless`` explains better."""
     everything = {law.id: _applied(law, run) for law in laws}
@@ -117,10 +119,16 @@ def _applied(law: Law, run: Run) -> Application:
 
 def _subjects(law: Law, run: Run) -> Iterable[Subject]:
     if law.scope is Window:
-        return run.windows
+        return run.windows if not law.needs else _having(law.needs, run)
     if law.scope is GlobalWindow:
         return run.together.values()
     return run.ranks if law.scope is Rank else (run,)
+
+
+def _having(kinds: Sequence[type[Event]], run: Run) -> Iterable[Window]:
+    for rank in run.ranks:
+        if rank.has(kinds):
+            yield from (window for window in rank.windows if window.has(kinds))
 
 
 def _violation(broken: Broken, subject: Subject) -> Violation:

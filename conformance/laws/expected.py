@@ -6,19 +6,21 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
 from itertools import chain
 from math import inf, lcm
 from operator import attrgetter, mul
 
 from conformance.laws.run import Plan, Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
-from conformance.workloads.precision import FP16, FP32, FP64, PRECISIONS
+from conformance.workloads.precision import FP16, Precision
 
 Vector = tuple[int, ...]
 Matrix = tuple[Vector, ...]
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
 """The samples of each micro-batch of each rank."""
+Rounding = tuple[float, float]
+"""The rounding error of an element of a gradient relative to the sum of its terms' absolute values, and its absolute
+error where small numbers underflow."""
 
 #: How often one element of a gradient is rounded to the format of forward and backward, with a margin.
 _ROUNDINGS = 8
@@ -28,7 +30,8 @@ _ROUNDINGS = 8
 class Gradient:
     """value: the gradient, one element for each weight. slack: the bound of the rounding error of each element.
 
-    Both are computed exactly and then rounded to floats; a slack too large for a float is infinite, and fits anything.
+    The gradient, and the sum to which the slack is relative, are computed exactly and then rounded to floats; a slack
+    too large for a float is infinite, and fits anything.
     """
 
     value: tuple[float, ...]
@@ -65,21 +68,24 @@ class Slope:
     size_offset: Vector
     denominator: int
 
-    def at(self, weights: Sequence[float], precision: str, samples: int) -> Gradient:
+    def at(self, weights: Sequence[float], rounding: Rounding) -> Gradient:
         ratios = [weight.as_integer_ratio() for weight in weights]
-        scale = lcm(*(denominator for _, denominator in ratios))
+        # All denominators are powers of two.
+        scale = max(denominator for _, denominator in ratios)
         whole = [numerator * (scale // denominator) for numerator, denominator in ratios]
+        absolute = list(map(abs, whole))
         unit = self.denominator * scale
-        (roundoff, least), fine = _rounding(precision, samples)
-
-        def values(matrix: Matrix, offset: Vector, at: Sequence[int], sign: int) -> Iterator[int]:
-            for row, constant in zip(matrix, offset, strict=True):
-                yield sum(map(mul, row, at)) + sign * constant * scale
-
-        sizes = values(self.size, self.size_offset, list(map(abs, whole)), 1)
+        values = [
+            sum(map(mul, row, whole)) - constant * scale for row, constant in zip(self.matrix, self.offset, strict=True)
+        ]
+        sizes = [
+            sum(map(mul, row, absolute)) + constant * scale
+            for row, constant in zip(self.size, self.size_offset, strict=True)
+        ]
+        relative, least = rounding
         return Gradient(
-            tuple(_quotient(value, unit) for value in values(self.matrix, self.offset, whole, -1)),
-            tuple(_quotient(size * roundoff + least * unit, unit * fine) for size in sizes),
+            tuple(_quotient(value, unit) for value in values),
+            tuple(relative * _quotient(size, unit) + least for size in sizes),
         )
 
 
@@ -89,7 +95,7 @@ class Expectations:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         # Epochs repeat their windows.
-        self._known: dict[Shares, tuple[Slope, ...]] = {}
+        self._known: dict[Shares, tuple[tuple[Slope, ...], Rounding]] = {}
         # Ranks that agree ask for the same window at the same weights.
         self._of_window: dict[tuple[int, tuple[float, ...]], tuple[Gradient, ...]] = {}
 
@@ -104,9 +110,10 @@ class Expectations:
     def _gradients(self, number: int, weights: tuple[float, ...]) -> tuple[Gradient, ...]:
         shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
         if shares not in self._known:
-            self._known[shares] = tuple(self._slopes(shares))
-        samples = sum(len(micro_batch) for share in shares for micro_batch in share)
-        return tuple(slope.at(weights, self._plan.spec["precision"], samples) for slope in self._known[shares])
+            samples = sum(len(micro_batch) for share in shares for micro_batch in share)
+            self._known[shares] = tuple(self._slopes(shares)), _rounding(self._plan.precision, samples)
+        slopes, rounding = self._known[shares]
+        return tuple(slope.at(weights, rounding) for slope in slopes)
 
     def _slopes(self, shares: Shares) -> Iterator[Slope]:
         micro_batches = [micro_batch for share in shares for micro_batch in share if micro_batch]
@@ -135,6 +142,7 @@ class Expectations:
         )
 
 
+@fact
 def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
     """For each element of a flat gradient, the number of its parameter: weight, then bias."""
     return (*(0,) * int(plan.spec["model"]["features"]), *(1,) * bool(plan.spec["model"]["bias"]))
@@ -192,15 +200,8 @@ def _quotient(numerator: int, denominator: int) -> float:
         return inf
 
 
-@cache
-def _rounding(name: str, samples: int) -> tuple[tuple[int, int], int]:
-    """The rounding error of an element relative to the sum of its terms' absolute values, and its absolute error where
-    small numbers underflow, as integers; the last result is their common denominator."""
-    precision = PRECISIONS[name]
+def _rounding(precision: Precision, samples: int) -> Rounding:
     formats = (precision.compute, precision.wire)
-    coarsest = max(formats, key=lambda one: one.unit_roundoff)
-    sums = FP64 if name == "fp64" else FP32
-    least = samples * FP16.quantum if FP16 in formats else Fraction(0)
-    relative = _ROUNDINGS * coarsest.unit_roundoff + samples * sums.unit_roundoff
-    unit = lcm(relative.denominator, least.denominator)
-    return (int(relative * unit), int(least * unit)), unit
+    coarsest = max(one.unit_roundoff for one in formats)
+    least = samples * FP16.quantum if FP16 in formats else 0
+    return float(_ROUNDINGS * coarsest + samples * precision.master.unit_roundoff), float(least)

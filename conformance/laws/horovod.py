@@ -34,7 +34,7 @@ class Use:
     @cached_property
     def after(self) -> Sequence[Event]:
         """The events after the window's last backward."""
-        return self.window.between(self.window.backwards[-1], None) if self.window.backwards else ()
+        return self.window.of(Event, after=self.window.backwards[-1]) if self.window.backwards else ()
 
     @cached_property
     def synchronize(self) -> Synchronize | None:

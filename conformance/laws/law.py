@@ -81,6 +81,7 @@ class Law:
     judges: checks one subject. Yields a `Broken` or OK; yields nothing if the law does not apply or the trace does not
         show enough to decide.
     scope: the class of its subjects.
+    needs: classes of events; windows without an event of any of them are not judged. () for every window.
     unless: ids of laws that explain the same mistake better. If one of them is broken too, this law is not reported.
     """
 
@@ -92,6 +93,7 @@ class Law:
     judges: Judge
     scope: type[Subject]
     unless: tuple[str, ...] = ()
+    needs: tuple[type[Event], ...] = ()
 
     @property
     def chapter(self) -> str:
@@ -105,10 +107,20 @@ class Law:
 _LAWS: dict[str, Law] = {}
 
 
-def law(id: str, says: str, *, why: str, source: str, fix: str, unless: tuple[str, ...] = ()) -> Callable[[J], J]:
+def law(
+    id: str,
+    says: str,
+    *,
+    why: str,
+    source: str,
+    fix: str,
+    unless: tuple[str, ...] = (),
+    needs: tuple[type[Event], ...] = (),
+) -> Callable[[J], J]:
     """Decorator: registers a function in `conformance.laws.chapters` as a law.
 
-    The type annotation of its parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`.
+    The type annotation of its parameter says what it judges: a `Window`, a `Rank`, a `GlobalWindow` or a `Run`. The
+    other parameters are those of `Law`.
 
     Raises:
         ValueError: the chapter is unknown, the id is taken, or the sentence does not have exactly one MUST or SHOULD.
@@ -123,7 +135,7 @@ def law(id: str, says: str, *, why: str, source: str, fix: str, unless: tuple[st
     def add(judges: J) -> J:
         [parameter] = signature(judges).parameters
         scope = get_type_hints(judges)[parameter]
-        _LAWS[id] = Law(id, says, " ".join(why.split()), source, cleandoc(fix), judges, scope, unless)
+        _LAWS[id] = Law(id, says, " ".join(why.split()), source, cleandoc(fix), judges, scope, unless, needs)
         return judges
 
     return add

@@ -79,7 +79,7 @@ class Scaling:
         scale = scales.pop() if len(scales) == 1 else None
         if not is_scale(scale):
             return None
-        since = self.window.between(ends[0], at)
+        since = self.window.of(Event, after=ends[0], before=at)
         return None if any(self._may_take_off(event, scale, parameters) for event in since) else scale
 
     def _may_take_off(self, event: Event, scale: float, parameters: Collection[int]) -> bool:
@@ -158,7 +158,7 @@ def touches(some: Collection[int], others: Collection[int]) -> bool:
 def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     """An unscale, and an averaging of gradients between it and the step; None if there is no such pair."""
     for unscale in window.of(Unscale):
-        for event in window.between(unscale, None):
+        for event in window.of(Event, after=unscale):
             if isinstance(event, Attempt | ZeroGrad) or _is_flag(event):
                 break
             # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.

@@ -5,15 +5,18 @@ A law judges one of four subjects: a `Window` of one rank, a `Rank`, a `GlobalWi
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from conformance.adapter.backends import BACKENDS
 from conformance.trace.events import (
     Attempt,
     BackwardBegin,
@@ -25,10 +28,24 @@ from conformance.trace.events import (
     Update,
     read_all,
 )
+from conformance.workloads.precision import PRECISIONS, Precision
 
 E = TypeVar("E", bound=Event)
 S = TypeVar("S")
 R = TypeVar("R")
+
+
+@contextmanager
+def no_cyclic_collection() -> Iterator[None]:
+    """Pauses Python's cyclic garbage collector. While the millions of objects of a trace are created and none of them
+    is freed, it would examine all of them again and again, which takes longer than the work itself."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def fact(compute: Callable[[S], R]) -> Callable[[S], R]:
@@ -37,9 +54,10 @@ def fact(compute: Callable[[S], R]) -> Callable[[S], R]:
 
     def known(subject: S) -> R:
         facts = subject.__dict__
-        if name not in facts:
-            facts[name] = compute(subject)
-        found: R = facts[name]
+        try:
+            found: R = facts[name]
+        except KeyError:
+            found = facts[name] = compute(subject)
         return found
 
     known.__doc__, known.__name__, known.__module__ = compute.__doc__, compute.__name__, compute.__module__
@@ -55,6 +73,10 @@ class Plan:
     @cached_property
     def backend(self) -> str:
         return str(self.spec["backend"])
+
+    @cached_property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.spec["precision"]]
 
     @cached_property
     def world_size(self) -> int:
@@ -107,14 +129,14 @@ class _Events:
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.events = events
-        found: dict[type[Event], list[Event]] = {}
+        self._of: dict[type[Event], Any] = {}
         for event in events:
             kind = type(event)
-            if kind in found:
-                found[kind].append(event)
+            if kind in self._of:
+                self._of[kind].append(event)
             else:
-                found[kind] = [event]
-        self._of: dict[type[Event], Any] = found
+                self._of[kind] = [event]
+        self._of[Event] = events
 
     def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
         """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
@@ -123,46 +145,40 @@ class _Events:
             # A class with an event name has no subclasses.
             if kind.event:
                 return ()
-            found = self._of[kind] = [event for event in self.events if isinstance(event, kind)]
-        if after is None and before is None:
+            several = [events for one, events in self._of.items() if one.event and issubclass(one, kind)]
+            found = self._of[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
+        if not found or (after is None and before is None):
             return found
-        first = -1 if after is None else after.seq
-        if before is None:
-            return [event for event in found if event.seq > first]
-        last = before.seq
-        return [event for event in found if first < event.seq < last]
+        start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
+        return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
-    def between(self, first: Event | None, last: Event | None) -> tuple[Event, ...]:
-        """The events after ``first`` and before ``last``; None for no limit."""
-        start = 0 if first is None else bisect_right(self.events, first.seq, key=_seq)
-        return self.events[start : None if last is None else bisect_left(self.events, last.seq, key=_seq)]
+    def has(self, kinds: Iterable[type[Event]]) -> bool:
+        """Whether some event is of one of these classes, which have no subclasses."""
+        return not self._of.keys().isdisjoint(kinds)
 
 
 class Window(_Events):
     """One accumulation window of one rank.
 
     events: from its first training forward up to the next window's.
-    gap_before: the events between the end of the previous window (its last forward, backward, step or update) and the
-        first forward of this one. They are also at the end of the previous window's ``events``.
     index: its position among the rank's windows.
+    ended: whether the rank finished or began its next window, so that the events of this one are complete.
+    backwards: the beginnings of its backward passes. attempts: optimizer steps, including those that a GradScaler
+        skipped.
     """
 
-    def __init__(self, rank: Rank, index: int, events: tuple[Event, ...], gap_before: tuple[Event, ...]) -> None:
+    def __init__(self, rank: Rank, index: int, events: tuple[Event, ...], ended: bool) -> None:
         super().__init__(events)
         number = events[0].window
         assert number is not None
-        self.number, self.rank, self.index, self.gap_before = number, rank, index, gap_before
+        self.number, self.rank, self.index, self.ended = number, rank, index, ended
         self.run, self.plan = rank.run, rank.run.plan
+        self.forwards, self.backwards, self.attempts = self.of(Forward), self.of(BackwardBegin), self.of(Attempt)
 
-    @cached_property
+    @property
     def planned(self) -> int:
         """The number of micro-batches that it should have."""
         return len(self.plan.micro_batches(self.rank.number, self.number))
-
-    @cached_property
-    def ended(self) -> bool:
-        """Whether the rank finished or began its next window, so that the events of this one are complete."""
-        return self.rank.finished or self.index + 1 < len(self.rank.windows)
 
     @property
     def previous(self) -> Window | None:
@@ -173,23 +189,15 @@ class Window(_Events):
         return self.rank.windows[self.index + 1] if self.index + 1 < len(self.rank.windows) else None
 
     @property
+    def gap_before(self) -> tuple[Event, ...]:
+        """The events between the end of the previous window (its last forward, backward, step or update) and the first
+        forward of this one. They are also at the end of the previous window's ``events``."""
+        return _after_the_end(self.previous.events if self.previous else self.rank.setup)
+
+    @property
     def counterparts(self) -> Sequence[Window]:
         """The windows of all ranks with this number, in rank order."""
         return self.run.numbered[self.number]
-
-    @cached_property
-    def forwards(self) -> Sequence[Forward]:
-        return self.of(Forward)
-
-    @cached_property
-    def backwards(self) -> Sequence[BackwardBegin]:
-        """The beginnings of its backward passes."""
-        return self.of(BackwardBegin)
-
-    @cached_property
-    def attempts(self) -> Sequence[Attempt]:
-        """Optimizer steps, including those that a GradScaler skipped."""
-        return self.of(Attempt)
 
     @property
     def is_served(self) -> bool:
@@ -220,8 +228,10 @@ class Rank(_Events):
                 current = event.window
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
         self.setup = setup
-        gaps = [_after_the_end(body) for body in (setup, *bodies)]
-        self.windows = tuple(Window(self, index, body, gaps[index]) for index, body in enumerate(bodies))
+        self.windows = tuple(
+            Window(self, index, body, ended=self.finished or body is not bodies[-1])
+            for index, body in enumerate(bodies)
+        )
 
 
 class GlobalWindow:
@@ -244,6 +254,7 @@ class Run:
         self.ranks = tuple(Rank(self, number, events) for number, events in enumerate(ranks))
 
     @classmethod
+    @no_cyclic_collection()
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[Mapping[str, Any]]]) -> Run:
         """From a case's spec and the events of each rank, in the order of ranks.
 
@@ -282,7 +293,7 @@ class Run:
     @cached_property
     def server(self) -> int | None:
         """The parameter server: the one rank that takes optimizer steps for all; None if there is none."""
-        if self.plan.backend != "parameter-server":
+        if not BACKENDS[self.plan.backend].one_rank_steps:
             return None
         stepping = [rank.number for rank in self.ranks if rank.of(Attempt)]
         return stepping[0] if len(stepping) == 1 else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from conformance.laws import checking
 from conformance.laws.checking import check, findings, violations
 from conformance.laws.law import OK, Broken, Law, in_order, law
 from conformance.laws.run import Rank, Run, Window
-from conformance.trace.events import Step
+from conformance.trace.events import Clip, Skip, Step
 
-from .building import a_run, backward, forward, step
+from .building import a_run, backward, event, forward, step
 
 
 def double_steps(window):
@@ -137,3 +139,27 @@ def test_a_law_that_cannot_be(id, says, complaint):
     checking.laws()
     with pytest.raises(ValueError, match=complaint):
         law(id, says, why="", source="", fix="")
+
+
+def test_a_law_judges_only_windows_with_an_event_that_it_needs(only):
+    def judges(window):
+        yield OK
+
+    only(Law("acc/by-hand", "A window MUST step once.", "", "", "", judges, Window, needs=(Skip, Clip)))
+    stepping, skipping = [backward(), step()], [backward(), event("skip")]
+    [verified] = check(
+        a_run([forward(0), stepping, forward(1), skipping], [forward(0), stepping, forward(1), stepping])
+    )
+    assert verified.checked == 1
+
+
+def test_the_cyclic_collector_is_as_before_and_does_not_run_meanwhile(only):
+    seen = []
+
+    def judges(run):
+        seen.append(gc.isenabled())
+        yield OK
+
+    only(a_law(judges, scope=Run))
+    check(a_run([forward(0), backward(), step()]))
+    assert (seen, gc.isenabled()) == ([False], True)

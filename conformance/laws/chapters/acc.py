@@ -175,7 +175,8 @@ def _second_step(window: Window) -> Broken | None:
         earlier = first.setdefault(event.optimizer, event)
         if earlier is event:
             continue
-        between = [one for one in window.between(earlier, event) if isinstance(one, BackwardBegin | Receive)]
+        inside = window.of(Event, after=earlier, before=event)
+        between = [one for one in inside if isinstance(one, BackwardBegin | Receive)]
         return Broken(
             event,
             must="an optimizer must step once in a window",

@@ -8,7 +8,7 @@ from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import trainable
-from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
+from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Event, Optimizer, ZeroGrad
 
 SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
@@ -150,7 +150,7 @@ def _cleared_inside(window: Window) -> Broken | None:
         return None
     first, lost = clears[0], len(window.of(BackwardBegin, before=clears[-1]))
     before = window.of(BackwardBegin, before=first)[-1]
-    after = next(event for event in window.between(first, None) if isinstance(event, BackwardBegin | Attempt))
+    after = next(event for event in window.of(Event, after=first) if isinstance(event, BackwardBegin | Attempt))
     return Broken(
         first,
         must="gradients must not be cleared inside a window",

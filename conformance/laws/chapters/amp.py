@@ -13,6 +13,7 @@ from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import (
     Attempt,
     BackwardEnd,
+    Event,
     GradientChange,
     Raised,
     ScalerStep,
@@ -44,6 +45,7 @@ LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(ScalerStep,),
 )
 def backward_on_scaled_loss(window: Window) -> Outcomes:
     steps = [step for step in window.of(ScalerStep) if is_scale(step.scale)]
@@ -136,11 +138,12 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Unscale,),
 )
 def scaler_steps(window: Window) -> Outcomes:
     unscales = window.of(Unscale)
     # Stepping on an overflow is a worse mistake, which other laws report.
-    if not unscales or _steps_on_overflow(window.rank):
+    if _steps_on_overflow(window.rank):
         return
     steps = [(unscale, step) for unscale in unscales if (step := _step_after(window, unscale))]
     bare = next(((one, step) for one, step in steps if _is_bare(window, one, step)), None)
@@ -187,6 +190,7 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
             scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(ScalerStep, Raised),
 )
 def update_once(window: Window) -> Outcomes:
     found = _refused(window) or _updated_early(window)
@@ -204,8 +208,8 @@ def _updated_early(window: Window) -> Broken | None:
             continue
         ends = scaling(window).accumulated(update)
         # Another backward or a clearing changes these gradients.
-        changing = [one for one in window.between(update, step) if isinstance(one, BackwardEnd | ZeroGrad)]
-        if not ends or changing:
+        between = window.of(Event, after=update, before=step)
+        if not ends or any(isinstance(one, BackwardEnd | ZeroGrad) for one in between):
             continue
         before, after = number(update.scale_before), number(update.scale_after)
         return Broken(
@@ -215,7 +219,7 @@ def _updated_early(window: Window) -> Broken | None:
             if before == after
             else f"gradients that were scaled by {before} are unscaled by {after} after it",
             f"{update} came before the scaler's step at {step.line}",
-            (*window.between(ends[-1], update)[-1:], update, step),
+            (*window.of(Event, after=ends[-1], before=update)[-1:], update, step),
             None if before == after else f"The step is off by the factor {before}/{after}.",
         )
     return None

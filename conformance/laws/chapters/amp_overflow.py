@@ -96,6 +96,7 @@ def _averages(window: Window) -> bool:
         scaler.step(optimizer)
         scaler.update()  # without an argument: halves the scale after a skip
         """,
+    needs=(Skip,),
 )
 def back_off(window: Window) -> Outcomes:
     pairs = list(_updates_after_skips(window))
@@ -142,9 +143,10 @@ def _updates_after_skips(window: Window) -> Iterator[tuple[Skip, Update]]:
                 for parameter in model.parameters():
                     parameter.mul_(1 - lr * decay)
         """,
+    needs=(Skip,),
 )
 def skip_changes_nothing(window: Window) -> Outcomes:
-    if not window.of(Skip) or window.of(Step):
+    if window.of(Step):
         return
     pairs = list(pairwise(_weights_along(window)))
     moved = next((pair for pair in pairs if _differs(pair[0][1], pair[1][1])), None)

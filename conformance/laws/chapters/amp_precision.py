@@ -15,7 +15,6 @@ from conformance.trace.events import (
     Update,
 )
 
-_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 _WIDE = ("float32", "float64")
 _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
 
@@ -34,9 +33,9 @@ _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
         """,
 )
 def autocast_around_forward(window: Window) -> Outcomes:
-    wanted = _TYPES.get(window.plan.spec["precision"])
-    if wanted is None:
+    if window.plan.precision.amp != "torch":
         return
+    wanted = window.plan.precision.compute.dtype
     # If some forwards run in half precision, the others may be intended.
     if _is_wide(window.rank):
         yield _wide(window.forwards[0], wanted)

@@ -43,6 +43,7 @@ T = TypeVar("T", Clip, Norm, GradientChange)
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Clip,),
 )
 def unscale_before_clip(window: Window) -> Outcomes:
     yield from _each(window, Clip, _clip)
@@ -96,6 +97,7 @@ def _effect_of_clip(clip: Clip, threshold: float, scale: float) -> str | None:
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Norm,),
 )
 def unscale_before_inspection(window: Window) -> Outcomes:
     yield from _each(window, Norm, _inspection)
@@ -126,6 +128,7 @@ def _inspection(scaling: Scaling, look: Norm, still: _StillScaled) -> Broken:
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(GradientChange,),
 )
 def unscale_before_change(window: Window) -> Outcomes:
     yield from _each(window, GradientChange, _change)
@@ -195,7 +198,7 @@ def _each(
     window: Window, kind: type[T], judged: Callable[[Scaling, T, _StillScaled], Broken | Kept | None]
 ) -> Outcomes:
     """Judges each event of a kind whose gradients still carry the scale; events on unscaled gradients are OK."""
-    if not window.of(kind) or not scaling(window).is_scaled:
+    if not scaling(window).is_scaled:
         return
     kept = False
     for event in window.of(kind):

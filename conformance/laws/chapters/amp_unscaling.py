@@ -38,10 +38,11 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Unscale,),
 )
 def unscale_once(window: Window) -> Outcomes:
     unscales = window.of(Unscale)
-    if not unscales or not scaling(window).is_scaled:
+    if not scaling(window).is_scaled:
         return
     twice = _refused(window) or _unscaled_again(window) or _unscaled_by_hand_too(window)
     if twice is None:
@@ -118,11 +119,12 @@ def _samples(run: Run) -> float:
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Unscale,),
 )
 def unscale_after_last_backward(window: Window) -> Outcomes:
     unscales = window.of(Unscale)
     # With several optimizers, a later backward may belong to another one.
-    if not unscales or not scaling(window).is_scaled or len({event.optimizer for event in unscales}) > 1:
+    if not scaling(window).is_scaled or len({event.optimizer for event in unscales}) > 1:
         return
     pair = next((pair for event in unscales if (pair := _early(window, event))), None)
     if pair is None:
@@ -167,9 +169,10 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         scaler.step(optimizer)
         scaler.update()
         """,
+    needs=(Unscale,),
 )
 def unscale_after_sync(window: Window) -> Outcomes:
-    if window.plan.world_size == 1 or not window.of(Unscale) or not scaling(window).is_scaled:
+    if window.plan.world_size == 1 or not scaling(window).is_scaled:
         return
     if not any(averages_gradients(event) for event in window.of(Contribution)):
         return

@@ -27,6 +27,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    needs=(ScaleLossExit,),
 )
 def synchronize_in_scale_loss(window: Window) -> Outcomes:
     last = _last_pass(window)
@@ -59,6 +60,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcomes:
             with amp.scale_loss(loss, optimizer, delay_unscale=number < len(window)) as scaled_loss:
                 scaled_loss.backward()
         """,
+    needs=(ScaleLossExit,),
 )
 def delay_unscale(window: Window) -> Outcomes:
     passes = _passes(window)
@@ -94,6 +96,7 @@ def delay_unscale(window: Window) -> Outcomes:
                 optimizer.synchronize()
         """,
     unless=("apex/synchronize-in-scale-loss",),
+    needs=(ScaleLossExit,),
 )
 def one_optimizer(window: Window) -> Outcomes:
     last = _last_pass(window)
@@ -127,9 +130,10 @@ def one_optimizer(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    needs=(ScaleLossEnter,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:
-    for use in uses(window) if window.of(ScaleLossEnter) else ():
+    for use in uses(window):
         yield from stepped_inside(use)
 
 

@@ -39,6 +39,7 @@ def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
     source=f'{SEED}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
     unless=("clip/once-per-window",),
+    needs=(Clip,),
 )
 def after_sync(window: Window) -> Outcomes:
     # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
@@ -97,6 +98,7 @@ def _clipped_apart(clip: Clip, average: Event, index: int, clips: Sequence[Seque
         η g min(1, t / ‖g‖).""",
     source=f'{DOCS}; torch.amp examples, "Gradient clipping": clip, then step',
     fix=_FIX,
+    needs=(Clip,),
 )
 def before_step(window: Window) -> Outcomes:
     clips = _clips(window)
@@ -139,6 +141,7 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
     "the gradients of the effective batch are complete",
     fix=_FIX,
+    needs=(Clip,),
 )
 def once_per_window(window: Window) -> Outcomes:
     # clip/before-step judges clips after a step.
@@ -187,6 +190,7 @@ def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
         ...
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         """,
+    needs=(Clip,),
 )
 def all_parameters(window: Window) -> Outcomes:
     last = window.attempts[-1] if window.attempts else None

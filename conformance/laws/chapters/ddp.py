@@ -105,11 +105,13 @@ def all_reduce_once(window: Window) -> Outcomes:
 def no_sync_around_forward(window: Window) -> Outcomes:
     if window.plan.world_size == 1:
         return
-    through = [event for event in window.backwards if _forwards_of(window, event)]
-    mismatches = [found for event in through if (found := _mismatch(window, event)) is not None]
-    if mismatches:
-        yield _torn_apart(window, *mismatches[-1])
-    elif through:
+    # Judges backwards of which the trace shows DDP's flag, as it does of all their forwards.
+    flagged = [(event, _forwards(window, event)) for event in window.backwards if event.syncs is not None]
+    pairs = [(event, forwards) for event, forwards in flagged if all(one.syncs is not None for one in forwards)]
+    torn = [(forwards[-1], event) for event, forwards in pairs if forwards and _is_torn(window, event, forwards)]
+    if torn:
+        yield _torn_apart(window, *torn[-1])
+    elif any(forwards for _, forwards in pairs):
         yield OK
 
 
@@ -181,30 +183,26 @@ def _numbered(rank: Rank) -> Mapping[int, Forward]:
 
 def _forwards(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
     """The forwards that a backward reached; if its end is missing, the last forward before it."""
-    for end in window.of(BackwardEnd):
-        if end.backward == backward.backward:
-            known = _numbered(window.rank)
-            return [known[number] for number in sorted(end.forwards) if number in known]
-    return [event for event in window.forwards if event.seq < backward.seq][-1:]
+    reached = _reached(window).get(backward.backward)
+    return [event for event in window.forwards if event.seq < backward.seq][-1:] if reached is None else reached
 
 
-def _forwards_of(window: Window, backward: BackwardBegin) -> Sequence[Forward]:
-    """The forwards of a backward if they used DDP and the trace shows DDP's flag at all of them; otherwise none."""
-    if backward.syncs is None:
-        return ()
-    forwards = _forwards(window, backward)
-    return () if any(event.syncs is None for event in forwards) else forwards
+@fact
+def _reached(window: Window) -> Mapping[int, Sequence[Forward]]:
+    """By the number of each completed backward, the forwards that it reached."""
+    known = _numbered(window.rank)
+    return {
+        end.backward: [known[number] for number in sorted(end.forwards) if number in known]
+        for end in window.of(BackwardEnd)
+    }
 
 
-def _mismatch(window: Window, backward: BackwardBegin) -> tuple[Forward, BackwardBegin] | None:
-    """A forward and its backward, if DDP's flag at the backward differs from the flag at all its forwards."""
-    forwards = _forwards_of(window, backward)
-    if not forwards or any(event.syncs == backward.syncs for event in forwards):
-        return None
+def _is_torn(window: Window, backward: BackwardBegin, forwards: Sequence[Forward]) -> bool:
+    """Whether DDP's flag at the backward differs from the flag at all its forwards."""
+    if any(event.syncs == backward.syncs for event in forwards):
+        return False
     # A trainer may prepare DDP's reducer by hand instead of in a forward.
-    if backward.syncs and _averaged_in(window, backward):
-        return None
-    return forwards[-1], backward
+    return not (backward.syncs and _averaged_in(window, backward))
 
 
 def _averaged_in(window: Window, backward: BackwardBegin) -> Sequence[Event]:
@@ -246,7 +244,7 @@ def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
     before = window.of(Contribution, before=backward)
     early = [event for event in before if event.of == "gradients" and brings_together(event)]
-    entered = [event for event in window.between(None, backward) if isinstance(event, NoSyncEnter | NoSyncExit)]
+    entered = [event for event in window.of(Event, before=backward) if isinstance(event, NoSyncEnter | NoSyncExit)]
     attempt = window.attempts[-1] if window.attempts else None
     shows: list[Event] = [backward]
     if backward.syncs is False and entered and isinstance(entered[-1], NoSyncEnter):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conformance.laws.horovod import reduced_again, since_the_step, stepped_inside, uses
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import E, Run, Window, fact
-from conformance.trace.events import Attempt, Clip, ScaleLossEnter, ScalerStep, Unscale, ZeroGrad
+from conformance.trace.events import Attempt, Clip, ScaleLossEnter, ScalerStep, Synchronize, Unscale, ZeroGrad
 from conformance.trace.words import enumerated, number
 
 SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
@@ -26,6 +26,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    needs=(Synchronize,),
 )
 def synchronize_at_most_once(window: Window) -> Outcomes:
     for use in uses(window):
@@ -48,6 +49,7 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    needs=(Synchronize,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:
     # With apex this is apex/step-in-skip-synchronize.
@@ -68,6 +70,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    needs=(Clip,),
 )
 def synchronize_before_clip(window: Window) -> Outcomes:
     for use in uses(window):
