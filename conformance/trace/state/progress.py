@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from conformance.trace.state.position import MicroBatches, Position, Rows
@@ -14,7 +13,7 @@ from conformance.trace.state.position import MicroBatches, Position, Rows
 class _Forward:
     """A forward that nothing had used when the last one came. ``is_repeated``: an earlier one had the same rows."""
 
-    rows: tuple[int | None, ...]
+    rows: Rows
     micro_batch: int | None
     is_repeated: bool
     is_used: bool = False
@@ -37,8 +36,8 @@ class Progress:
         # By number: the forwards since the last use of any.
         self._forwards: dict[int, _Forward] = {}
         self._is_any_used = False
-        # Of the window: the micro-batch that each rows were taken for, and whether an optimizer has stepped.
-        self._taken_for: dict[tuple[int | None, ...], int | None] = {}
+        # Of the window: the micro-batch that rows were taken for, and whether an optimizer has stepped.
+        self._taken_for: dict[Rows, int | None] = {}
         self._has_stepped = False
 
     @classmethod
@@ -48,8 +47,9 @@ class Progress:
             return cls()
         row = dict[tuple[float, ...], int]()
         rows = [row.setdefault(tuple(x), len(row)) for x in spec["samples"]["x"]]
-        micro_batches = [[rows[sample] for sample in indices] for indices in spec["micro_batches"][rank]]
-        return cls(list(_windows(micro_batches, spec["accumulation"])) * spec["epochs"])
+        epoch = [[rows[sample] for sample in samples] for samples in spec["micro_batches"][rank]]
+        length = spec["accumulation"]
+        return cls([epoch[start : start + length] for start in range(0, len(epoch), length)] * spec["epochs"])
 
     @property
     def window(self) -> int | None:
@@ -59,7 +59,7 @@ class Progress:
     def micro_batch(self) -> int | None:
         return self._position.micro_batch
 
-    def forward(self, given: Rows, number: int) -> None:
+    def forward(self, given: Sequence[int | None], number: int) -> None:
         """A training forward of these rows; None for a row that is no sample, [] when they are unknown. `number` is
         that of the forward."""
         if not self._is_planned:
@@ -67,10 +67,12 @@ class Progress:
         if self._is_any_used:
             self._settle()
         rows = tuple(given)
-        first = self._first_of(rows)
+        is_known = bool(rows) and None not in rows
+        unused = (forward for forward in self._forwards.values() if is_known and forward.rows == rows)
+        first = next(unused, None)
         if first is not None:
             self._position.micro_batch = first.micro_batch
-        elif self._is_once_more(rows):
+        elif not self._has_stepped and rows in self._taken_for and not self._position.has_next(rows):
             self._position.micro_batch = self._taken_for[rows]
         else:
             window = self.window
@@ -79,37 +81,22 @@ class Progress:
                 self._forwards.clear()
                 self._taken_for.clear()
                 self._has_stepped = False
-            self._taken_for[rows] = self.micro_batch
+            if is_known:
+                self._taken_for[rows] = self.micro_batch
         self._forwards[number] = _Forward(rows, self.micro_batch, is_repeated=first is not None)
 
     def used(self, number: int) -> None:
-        """A backward, or `torch.autograd.grad`, goes through the forward with this number."""
+        """A backward, or `torch.autograd.grad`, reaches the forward with this number."""
         self._is_any_used = True
         if number in self._forwards:
             self._forwards[number].is_used = True
 
     def stepped(self) -> None:
-        """An optimizer steps, or is kept from it: on what was forwarded, whichever way its gradients were made."""
+        """An optimizer takes or skips a step: on what was forwarded, however its gradients were made."""
         self._has_stepped = True
         if not self._is_any_used:
             for number in self._forwards:
                 self.used(number)
-
-    def _first_of(self, rows: tuple[int | None, ...]) -> _Forward | None:
-        """A forward of the same rows that nothing has used."""
-        if not rows or None in rows:
-            return None
-        return next((forward for forward in self._forwards.values() if forward.rows == rows), None)
-
-    def _is_once_more(self, rows: tuple[int | None, ...]) -> bool:
-        """Whether these are rows of a window that no step has ended, which has them no more."""
-        return (
-            bool(rows)
-            and not self._has_stepped
-            and None not in rows
-            and rows in self._taken_for
-            and not self._position.has_next(rows)
-        )
 
     def _settle(self) -> None:
         """What was forwarded has been used, or will not be."""
@@ -121,9 +108,3 @@ class Progress:
                 used.add(forward.rows)
         self._forwards.clear()
         self._is_any_used = False
-
-
-def _windows(micro_batches: MicroBatches, length: int) -> Iterator[MicroBatches]:
-    rest = iter(micro_batches)
-    while window := list(islice(rest, length)):
-        yield window
