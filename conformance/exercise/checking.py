@@ -13,14 +13,9 @@ from hypothesis.errors import NoSuchExample
 
 from conformance.exercise.answers import Answer, Answers
 from conformance.exercise.inputs import DISTINGUISHING, calls
-from conformance.exercise.mistakes.catalogue import candidates, mistaken
-from conformance.exercise.mistakes.mistake import Mistake
+from conformance.exercise.mistakes import Mistake, answering, candidates
 from conformance.exercise.questions import CASES, QUESTIONS, Call, Question
-from conformance.exercise.textbook import Textbook
-
-EXAMPLES = 100
-
-_RIGHT = Textbook()
+from conformance.exercise.right import answer as right_answer
 
 
 @dataclass(frozen=True)
@@ -85,11 +80,7 @@ class _Asked:
         self.answers, self.count, self.over = answers, 0, False
 
     def all_of(self, wanted: Sequence[Call]) -> list[Tried]:
-        tried = []
-        for call in wanted:
-            if not self.over:
-                tried.append(self.one(call))
-        return tried
+        return [self.one(call) for call in wanted if not self.over]
 
     def one(self, call: Call) -> Tried:
         self.count += 1
@@ -108,7 +99,7 @@ class _Asked:
             return not tried[-1].conforms and not self.over
 
         search = settings(
-            max_examples=EXAMPLES,
+            max_examples=100,
             database=None,
             deadline=None,
             phases=[Phase.generate, Phase.shrink],
@@ -123,7 +114,7 @@ class _Asked:
 
 def judged(call: Call, answer: Answer) -> Tried:
     """Whether ``answer`` is right: within what rounding explains, and what the exercise's own comparison accepts."""
-    enclosure = _RIGHT.answer(call.function, call.arguments)
+    enclosure = right_answer(call.function, call.arguments)
     [right] = enclosure.center
     value = answer.value
     conforms = value is not None and enclosure.holds((value,))
@@ -145,9 +136,9 @@ def diagnosed(function: str, tried: Sequence[Tried]) -> tuple[Mistake, ...]:
 
 
 def _explain(mistakes: Sequence[Mistake], numbers: Sequence[tuple[Call, Fraction]]) -> bool:
-    textbook = mistaken(mistakes)
+    mistaken = answering(mistakes)
     try:
-        return all(textbook.answer(call.function, call.arguments).holds((value,)) for call, value in numbers)
-    except ZeroDivisionError:
+        return all(mistaken(call.function, call.arguments).holds((value,)) for call, value in numbers)
+    except (ArithmeticError, ValueError):
         # The mistake has no number for some input; whoever makes it has none there either.
         return False

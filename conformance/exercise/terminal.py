@@ -11,6 +11,7 @@ from rich.text import Text
 
 from conformance.exercise.answers import Answers
 from conformance.exercise.checking import Finding, Tried
+from conformance.exercise.mistakes import Mistake
 from conformance.exercise.questions import QUESTIONS
 from conformance.report.text import plural, visible
 
@@ -57,10 +58,11 @@ def _explained(finding: Finding, findings: Sequence[Finding], answers: Answers) 
     yield Text(f"{_shortened(str(finding.shown.call))} {_outcome(finding.shown, answers)}")
     for index, mistake in enumerate(finding.mistakes):
         also = "also " if index else ""
-        yield Text(f"It {also}looks as if it {mistake.text}. {mistake.fix}".replace("`", ""))
-        before = _made_before(mistake.textbook, finding, findings)
+        text = mistake.text.format(item="point" if finding.question.function == "train_loop" else "batch")
+        yield Text(f"It {also}looks as if it {text}".replace("`", ""))
+        before = _made_before(mistake, finding, findings)
         if before is not None:
-            yield Text(f"{before} does so too: if this calls it, fix that first.")
+            yield Text(f"{before} has the same mistake: if this calls it, fix that first.")
     if not finding.mistakes and finding.shown.answer.kind == "number":
         yield Text("No common mistake gives these numbers: follow this call by hand, step by step.")
 
@@ -88,10 +90,10 @@ def _outcome(shown: Tried, answers: Answers) -> str:
     return f"returned {text}, which is not a finite number; {right}"
 
 
-def _made_before(textbook: type, finding: Finding, findings: Sequence[Finding]) -> str | None:
+def _made_before(mistake: Mistake, finding: Finding, findings: Sequence[Finding]) -> str | None:
     """An earlier function that makes the same mistake."""
     for earlier in findings[: findings.index(finding)]:
-        if any(mistake.textbook is textbook for mistake in earlier.mistakes):
+        if any((one.right, one.wrong) == (mistake.right, mistake.wrong) for one in earlier.mistakes):
             return earlier.question.function
     return None
 

@@ -104,6 +104,13 @@ def test_one_answer_that_breaks_loses_no_other(exercise, tmp_path, body, said):
     assert told["train_loop"].split()[2] == "missing"
 
 
+def test_numbers_that_no_mistake_gives(exercise, tmp_path):
+    """Whichever mistakes are tried, one without a number for these inputs among them: the root of a negative loss."""
+    code, told, _, _ = exercise(write(tmp_path, "def loss_mse(m, data):\n    return 123.5\n"))
+    assert code == 1
+    assert "No common mistake gives these numbers" in told["loss_mse"]
+
+
 def test_what_an_answer_prints_and_reads_disturbs_nothing(exercise, tmp_path):
     text = "print('hello')\n" + RIGHT_POINT.replace("    x,", "    print(m)\n    x,")
     code, told, out, err = exercise(write(tmp_path, text))

@@ -1,1 +1,0 @@
-"""Common mistakes in the exercise, each as the textbook with one decision changed."""
