@@ -33,7 +33,7 @@ def compare(rank: int, spec: str, store: str, rounds: int, answer: SimpleQueue[d
         with Recorder(lambda event: os.write(nowhere, encode(event)), told, rank) as recorder:
             task = Task(told, rank, recorder)
             fit(task)
-            recorder.finished(task)
+            recorder.finished()
 
     contenders = {OFF: lambda: fit(Task(told, rank)), ON: on}
     # The first of all pays for what torch sets up when it is first used.

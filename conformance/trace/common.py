@@ -23,7 +23,8 @@ def note_collective(
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
     recording.note("collective", op=op, reduce=reduce, **exchange(recording, tensors, via, group), of=of)
     if is_the_trainers:
-        recording.gradients_change()
+        # Their changes are not reported until it has finished.
+        recording.gradients.is_stale = True
     return is_the_trainers
 
 

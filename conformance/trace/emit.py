@@ -35,7 +35,9 @@ class Recording:
 
     watched: the parameters of the watched model. wrappers: what the model is wrapped in.
     progress: the position in the plan. rows: the samples of the task, None without one.
-    flow: which forwards a backward flows through. payloads, copies: what collectives and messages carry.
+    numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
+    gradients: what is known of the watched model's. flow: which forwards a backward reaches.
+    payloads, copies: what collectives and messages carry.
     forwards, backwards, roots, steps: how many training forwards, backwards, graphs that these began in, and applied
     optimizer steps there have been.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
@@ -55,7 +57,7 @@ class Recording:
         self._is_topology_noted = False
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._doing = Nested[object]()
-        self._numbers = Numbers()
+        self.numbers = Numbers()
         self.sites = Sites(trainer_file)
         self.progress = Progress.of(spec, rank)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
@@ -66,7 +68,7 @@ class Recording:
         self.wrappers = Wrappers()
         self.forwards = self.backwards = self.roots = self.steps = 0
         self.scale: Number = None
-        self._gradients = Gradients(self.watched, self.payloads)
+        self.gradients = Gradients(self.watched, self.payloads)
 
     def note(self, event: str, **fields: Any) -> None:
         """Emit {"event", "rank", "seq", "time", "window", "micro_batch", "where", **fields}, and "called_from" if that
@@ -111,18 +113,18 @@ class Recording:
 
     def look(self) -> None:
         """Note `gradient_change`, or `zero_grad` by hand, if gradients have changed since they were last known."""
-        change = self._gradients.look(self._last_seq)
+        change = self.gradients.look(self._last_seq)
         if change is None:
             return
         if change.cleared:
             self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
         if change.changed:
             self.note("gradient_change", parameters=change.changed, factor=change.factor, since=change.since)
-        self._gradients.since = self._last_seq
+        self.gradients.since = self._last_seq
 
     def accounted(self, *, zeroed: bool = False) -> None:
         """The events noted so far explain all changes of gradients until now; `zeroed`: they are zero."""
-        self._gradients.known(self._last_seq, are_zero=zeroed)
+        self.gradients.known(self._last_seq, are_zero=zeroed)
 
     @contextmanager
     def accounting(self, *, zeroing: bool = False) -> Iterator[None]:
@@ -131,34 +133,13 @@ class Recording:
         yield
         self.accounted(zeroed=zeroing)
 
-    def gradients_change(self) -> None:
-        """A noted collective is about to change gradients; changes are not reported until `accounted`."""
-        self._gradients.is_stale = True
-
-    @property
-    def state_of_gradients(self) -> str | None:
-        """The gradients when last looked at: "none", "zero" or "some"; None without a watched model."""
-        return self._gradients.state()
-
-    def number(self, kind: str, thing: object) -> int:
-        """The small number of a "scaler", a "scheduler", a "model" ..., in order of first sight."""
-        return self._numbers.of(kind, thing)
-
-    def is_known(self, kind: str, thing: object) -> bool:
-        """Whether it has a number."""
-        return self._numbers.known(kind, thing) is not None
-
-    def known(self, kind: str) -> list[Any]:
-        """The numbered things of a kind that still exist."""
-        return self._numbers.alive(kind)
-
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """Its number; `optimizer` is noted at first sight."""
         optimizer = unwrapped(optimizer)
-        known = self._numbers.known("optimizer", optimizer)
+        known = self.numbers.known("optimizer", optimizer)
         if known is not None:
             return known
-        number = self.number("optimizer", optimizer)
+        number = self.numbers.of("optimizer", optimizer)
         held = held_by(optimizer)
         is_horovods, passes = horovod.settings(optimizer)
         self.note(

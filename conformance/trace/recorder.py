@@ -4,7 +4,7 @@
         recorder.note("started", pid=os.getpid())      # the runner's own events go through the recorder too,
         task = Task(spec, rank, recorder)              # so that `seq` runs through all of them
         function(task)
-        recorder.finished(task)                        # notes topology (if not yet noted) and `finished`
+        recorder.finished()                            # notes topology (if not yet noted) and `finished`
     # "raised" is the runner's: recorder.note("raised", type=..., message=..., traceback=...)
 
 To record a loop without a task, watch its model:
@@ -42,10 +42,7 @@ OBSERVERS: dict[str, Observe] = {
 
 
 class Recorder(Recording):
-    """A recording that observers write to while it is entered.
-
-    trainer_file: the trainer's own file, as its frames name it (`co_filename`); it may be set later.
-    """
+    """A recording that observers write to while it is entered."""
 
     _stack: ExitStack
 
@@ -60,21 +57,13 @@ class Recorder(Recording):
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    @property
-    def trainer_file(self) -> str | None:
-        return self.sites.trainer_file
-
-    @trainer_file.setter
-    def trainer_file(self, path: str | None) -> None:
-        self.sites.trainer_file = path
-
     def watch(self, model: torch.nn.Module) -> None:
         """`Task.model()` calls this with each model it hands out."""
         self.watched.add(model)
         self.accounted()
-        self.note("model", model=self.number("model", model), shapes=[list(p.shape) for p in model.parameters()])
+        self.note("model", model=self.numbers.of("model", model), shapes=[list(p.shape) for p in model.parameters()])
 
-    def finished(self, task: object) -> None:
+    def finished(self) -> None:
         """The trainer's function returned."""
         self.topology()
         self.note("finished", weights=self.watched.weights())

@@ -190,7 +190,7 @@ def test_nothing_is_seen_after_the_recorder_has_left(record):
 @pytest.mark.usefixtures("group")
 def test_topology_is_that_of_the_process_group(record):
     recording = record()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     [topology] = recording.of_kind("topology")
     assert (topology["world_size"], topology["via"]) == (1, "torch.distributed")
 

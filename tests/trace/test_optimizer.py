@@ -165,7 +165,7 @@ def test_a_copied_model_is_found_by_its_shapes(record):
     optimizer = recording.task.optimizer(model.parameters())
     backward(recording.task, model)
     optimizer.step()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     [step] = recording.of_kind("step")
     assert step["weights"] == [*model.weight.flatten().tolist(), *model.bias.tolist()]
     assert recording.events[-1]["weights"] == step["weights"]
@@ -231,7 +231,7 @@ def test_topology_is_noted_at_the_first_step(record):
     for _ in range(2):
         backward(recording.task, model)
         optimizer.step()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     kinds = recording.kinds("forward", "topology", "step", "finished")
     assert kinds == ["forward", "topology", "step", "forward", "step", "finished"]
     [topology] = recording.of_kind("topology")
@@ -241,14 +241,14 @@ def test_topology_is_noted_at_the_first_step(record):
 def test_a_trainer_that_never_steps(record):
     recording = record()
     recording.task.model()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     assert recording.kinds() == ["model", "topology", "finished"]
     assert recording.events[-1]["weights"] == [0.5, -0.5, 0.25]
 
 
 def test_a_trainer_that_takes_no_model(record):
     recording = record()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     assert recording.events[-1]["weights"] == [None, None, None]
 
 

@@ -141,7 +141,7 @@ def test_it_draws_no_random_numbers(record):
     torch.manual_seed(0)
     model(torch.ones(1, 2)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -197,6 +197,6 @@ def test_two_models_of_which_one_is_copied(record):
         optimizer.step()
         average.update_parameters(model)
         average(batch.inputs)
-    recording.recorder.finished(recording.task)
+    recording.recorder.finished()
     assert recording.events[-1]["weights"] == recording.of_kind("step")[-1]["weights"]
     assert recording.of_kind("gradient_change") == []

@@ -36,7 +36,7 @@ def test_the_line_that_called(record):
 def test_a_framework_is_the_users_code_too(record):
     """The innermost call is the framework's; the trainer's own is beside it."""
     recording = record()
-    recording.recorder.trainer_file = __file__
+    recording.recorder.sites.trainer_file = __file__
     model = recording.task.model()
     batch = next(iter(recording.task.dataloader()))
     loss = recording.task.loss(model(batch.inputs), batch)
@@ -50,7 +50,7 @@ def test_a_framework_is_the_users_code_too(record):
 
 def test_the_trainers_own_file_needs_no_second_place(record):
     recording = record()
-    recording.recorder.trainer_file = __file__
+    recording.recorder.sites.trainer_file = __file__
     recording.task.model()
     assert recording.events[0]["where"] == here(-1)
     assert "called_from" not in recording.events[0]

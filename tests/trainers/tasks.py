@@ -98,7 +98,7 @@ def train(function: Callable[[Task], None], spec: Spec, rank: int = 0) -> Events
     with Recorder(events.append, spec, rank) as recorder:
         task = Task(spec, rank, recorder)
         function(task)
-        recorder.finished(task)
+        recorder.finished()
     return events
 
 

@@ -66,7 +66,7 @@ class Entry:
 
     def finish(self) -> None:
         """Report that the rank has finished its work."""
-        self._recorder.finished(self._task)
+        self._recorder.finished()
 
     def close(self) -> None:
         """Hang up."""

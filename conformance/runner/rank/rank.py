@@ -66,12 +66,12 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
 
     try:
         train = load()
-        recorder.trainer_file = file_of(train)
+        recorder.sites.trainer_file = file_of(train)
         recorder.note("started", pid=os.getpid())
         with recorder:
             task = Task(spec, rank, recorder)
             train(task)
-            recorder.finished(task)
+            recorder.finished()
     except BaseException as error:
         recorder.note("raised", **described(error), at=time.monotonic())
         return exit_code(error)

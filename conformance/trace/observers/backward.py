@@ -42,11 +42,11 @@ def observe(recording: Recording) -> Seams:
             backward=number,
             root=_number(recording, root),
             syncs=recording.wrappers.syncs,
-            gradients=recording.state_of_gradients,
+            gradients=recording.gradients.state(),
         )
         recording.flow.begin()
         # Before the engine frees what the graph has saved.
-        scaled = carried(root, (scaler.get_scale() for scaler in recording.known("scaler")))
+        scaled = carried(root, (scaler.get_scale() for scaler in recording.numbers.alive("scaler")))
         with recording.inside("backward"):
             result = original(tensors, *args, **kwargs)
         recording.note("backward_end", backward=number, forwards=recording.flow.reached, scaled=scaled)

@@ -22,10 +22,10 @@ def observe(recording: Recording) -> Seams:
         original(wrapper, *args, **kwargs)
         model = next((module for module in wrapper.module.modules() if recording.watched.is_model(module)), None)
         if model is not None:
-            recording.number("wrapper", wrapper)
+            recording.numbers.of("wrapper", wrapper)
             recording.note(
                 "wrap",
-                model=recording.number("model", model),
+                model=recording.numbers.of("model", model),
                 wrapper=type(wrapper).__name__,
                 find_unused=wrapper.find_unused_parameters,
             )
@@ -39,7 +39,7 @@ def observe(recording: Recording) -> Seams:
         original: Callable[..., AbstractContextManager[None]], wrapper: DistributedDataParallel
     ) -> Iterator[None]:
         with original(wrapper):
-            if recording.is_known("wrapper", wrapper):
+            if recording.numbers.known("wrapper", wrapper) is not None:
                 with recording.region("no_sync"):
                     yield
             else:

@@ -29,7 +29,7 @@ def observe(recording: Recording) -> Seams:
 
     def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
         original(group, *args, **kwargs)
-        for model in recording.known("model"):
+        for model in recording.numbers.alive("model"):
             if not set(group.modules).isdisjoint(model.modules()):
                 recording.watched.add(model)
 

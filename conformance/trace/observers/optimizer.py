@@ -144,8 +144,8 @@ class _Steps:
         self._running = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._recording.is_known("other optimizer", optimizer):
-            self._recording.number("other optimizer", optimizer)
+        if self._recording.numbers.known("other optimizer", optimizer) is None:
+            self._recording.numbers.of("other optimizer", optimizer)
             shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
             self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
 

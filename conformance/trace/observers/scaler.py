@@ -28,7 +28,7 @@ def observe(recording: Recording) -> Seams:
             result = original(scaler, outputs)
         factor = scaler.get_scale()
         mark(result, factor)
-        recording.note("loss_scaled", scaler=recording.number("scaler", scaler), scale=number(factor))
+        recording.note("loss_scaled", scaler=recording.numbers.of("scaler", scaler), scale=number(factor))
         return result
 
     def unscale(original: Original, scaler: Scaler, optimizer: Optimizer) -> Any:
@@ -39,7 +39,7 @@ def observe(recording: Recording) -> Seams:
                 result = original(scaler, optimizer)
             recording.note(
                 "unscale",
-                scaler=recording.number("scaler", scaler),
+                scaler=recording.numbers.of("scaler", scaler),
                 optimizer=recording.optimizer(optimizer),
                 scale=number(scaler.get_scale()),
                 implicit=recording.is_inside("scaler.step"),
@@ -56,7 +56,7 @@ def observe(recording: Recording) -> Seams:
             recording.look()
             recording.note(
                 "scaler_step",
-                scaler=recording.number("scaler", scaler),
+                scaler=recording.numbers.of("scaler", scaler),
                 optimizer=recording.optimizer(optimizer),
                 scale=factor,
                 state=recording.watched.state(optimizer),
@@ -84,7 +84,7 @@ def observe(recording: Recording) -> Seams:
             growth_factor=number(scaler.get_growth_factor()),
             backoff_factor=number(scaler.get_backoff_factor()),
             growth_interval=scaler.get_growth_interval(),
-            scaler=recording.number("scaler", scaler),
+            scaler=recording.numbers.of("scaler", scaler),
         )
         return result
 

@@ -25,7 +25,7 @@ def observe(recording: Recording) -> Seams:
             result = original(scheduler, *args, **kwargs)
         recording.note(
             "schedule",
-            scheduler=recording.number("scheduler", scheduler),
+            scheduler=recording.numbers.of("scheduler", scheduler),
             optimizer=recording.optimizer(optimizer),
             lr_before=before,
             lr_after=_rates(optimizer),

@@ -90,7 +90,7 @@ class Gradients:
             self._zeroed = self._seen
 
     def state(self) -> str | None:
-        """The gradients of all trained parameters: "none", "zero" or "some"; None without a watched model."""
+        """What all trained parameters had when last looked at: "none", "zero" or "some"; None without a model."""
         looked_at = zip(self._looked_at, self._seen, strict=True)
         seen = [gradient for (_, parameter), gradient in looked_at if parameter.requires_grad]
         if not seen:
