@@ -1,12 +1,13 @@
-"""The kinds of event that a rank reports, one class each: when it is noted, its fields, and how people read it.
+"""The kinds of event that a rank reports, one class each: when it is noted, its fields, and its label for people.
 
 The recorder writes an event as a JSON object with these fields (`conformance.trace.recorder`); `read` makes it an
 instance of its class. `python -m conformance.trace.schema` renews what is generated from here: the tables of TRACE.md
 and trace-schema.json.
 
-Weights and gradients are those of the watched model: all elements of its parameters, weight then bias, null where there
-is none. They are null as a whole for models of more than 4096 elements, which are not read. ``parameters`` are
-positions in ``model.parameters()``; optimizers, scalers, schedulers and models are numbered in order of first sight.
+Weights and gradients are those of the watched model: all elements of its parameters, in the order of
+``model.parameters()``, null where there is no value. Of models of more than 4096 elements no values are read: there the
+whole vector is null. ``parameters`` are positions in ``model.parameters()``; optimizers, scalers, schedulers and models
+are numbered in order of first sight.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args, get_o
 from conformance.trace.words import number, size
 
 Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
-"""JSON has no other way to write what is not finite."""
+"""A string where the number is not finite, which JSON cannot write."""
 Vector: TypeAlias = Sequence[Number | None]
 Site: TypeAlias = tuple[str, int, str]
 """File, line and function."""
@@ -26,7 +27,7 @@ Numbers: TypeAlias = Sequence[int]
 
 
 class MalformedEvent(ValueError):
-    """A line of a trace is no event. ``str()`` says which line and why."""
+    """A line of a trace is not a valid event. ``str()`` says which line and why."""
 
 
 class Event:
@@ -37,9 +38,9 @@ class Event:
 
     #: Its kind, as in the trace.
     event: ClassVar[str] = ""
-    #: When it is noted; "" for a base class, of which there are no events.
+    #: When it is noted; "" for a base class.
     noted: ClassVar[str] = ""
-    #: What it is in words, where its fields add nothing.
+    #: Its label, where the fields add nothing.
     title: ClassVar[str] = ""
 
     rank: Annotated[int, "its rank"]
@@ -47,18 +48,18 @@ class Event:
     time: Annotated[float, "seconds of `CLOCK_MONOTONIC`, which all processes of a machine share"]
     window: Annotated[
         int | None,
-        "the accumulation window of the last training forward, as far as its rows tell; null before the first. So what "
-        "happens between the end of a window and the first forward of the next one carries the number of the former",
+        "the accumulation window of the last training forward, as far as its rows show; null before the first. Events "
+        "between the end of a window and the first forward of the next one have the number of the earlier window",
     ]
     micro_batch: Annotated[int | None, "the micro-batch of that forward in its window"]
     where: Annotated[
         Site | None,
-        "the innermost call that is neither torch's, Horovod's nor apex's, nor this package's. The file is as seen "
-        "from the longest entry of `sys.path` or from the working directory",
+        "the innermost call outside torch, Horovod, apex and this package. The file is relative to the longest folder "
+        "that contains it, of those in `sys.path` and the working directory",
     ]
     called_from: Annotated[
         Site | None,
-        "the innermost call in the trainer's own file, if that is not `where`: a framework lies between",
+        "the innermost call in the trainer's own file, if that is not `where` because a framework made the call",
     ] = None
 
     def __init_subclass__(cls, noted: str = "", label: str = "") -> None:
@@ -74,7 +75,7 @@ class Event:
 
     @property
     def line(self) -> str:
-        """``train.py:41``; for a line in a framework also from where the trainer called it."""
+        """``train.py:41``; for a line in a framework, also the line where the trainer called it."""
         if self.where is None:
             return "from no line of the trainer's"
         line = "{}:{}".format(*self.where)
@@ -89,39 +90,41 @@ KINDS: dict[str, type[Event]] = {}
 """The classes of events by their kinds."""
 
 
-class Started(Event, noted="the process runs"):
+class Started(Event, noted="when the process has started"):
     pid: int
 
 
-class Topology(Event, noted="at the first optimizer step, or message after a forward, or at the end"):
-    world_size: Annotated[int, "how many ranks the trainer brought together"]
-    rank_reached: Annotated[int, "the rank that this process has among them"]
-    via: Annotated[Literal["torch.distributed", "horovod"] | None, "null when neither was initialised"]
+class Topology(
+    Event, noted="at the first optimizer step, the first message after a forward, or the end, whichever is first"
+):
+    world_size: Annotated[int, "the number of ranks that the trainer connected"]
+    rank_reached: Annotated[int, "the rank of this process among them"]
+    via: Annotated[Literal["torch.distributed", "horovod"] | None, "null if neither is initialised"]
 
 
-class Model(Event, noted="a model is watched"):
+class Model(Event, noted="when the recorder begins to watch a model"):
     model: int
     shapes: Annotated[Sequence[Numbers], "of its parameters"]
 
 
-class Wrap(Event, noted="DDP has been constructed around a watched model"):
+class Wrap(Event, noted="after a watched model is wrapped in DDP"):
     model: int
     wrapper: Annotated[str, "the wrapper's class"]
     find_unused: Annotated[bool, "its `find_unused_parameters`"]
 
 
-class ApexInitialize(Event, noted="`apex.amp.initialize` has returned"):
-    models: Annotated[int, "how many it was given"]
-    optimizers: Annotated[int, "how many it was given"]
+class ApexInitialize(Event, noted="after `apex.amp.initialize`"):
+    models: Annotated[int, "the number that was passed"]
+    optimizers: Annotated[int, "the number that was passed"]
 
 
-class Optimizer(Event, noted="before the first event that mentions an optimizer of watched parameters"):
+class Optimizer(Event, noted="before the first event that mentions an optimizer that holds watched parameters"):
     optimizer: int
     type: Annotated[str, "its class"]
     parameters: Annotated[Numbers, "those that it holds"]
     trainable: Annotated[Numbers, "those of them that require gradients"]
-    horovod: Annotated[bool, "whether it is Horovod's"]
-    backward_passes_per_step: Annotated[int | None, "Horovod's, else null"]
+    horovod: Annotated[bool, "whether it is a Horovod optimizer"]
+    backward_passes_per_step: Annotated[int | None, "Horovod's setting, null for another optimizer"]
     state: Annotated[bool, "whether it has any yet"]
 
 
@@ -135,35 +138,33 @@ class _Autocast(Event):
     enabled: bool
 
 
-class AutocastEnter(_Autocast, noted="before a region of `torch.autocast` that is enabled"):
+class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region"):
     @property
     def label(self) -> str:
         return f"enter autocast {self.dtype}"
 
 
-class AutocastExit(_Autocast, noted="after it", label="leave autocast"):
+class AutocastExit(_Autocast, noted="on leaving it", label="leave autocast"):
     pass
 
 
-class Forward(
-    Event, noted="before a forward in training mode with gradients enabled, unless it is recomputed in a backward"
-):
+class Forward(Event, noted="before a forward in training mode with gradients enabled, unless a backward recomputes it"):
     forward: Annotated[int, "its number"]
     rows: Annotated[
         Sequence[int | None],
-        "which distinct rows of samples.x, in order of first appearance, went in; null for one that is none of them",
+        "the input rows, numbered as the distinct rows of `samples.x` in order of first appearance, null for any other",
     ]
-    wrapper: Annotated[str | None, "the class of the wrapper that it came through"]
-    syncs: Annotated[bool | None, "whether DDP is to average in its backward, null without DDP"]
-    computes: Annotated[str | None, "the dtype that the model computes in, null where a `forward` of its own may cast"]
-    weights: Annotated[Vector | None, "those that a window begins with, null within one"]
+    wrapper: Annotated[str | None, "the class of the wrapper that called the model, null without one"]
+    syncs: Annotated[bool | None, "whether DDP will average in its backward, null without DDP"]
+    computes: Annotated[str | None, "the dtype that the model computes in, null if its own `forward` may cast"]
+    weights: Annotated[Vector | None, "at the beginning of a window, null within one"]
 
     @property
     def label(self) -> str:
         return f"forward through {self.wrapper}" if self.wrapper else "forward"
 
 
-class LossScaled(Event, noted="`GradScaler.scale`, unless disabled"):
+class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled"):
     scaler: int
     scale: Number
 
@@ -174,19 +175,19 @@ class LossScaled(Event, noted="`GradScaler.scale`, unless disabled"):
 
 class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
     backward: Annotated[int, "its number"]
-    root: Annotated[int, "the same for a graph that is gone through again"]
-    syncs: Annotated[bool | None, "DDP's flag now, null without DDP"]
-    gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it; null if no model is watched"]
+    root: Annotated[int, "the number of its graph, which a second backward through it repeats"]
+    syncs: Annotated[bool | None, "DDP's flag at this moment, null without DDP"]
+    gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it, null if no model is watched"]
 
 
 class BackwardEnd(Event, noted="after it", label="backward done"):
     backward: Annotated[int, "its number"]
-    forwards: Annotated[Numbers, "the numbers of the forwards that it flowed through"]
-    scaled: Annotated[Number | None, "the loss scale that the loss carried, by a GradScaler or by hand"]
+    forwards: Annotated[Numbers, "the numbers of the forwards that it reached"]
+    scaled: Annotated[Number | None, "the scale of the loss, applied by a GradScaler or by hand, null without one"]
 
 
 class AutogradGrad(
-    Event, noted="after `torch.autograd.grad` that flowed through forwards of the model", label="torch.autograd.grad"
+    Event, noted="after `torch.autograd.grad` that reached forwards of the model", label="torch.autograd.grad"
 ):
     forwards: Annotated[Numbers, "their numbers"]
 
@@ -194,13 +195,15 @@ class AutogradGrad(
 class Exchange(Event):
     """A collective, or a message between two ranks."""
 
-    bytes: Annotated[int, "what this rank puts in, or the size of the buffer that a message is to come into"]
-    elements: Annotated[int, "the same, counted in elements"]
+    bytes: Annotated[int, "the size of this rank's input, or of the buffer for a message that it receives"]
+    elements: Annotated[int, "the same in elements"]
     group: Annotated[Numbers, "the ranks"]
     via: Annotated[Literal["c10d", "horovod"], "`c10d` is torch.distributed"]
     phase: Annotated[Literal["construction", "training"], "`construction` until the first training forward"]
-    during: Annotated[Literal["forward", "backward", "synchronize", "step"] | None, "what it happens in"]
-    of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, see below"]
+    during: Annotated[
+        Literal["forward", "backward", "synchronize", "step"] | None, "the innermost of these calls that is in progress"
+    ]
+    of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, [see below](#what-a-collective-carries)"]
 
     @property
     def payload(self) -> str:
@@ -209,14 +212,14 @@ class Exchange(Event):
 
 
 class Contribution(Exchange):
-    """What a rank gives to others: into a collective, or as a message."""
+    """What a rank gives to others, in a collective or as a message."""
 
 
 class Collective(Contribution, noted="before it is issued"):
     op: Annotated[str, "its name"]
     reduce: Annotated[
         Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum", "unknown"] | None,
-        "null for what does not reduce, `unknown` where torch keeps it from Python, as 2.6 does",
+        "null if it does not reduce, `unknown` where torch hides it from Python, as 2.6 does",
     ]
 
     @property
@@ -226,7 +229,7 @@ class Collective(Contribution, noted="before it is issued"):
 
 class Send(
     Contribution,
-    noted="before a message to another rank is sent: `send`, `isend`, `batch_isend_irecv` of torch.distributed",
+    noted="before a message to another rank is sent, by `send`, `isend` or `batch_isend_irecv`",
 ):
     peer: Annotated[int, "the other rank"]
     tag: Annotated[int, "any number", {"type": "integer"}]
@@ -236,8 +239,8 @@ class Send(
         return f"send to rank {self.peer} ({self.payload})"
 
 
-class Receive(Exchange, noted="before a message is waited for: `recv`, `irecv`, `batch_isend_irecv`"):
-    peer: Annotated[int | None, "the other rank, null for from anyone"]
+class Receive(Exchange, noted="before a message is received, by `recv`, `irecv` or `batch_isend_irecv`"):
+    peer: Annotated[int | None, "the other rank, null for any"]
     tag: Annotated[int, "any number", {"type": "integer"}]
 
     @property
@@ -246,28 +249,30 @@ class Receive(Exchange, noted="before a message is waited for: `recv`, `irecv`, 
         return f"receive from {sender} ({self.payload})"
 
 
-class NoSyncEnter(Event, noted="before `no_sync` of a DDP wrapper of the model", label="enter no_sync"):
+class NoSyncEnter(Event, noted="on entering `no_sync` of a DDP wrapper of the model", label="enter no_sync"):
     pass
 
 
-class NoSyncExit(Event, noted="after it", label="leave no_sync"):
+class NoSyncExit(Event, noted="on leaving it", label="leave no_sync"):
     pass
 
 
-class Synchronize(Event, noted="at the beginning of `synchronize` of Horovod's optimizer"):
+class Synchronize(Event, noted="at the beginning of a Horovod optimizer's `synchronize`"):
     optimizer: int
-    in_step: Annotated[bool, "whether its own step called it"]
+    in_step: Annotated[bool, "whether the optimizer's own step called it"]
 
     @property
     def label(self) -> str:
         return "synchronize within step" if self.in_step else "synchronize"
 
 
-class SkipSynchronizeEnter(Event, noted="before Horovod's `skip_synchronize`", label="enter skip_synchronize"):
+class SkipSynchronizeEnter(
+    Event, noted="on entering a Horovod optimizer's `skip_synchronize`", label="enter skip_synchronize"
+):
     optimizer: int
 
 
-class SkipSynchronizeExit(Event, noted="after it", label="leave skip_synchronize"):
+class SkipSynchronizeExit(Event, noted="on leaving it", label="leave skip_synchronize"):
     optimizer: int
 
 
@@ -287,7 +292,7 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
     kind: Literal["norm", "value"]
     threshold: Number
     norm_type: Number | None
-    norm: Annotated[Number | None, "the total norm that clipping by norm saw"]
+    norm: Annotated[Number | None, "the total norm before clipping, null when clipping by value"]
     parameters: Numbers
     gradients: Annotated[Vector | None, "those before it"]
 
@@ -302,16 +307,14 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
         return "clip_grad_norm_" if self.kind == "norm" else "clip_grad_value_"
 
 
-class Norm(Event, noted="after `get_total_norm` that is no part of clipping"):
+class Norm(Event, noted="after `get_total_norm` outside clipping"):
     norm: Number
     parameters: Numbers
 
 
-class GradientChange(
-    Event, noted="when the next event finds that gradients were changed by nothing else that is noted"
-):
-    parameters: Annotated[Numbers, "in a model too large to be read only some are looked at"]
-    factor: Annotated[Number | None, "what all were multiplied by, null if there is no such factor"]
+class GradientChange(Event, noted="when the next event finds gradients changed and no noted call explains it"):
+    parameters: Annotated[Numbers, "those found changed: in a model too large to be read, only some are looked at"]
+    factor: Annotated[Number | None, "the factor by which all were multiplied, null if there is none"]
     since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
 
     @property
@@ -319,9 +322,9 @@ class GradientChange(
         return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
 
 
-class ZeroGrad(Event, noted="before gradients are cleared; by hand, when the next event finds that they were"):
+class ZeroGrad(Event, noted="before gradients are cleared; if by hand, when the next event finds them cleared"):
     by: Literal["optimizer", "model", "hand"]
-    optimizer: Annotated[int | None, "null unless it cleared them"]
+    optimizer: Annotated[int | None, "null unless an optimizer cleared them"]
     parameters: Numbers
     set_to_none: Annotated[bool | None, "null if unknown"]
 
@@ -334,48 +337,49 @@ class ScalerStep(Event, noted="at the beginning of `GradScaler.step`"):
     scaler: int
     optimizer: int
     scale: Number
-    state: Annotated[
-        str | None, "a digest of what the optimizer keeps for its parameters, null in a model too large to be read"
-    ]
+    state: Annotated[str | None, "a digest of the optimizer's state, null for a model too large to be read"]
 
 
 class _ScaleLoss(Event):
     delay_unscale: bool
-    optimizers: Annotated[int, "how many"]
+    optimizers: Annotated[int, "their number"]
     scale: Annotated[Number | None, "null while apex is disabled"]
 
 
-class ScaleLossEnter(_ScaleLoss, noted="before the body of `apex.amp.scale_loss`"):
+class ScaleLossEnter(_ScaleLoss, noted="on entering `apex.amp.scale_loss`"):
     @property
     def label(self) -> str:
         return "enter scale_loss" + (" (delay_unscale)" if self.delay_unscale else "")
 
 
-class ScaleLossExit(_ScaleLoss, noted="after it, when gradients are unscaled", label="leave scale_loss"):
-    scale_after: Annotated[Number | None, "that of the next one, lower if gradients overflowed"]
+class ScaleLossExit(_ScaleLoss, noted="on leaving it, after gradients are unscaled", label="leave scale_loss"):
+    scale_after: Annotated[Number | None, "the scale of the next one, lower if gradients overflowed"]
 
 
 class StateInit(
-    Event, noted="after a step on zeros before training, as Horovod's `broadcast_optimizer_state` takes one"
+    Event,
+    noted="after a step with zero gradients before training, such as that of Horovod's `broadcast_optimizer_state`",
 ):
     weights: Vector | None
 
 
 class Attempt(Event):
-    """An optimizer step, or one that was asked for and skipped."""
+    """An optimizer step, or one that was requested and skipped."""
 
     optimizer: int
-    forwards: Annotated[int, "training forwards so far"]
+    forwards: Annotated[int, "the number of training forwards so far"]
     gradients: Annotated[Vector | None, "as the optimizer saw them, null for parameters that it does not hold"]
-    weights: Annotated[Vector | None, "of the whole model after it"]
-    scale: Annotated[Number | None, "of the enabled GradScaler that called it, else null"]
+    weights: Annotated[Vector | None, "of the whole model, after it"]
+    scale: Annotated[Number | None, "of the enabled GradScaler that called it, null without one"]
 
 
 class Step(Attempt, noted="after an optimizer step that was applied"):
     step: Annotated[int, "its number"]
     lr: Number | None
     parameters: Annotated[Numbers, "those that the optimizer holds"]
-    synchronizes: Annotated[bool | None, "whether Horovod's step waits for averages itself, null for another optimizer"]
+    synchronizes: Annotated[
+        bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
+    ]
 
     @property
     def label(self) -> str:
@@ -384,7 +388,7 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
 
 class Skip(
     Attempt,
-    noted="after `GradScaler.step`, or a step that apex has replaced, did not step",
+    noted="after `GradScaler.step`, or a step that apex replaced, that took no optimizer step",
     label="step skipped by the scaler",
 ):
     gradients_finite: bool | None
@@ -409,7 +413,7 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
     optimizer: int | None
     lr_before: Annotated[Sequence[Number], "of each parameter group"]
     lr_after: Annotated[Sequence[Number], "of each parameter group"]
-    initial: Annotated[bool, "whether the scheduler's constructor took the step"]
+    initial: Annotated[bool, "whether the scheduler's constructor called it"]
 
     @property
     def label(self) -> str:
@@ -422,22 +426,22 @@ class ForeignOptimizer(Event, noted="at the first step of an optimizer that hold
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
 
 
-class Finished(Event, noted="the trainer's function has returned"):
+class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
 
 
-class Raised(Event, noted="the trainer's function has raised"):
+class Raised(Event, noted="after the trainer's function has raised"):
     type: str
     message: str
     traceback: str
-    at: Annotated[float | None, "the `time` when it did"] = None
+    at: Annotated[float | None, "the `time` at which it raised"] = None
 
 
 def read(line: Mapping[str, Any]) -> Event:
     """The event that a line of a trace holds.
 
     Raises:
-        MalformedEvent: it is of no kind that is known, a field is missing or unknown, or a value of the wrong type.
+        MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
     """
     shapes = _SHAPES.get(line.get("event", ""), {})
     shape = (*line, *map(type, line.values()))
@@ -459,7 +463,7 @@ def read_all(lines: Iterable[Mapping[str, Any]], rank: int) -> tuple[Event, ...]
     """The events of a rank.
 
     Raises:
-        MalformedEvent: a line is none; says which.
+        MalformedEvent: a line is not a valid event; says which.
     """
     events: list[Event] = []
     try:
@@ -476,16 +480,16 @@ _SHAPES: dict[str, dict[tuple[object, ...], type[Event]]] = {}
 def _checked(line: Mapping[str, Any]) -> type[Event]:
     kind = KINDS.get(line.get("event", ""))
     if kind is None:
-        raise MalformedEvent(f"there is no kind of event {line.get('event')!r}")
+        raise MalformedEvent(f"{line.get('event')!r} is not a kind of event")
     types = {name: frozenset(_json_types(hint)) for name, hint in hints(kind).items()}
     for name in sorted(types.keys() - line.keys()):
         if is_required(kind, name):
             raise MalformedEvent(f"{kind.event} has no field {name!r}")
     for name, value in line.items():
         if name != "event" and name not in types:
-            raise MalformedEvent(f"{kind.event} has a field {name!r}, which is not one of its own")
+            raise MalformedEvent(f"{kind.event} has an unknown field {name!r}")
         if name != "event" and type(value) not in types[name]:
-            raise MalformedEvent(f"{kind.event} has {value!r} as {name!r}")
+            raise MalformedEvent(f"{kind.event} has {value!r} in the field {name!r}, which has another type")
     return kind
 
 

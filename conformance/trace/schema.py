@@ -65,7 +65,7 @@ def schema() -> Json:
 
 
 def schema_text() -> str:
-    """The schema as it stands in its file: a definition a line."""
+    """The text of trace-schema.json: one definition a line."""
     whole = schema()
     definitions = ",\n".join(f"    {json.dumps(name)}: {json.dumps(one)}" for name, one in whole.pop("$defs").items())
     rest = ",\n".join(f"  {json.dumps(name)}: {json.dumps(one)}" for name, one in whole.items())

@@ -38,12 +38,12 @@ def test_the_line_itself_stays_as_it_is():
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ({**HEAD, "event": "clap"}, "there is no kind of event 'clap'"),
-        (HEAD, "there is no kind of event None"),
+        ({**HEAD, "event": "clap"}, "'clap' is not a kind of event"),
+        (HEAD, "None is not a kind of event"),
         ({**HEAD, "event": "step"}, "step has no field 'forwards'"),
-        (clip(colour="red"), "clip has a field 'colour', which is not one of its own"),
-        (clip(norm="inf", threshold=None), "clip has None as 'threshold'"),
-        (clip(parameters="01"), "clip has '01' as 'parameters'"),
+        (clip(colour="red"), "clip has an unknown field 'colour'"),
+        (clip(norm="inf", threshold=None), "clip has None in the field 'threshold', which has another type"),
+        (clip(parameters="01"), "clip has '01' in the field 'parameters', which has another type"),
     ],
 )
 def test_a_malformed_line_is_named(line, complaint):

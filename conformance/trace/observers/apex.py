@@ -18,7 +18,7 @@ SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"
 
 
 def observe(recording: Recording) -> Seams:
-    """Have apex's `initialize` and `scale_loss` noted, of those trainers too that imported them by name."""
+    """Records apex's `initialize` and `scale_loss`, also where a trainer imported them by name, and skipped steps."""
     skips: set[Callable[..., Any]] = set()
 
     def initialize(original: Callable[..., Any], models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,7 +57,7 @@ def observe(recording: Recording) -> Seams:
                 observe_skip(optimizer, scale)
 
     def observe_skip(optimizer: Any, scale: float) -> None:
-        # When it is to be skipped, apex has put a step that does nothing in the place of the next one.
+        # To skip a step, apex has replaced the optimizer's next one with a function that does nothing.
         skip = optimizer.step
         if not optimizer._amp_stash.already_patched or skip in skips:
             return

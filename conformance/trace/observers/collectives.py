@@ -44,8 +44,8 @@ PAYLOADS: dict[str, int | None] = {
 def observe(recording: Recording) -> Seams:
     """Records each collective before it is issued, including those that DDP issues in C++.
 
-    And have it known when torch broadcasts parameters by way of a buffer, as DDP does when it is constructed. In its
-    forward DDP broadcasts the model's buffers, such as those of batch norm.
+    Also tracks what torch broadcasts in coalesced buffers: parameters when DDP is constructed; in DDP's forward only
+    the model's buffers, such as those of batch norm.
     """
 
     def broadcast(original: Any, group: Any, tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -94,8 +94,8 @@ def _positions(name: str) -> dict[str, int]:
 
 
 def _is_called_by_the_engine(caller: Any) -> bool:
-    """Whether no Python stands between the autograd engine and a collective: then DDP's reducer issues it.
+    """Whether the autograd engine issues a collective with no Python code in between: then it is DDP's reducer.
 
-    The reducer also finds out which parameters were used, but in integers.
+    The reducer also shares which parameters were used, but in integers.
     """
     return caller is None or caller.f_code is _engine_run_backward.__code__

@@ -28,7 +28,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
 
     def run(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_training = module.training and torch.is_grad_enabled()
-        # Within a backward a forward is computed once more for what it did not keep.
+        # Checkpointing computes a forward again within the backward.
         if not is_training or recording.is_inside("backward") or not recording.watched.is_model(module):
             return original(module, *args, **kwargs)
         # A class that is observed may call the forward of its base, which may be observed too.
@@ -49,7 +49,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
                 stack.enter_context(replaced(owner, "forward", run))
 
         stack.callback(recording.flow.forget)
-        # The task's model is one, and what it is copied into.
+        # The task's model is a Linear, and so are its copies.
         if recording.rows is not None:
             watch(torch.nn.Linear)
         with recording.watched.followed_by(lambda model: watch(type(model))):
@@ -57,7 +57,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
 
 
 def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) -> int:
-    # The gradients of a large model are many to look at; the backward will.
+    # Looking at the gradients of a large model takes long, and its backward will look at them.
     if recording.watched.is_readable:
         recording.look()
     if recording.forwards == 0:

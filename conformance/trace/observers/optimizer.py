@@ -96,11 +96,10 @@ class _Steps:
         recording.accounted()
 
     def _read(self, optimizer: torch.optim.Optimizer, parameters: Found) -> None:
-        # Many to look at, the gradients of a large model were when its scaler's step began.
+        # Looking at a large model takes long, and its scaler's step began with a look.
         if self._recording.scale is None or self._recording.watched.is_readable:
             self._recording.look()
-        # A fused optimizer is handed the scale and the overflow flag by GradScaler, and does the rest in its
-        # kernel.
+        # A fused optimizer gets the scale and the overflow flag from GradScaler, and its kernel does the rest.
         scale = getattr(optimizer, "grad_scale", None)
         overflow = getattr(optimizer, "found_inf", None)
         outermost = next(step for step in self._running if step.parameters is not None)
@@ -129,8 +128,7 @@ class _Steps:
         return args, {**kwargs, "closure": reading_closure}
 
     def _forget_interrupted(self, caller: FrameType) -> None:
-        """Drop steps that never ended because something in them raised: their frames are not being
-        executed."""
+        """Drop steps that never ended because something in them raised: their frames are not running."""
         if not self._running:
             return
         alive = set()

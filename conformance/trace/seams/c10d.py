@@ -1,4 +1,4 @@
-"""c10d's operators, through which torch.distributed passes all that ranks send each other."""
+"""c10d's operators, which torch.distributed calls for everything that ranks send each other."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ OPTIMIZER_MODULE = "horovod.torch.optimizer"
 
 
 def is_averaging() -> bool:
-    """Whether a collective of its is under way, in a thread of its own."""
+    """Whether a Horovod collective is in progress, which Horovod runs in another thread."""
     horovod = sys.modules.get(MODULE)
     return horovod is not None and bool(horovod._handle_map)
 

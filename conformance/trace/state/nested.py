@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Nested(Generic[T]):
-    """The things that have begun and not ended, which iterates from the innermost on."""
+    """The activities that have begun and not ended. Iterates from the innermost."""
 
     def __init__(self) -> None:
         self._entered: list[_Entered[T]] = []

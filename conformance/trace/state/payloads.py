@@ -19,7 +19,7 @@ _HALF = torch.finfo(torch.bfloat16).eps
 
 
 class Payloads:
-    """Knows what collectives carry whose payload does not show it, and which of them may still write to gradients."""
+    """Tracks what collectives carry if their payload does not show it, and which may still write to gradients."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -29,7 +29,7 @@ class Payloads:
         """Within `carrying(what)` collectives carry `what`: a framework fills buffers of its own with it."""
 
     def of(self, tensors: Sequence[torch.Tensor], *, reduces: bool) -> tuple[str | None, bool]:
-        """What a collective carries, and whether it is the trainer itself that has gradients reduced by it."""
+        """What a collective carries, and whether it is the trainer itself that reduces gradients with it."""
         for what in self._carried:
             return what, False
         seen = self.seen_in(tensors, reduces=reduces)
@@ -38,7 +38,7 @@ class Payloads:
     def seen_in(self, tensors: Sequence[torch.Tensor], *, reduces: bool = False) -> str | None:
         """What shares its memory with `tensors`, of the watched model: GRADIENTS or PARAMETERS.
 
-        Copies of gradients count if they are to be reduced, of all or of those of one parameter.
+        Copies of gradients, of all or of one parameter, count if the collective reduces them.
         """
         # Looking for memory takes long in a model of many parameters that are averaged one by one.
         if self._watched.owners(tensors):

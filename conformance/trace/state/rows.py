@@ -6,7 +6,7 @@ import torch
 
 
 class Rows:
-    """Finds input rows among the samples'; in the dtype that they come in, for a trainer may cast its inputs."""
+    """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast."""
 
     def __init__(self, x: list[list[float]]) -> None:
         self._distinct = torch.tensor(list(dict.fromkeys(map(tuple, x))), dtype=torch.float64)

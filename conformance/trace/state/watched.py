@@ -128,7 +128,7 @@ class Watched:
         self.is_readable = sum(self._sizes) <= MOST_ELEMENTS
 
     def weights(self, parameters: Found | None = None) -> list[Number] | None:
-        """The values of `parameters`; without them, of those that were stepped last, or were handed out last."""
+        """The values of `parameters`; without them, of those that were stepped or added last."""
         if not self.is_readable:
             return None
         return values(parameters or self.current or [None] * len(self._shapes), self._sizes)
