@@ -19,22 +19,16 @@ from conformance.trace.state.horovod import MODULE, OPTIMIZER_MODULE
 from conformance.trace.state.payloads import GRADIENTS
 from conformance.trace.values import tensors_in
 
-OPERATIONS: dict[str, str] = {
-    "_allreduce_async": "allreduce",
-    "_grouped_allreduce_async": "grouped_allreduce",
-    "_allgather_async": "allgather",
-    "_grouped_allgather_async": "grouped_allgather",
-    "_broadcast_async": "broadcast",
-    "_alltoall_async": "alltoall",
-    "_reducescatter_async": "reducescatter",
-    "_grouped_reducescatter_async": "grouped_reducescatter",
-}
-"""Functions of Horovod's module, each with the operation that its events name; the payload comes first."""
+OPERATIONS = (
+    *("allreduce", "grouped_allreduce", "allgather", "grouped_allgather", "broadcast", "alltoall"),
+    *("reducescatter", "grouped_reducescatter"),
+)
+"""What the functions `_..._async` of Horovod's module are for; the payload comes first."""
 
-WITHOUT_PAYLOAD: dict[str, str] = {"horovod_torch_barrier": "barrier", "horovod_torch_join": "join"}
-"""Functions of Horovod's library in which ranks meet and put in nothing, each with the operation that its events name.
+WITHOUT_PAYLOAD = ("barrier", "join")
+"""Operations of Horovod's library, `horovod_torch_...`, in which ranks meet and put in nothing.
 
-Those of its module are imported by their names into `horovod.torch`, and call these.
+The functions of its module are imported by their names into `horovod.torch`, and call these.
 """
 
 REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", "Max": "max", "Product": "product"}
@@ -81,10 +75,10 @@ def _operations(recording: Recording, module: ModuleType) -> Seams:
 
         return around
 
-    for name, operation in OPERATIONS.items():
-        yield replaced(module, name, issuing(operation))
-    for name, operation in WITHOUT_PAYLOAD.items():
-        yield replaced(module.mpi_lib, name, meeting(operation))
+    for operation in OPERATIONS:
+        yield replaced(module, f"_{operation}_async", issuing(operation))
+    for operation in WITHOUT_PAYLOAD:
+        yield replaced(module.mpi_lib, f"horovod_torch_{operation}", meeting(operation))
     yield replaced(module.mpi_lib, WAIT, sleeping_until(module.mpi_lib.horovod_torch_poll))
 
 
