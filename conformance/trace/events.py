@@ -443,12 +443,10 @@ def read(line: Mapping[str, Any]) -> Event:
     Raises:
         MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
     """
-    shapes = _SHAPES.get(line.get("event", ""), {})
-    shape = (*line, *map(type, line.values()))
-    kind = shapes.get(shape)
+    shape = (line.get("event"), *line, *map(type, line.values()))
+    kind = _SHAPES.get(shape)
     if kind is None:
-        kind = _checked(line)
-        _SHAPES.setdefault(line["event"], {})[shape] = kind
+        kind = _SHAPES[shape] = _checked(line)
     event = object.__new__(kind)
     known = event.__dict__
     known.update(line)
@@ -473,8 +471,8 @@ def read_all(lines: Iterable[Mapping[str, Any]], rank: int) -> tuple[Event, ...]
     return tuple(events)
 
 
-#: The names and types of the values that events were found to be right with, by kind.
-_SHAPES: dict[str, dict[tuple[object, ...], type[Event]]] = {}
+#: The classes of events whose fields were found to be right: by kind, and the names and types of the fields.
+_SHAPES: dict[tuple[object, ...], type[Event]] = {}
 
 
 def _checked(line: Mapping[str, Any]) -> type[Event]:
