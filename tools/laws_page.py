@@ -1,0 +1,108 @@
+"""Writes docs/LAWS.md: every law with its reasons, and the permissions.
+
+python tools/laws_page.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conformance.laws.law import CHAPTERS, Law, laws
+
+PAGE = Path(__file__).parents[1] / "docs" / "LAWS.md"
+
+#: What no law may flag, however unusual it looks, by the file in fixtures/variants with a correct trainer that does it.
+PERMISSIONS: dict[str, str] = {
+    "ddp_without_accumulation.patch": "DDP MAY be used without accumulation.",
+    "recomputes_activations.patch": "A backward MAY run the forward again.",
+    "averaged_by_hand.py": "Ranks MAY average their gradients by hand, also before the loss scale is divided out.",
+    "horovod_averages_by_hand.patch": "Gradients MAY be averaged by Horovod without its optimizer.",
+    "clipped_at_scaled_threshold.patch": "Gradients that carry the loss scale MAY be clipped at the threshold times "
+    "the scale.",
+    "clipped_by_hand.patch": "Gradients MAY be clipped by hand after they are unscaled.",
+    "clipped_per_group.patch": "The parameters MAY be clipped in several groups, each once.",
+    "closure.py": "The step MAY be given a closure that does the forwards and backwards.",
+    "comm_hook.patch": "DDP's all-reduce MAY be issued by a communication hook.",
+    "divided_gradients.patch": "Gradients MAY be divided instead of the losses.",
+    "scaled_after_division.patch": "The loss MAY be divided after it is scaled, or before.",
+    "evaluates_between_steps.patch": "The model MAY be evaluated between steps.",
+    "frozen_parameter.patch": "Parameters MAY be frozen.",
+    "fused_optimizer.patch": "An optimizer MAY unscale and skip in its own kernel, when the scaler calls it.",
+    "gradient_penalty.patch": "A loss MAY contain the gradient of another loss, or be followed by it.",
+    "penalty_on_a_forward_of_its_own.patch": "A micro-batch MAY go forward again for a gradient that "
+    "`torch.autograd.grad` takes.",
+    "horovod_plain_step.patch": "Horovod's step MAY synchronize by itself if nothing reads or changes gradients "
+    "before it.",
+    "horovod_scaled_after_synchronize.patch": "A loss MAY be scaled before or after Horovod's `synchronize()`.",
+    "horovod_synchronize_first.patch": "`synchronize()` of Horovod's optimizer MAY be called although nothing is "
+    "clipped.",
+    "inner_module_before_the_last.patch": "Micro-batches that stay local MAY go through the module inside DDP "
+    "instead of `no_sync()`.",
+    "averages_weights.patch": "A moving average of the weights MAY be kept after each step.",
+    "one_backward_over_window.patch": "The losses of a window MAY be added up for one backward.",
+    "reduces_loss_for_logging.patch": "Ranks MAY exchange values that do not enter the training, such as losses for "
+    "a log.",
+    "overflow_agreed.patch": "Ranks MAY unscale before they average if they exchange which of them overflowed.",
+    "own_grad_scaler.patch": "A scaler MAY have the trainer's own settings.",
+    "ring_per_parameter.patch": "Gradients MAY be averaged by messages from rank to rank, in pieces.",
+    "parameter_server.patch": "A rank MAY gather, average and broadcast the gradients.",
+    "scale_as_gradient.patch": "The scale MAY be passed to `backward()` as its initial gradient.",
+    "scaled_by_hand.patch": "The loss MAY be multiplied by the scale by hand.",
+    "server_takes_any_worker.patch": "On the backend parameter-server one rank MAY take the steps for all and send "
+    "them the weights.",
+    "several_optimizers.patch": "Several optimizers MAY be unscaled and stepped one after the other, with one "
+    "`update()` at the end.",
+    "synchronizes_by_flag.patch": "DDP's flag MAY be set instead of `no_sync()`.",
+    "unscaled_by_hand.patch": "A trainer MAY unscale and check gradients by hand and step without the scaler.",
+    "unscaled_without_clipping.patch": "`unscale_` MAY be called although nothing is clipped.",
+    "unused_parameter.patch": "An optimizer MAY hold parameters that no forward uses.",
+    "window_in_one_forward.patch": "The micro-batches of a window MAY go forward together.",
+    "zero_grad_last.patch": "Gradients MAY be cleared before a window or after its step.",
+    "zero_grad_to_zero.patch": "Gradients MAY be cleared to zero instead of None.",
+}
+
+HEAD = """# Laws
+
+What a trainer may not do, even if its numbers come out right, and why. Each run of a case records a trace on every
+rank, and each law is checked against these traces. A trainer that breaks a MUST fails; a broken SHOULD is a warning. A
+law that gives way to others is not reported where one of them is broken too, because they explain the mistake better.
+
+This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
+explain` prints one.
+
+| Law | |
+| --- | --- |
+"""
+
+HEAD_OF_PERMISSIONS = """## Permissions
+
+What no law flags. Each line links to a correct trainer that does it; the tests run them all.
+
+"""
+
+
+def page() -> str:
+    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in laws())
+    chapters = ["\n\n".join([f"## {title}", *_laws(chapter)]) for chapter, title in CHAPTERS.items()]
+    permissions = "\n".join(
+        f"- {says} ([{Path(variant).stem}](../fixtures/variants/{variant}))" for variant, says in PERMISSIONS.items()
+    )
+    return "\n\n".join([HEAD + contents, *chapters, HEAD_OF_PERMISSIONS + permissions]) + "\n"
+
+
+def _laws(chapter: str) -> list[str]:
+    return [_law(law) for law in laws() if law.chapter == chapter]
+
+
+def _law(law: Law) -> str:
+    better = [f"Gives way to {', '.join(map(_link, law.unless))}."] if law.unless else []
+    source, snippet = f"Source: {law.source}.", f"```python\n{law.fix}\n```"
+    return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *better, source, snippet])
+
+
+def _link(id: str) -> str:
+    return f"[{id}](#{id.replace('/', '')})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
