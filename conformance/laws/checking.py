@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 
 from conformance.laws.law import OK, Broken, Law, Subject, laws
@@ -42,30 +43,37 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of one law. checked: to how many subjects it applied (0: not exercised)."""
-
-    law: Law
-    checked: int
-    findings: tuple[Finding, ...]
-
-
-@dataclass(frozen=True)
-class Application:
-    """One law applied to a whole run: how often it was kept, and each violation."""
+    """The result of one law. kept: how many subjects kept it."""
 
     law: Law
     kept: int
     violations: tuple[Violation, ...]
 
+    @property
+    def checked(self) -> int:
+        """To how many subjects the law applied (0: not exercised)."""
+        return self.kept + len(self.violations)
 
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        causes: dict[object, list[Violation]] = {}
+        for violation in self.violations:
+            event = violation.broken.event
+            causes.setdefault(event.where or event.event, []).append(violation)
+        return tuple(_merged(self.law, cause) for cause in causes.values())
+
+
+@no_cyclic_collection()
 def check(run: Run) -> tuple[Verified, ...]:
-    """Checks every law on ``run``, in the order of their ids."""
-    return tuple(Verified(one.law, one.kept + len(one.violations), _findings(one)) for one in applied(laws(), run))
+    """Checks every law on ``run``, in the order of their ids. Leaves out violations that a law in ``unless`` explains
+    better."""
+    everything = {law.id: _checked(law, run) for law in laws()}
+    return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
 
 
 def violations(run: Run) -> tuple[tuple[Law, Broken], ...]:
     """Every violation with its law: MUSTs first, then by id."""
-    found = [(one.law, violation.broken) for one in applied(laws(), run) for violation in one.violations]
+    found = [(one.law, violation.broken) for one in check(run) for violation in one.violations]
     return tuple(sorted(found, key=lambda pair: pair[0].level))
 
 
@@ -75,17 +83,10 @@ def findings(verified: Iterable[Verified]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: (finding.law.level, finding.window or 0, finding.broken.event.seq)))
 
 
-@no_cyclic_collection()
-def applied(laws: Sequence[Law], run: Run) -> tuple[Application, ...]:
-    """Applies these laws to ``run``, in order. Leaves out violations that a law in ``unless`` explains better."""
-    everything = {law.id: _applied(law, run) for law in laws}
-    return tuple(_reported(everything[law.id], [everything[id] for id in law.unless]) for law in laws)
-
-
 _ANY = "any"
 
 
-def _reported(application: Application, better: Sequence[Application]) -> Application:
+def _reported(verified: Verified, better: Sequence[Verified]) -> Verified:
     """Drops each violation whose subject is, contains or is part of a subject that broke a better law."""
     explained = {
         key
@@ -95,7 +96,7 @@ def _reported(application: Application, better: Sequence[Application]) -> Applic
     }
     left = [
         violation
-        for violation in application.violations
+        for violation in verified.violations
         if explained.isdisjoint(
             product(
                 (_ANY,) if violation.window is None else (violation.window, None),
@@ -103,10 +104,10 @@ def _reported(application: Application, better: Sequence[Application]) -> Applic
             )
         )
     ]
-    return replace(application, violations=tuple(left))
+    return replace(verified, violations=tuple(left))
 
 
-def _applied(law: Law, run: Run) -> Application:
+def _checked(law: Law, run: Run) -> Verified:
     kept, found = 0, []
     for subject in _subjects(law, run):
         for outcome in law.judges(subject):
@@ -114,7 +115,7 @@ def _applied(law: Law, run: Run) -> Application:
                 kept += 1
             elif isinstance(outcome, Broken):
                 found.append(_violation(outcome, subject))
-    return Application(law, kept, tuple(found))
+    return Verified(law, kept, tuple(found))
 
 
 def _subjects(law: Law, run: Run) -> Iterable[Subject]:
@@ -137,14 +138,6 @@ def _violation(broken: Broken, subject: Subject) -> Violation:
     if isinstance(subject, Rank):
         return Violation(broken, None, subject.number)
     return Violation(broken, subject.number if isinstance(subject, GlobalWindow) else None, None)
-
-
-def _findings(applied: Application) -> tuple[Finding, ...]:
-    causes: dict[object, list[Violation]] = {}
-    for violation in applied.violations:
-        event = violation.broken.event
-        causes.setdefault(event.where or event.event, []).append(violation)
-    return tuple(_merged(applied.law, cause) for cause in causes.values())
 
 
 def _merged(law: Law, cause: list[Violation]) -> Finding:

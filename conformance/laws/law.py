@@ -28,6 +28,10 @@ CHAPTERS: dict[str, str] = {
 }
 
 
+#: The source of many laws.
+GUIDE = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
+
+
 class Kept(Enum):
     """The law applies here, and the trainer kept it."""
 

@@ -17,6 +17,8 @@ from conformance.trace.events import (
     Event,
     Exchange,
     GradientChange,
+    LossScaled,
+    Number,
     Optimizer,
     Receive,
     ScaleLossExit,
@@ -132,6 +134,11 @@ def scaling(window: Window) -> Scaling:
 @fact
 def _held(rank: Rank) -> Mapping[int, Sequence[int]]:
     return {event.optimizer: event.parameters for event in reversed(rank.of(Optimizer))}
+
+
+def scale_of(event: LossScaled | BackwardEnd) -> Number | None:
+    """The factor of a scaled loss; None if it was not scaled."""
+    return event.scale if isinstance(event, LossScaled) else event.scaled
 
 
 def is_scale(value: Any) -> TypeGuard[float]:

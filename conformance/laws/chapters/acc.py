@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from conformance.laws.averaging import Averaged, averages
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.loss_scale import scale_of
 from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import (
     Attempt,
@@ -18,13 +19,10 @@ from conformance.trace.events import (
     ForeignOptimizer,
     GradientChange,
     LossScaled,
-    Number,
     Receive,
     Update,
 )
 from conformance.trace.words import number
-
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
 
 @law(
@@ -32,7 +30,7 @@ SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
     "Each micro-batch MUST go forward, and each of its losses backward, once before the optimizer steps.",
     why="""Gradients are sums over backward passes: a loss that is backpropagated twice adds 2 ∇L, and a micro-batch
         whose loss is not backpropagated adds nothing. Either way the step is not along the mean over the window.""",
-    source=f'{SEED}: "do a forward and backward pass on each batch"',
+    source=f'{GUIDE}: "do a forward and backward pass on each batch"',
     fix="""
         for batch in window:
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -100,8 +98,8 @@ def _never_backpropagated(window: Window) -> Broken | None:
         averaging twice, or dividing by another length multiplies the gradients by n, 1/n, m ..., which changes the
         effective learning rate, the norm that clipping compares with its threshold, and the balance with weight
         decay.""",
-    source=f'{SEED}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N before '
-    'each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
+    source=f'{GUIDE}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N '
+    'before each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
     fix="""
         for batch in window:  # the last window of an epoch may be shorter
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
@@ -147,7 +145,7 @@ def _averaging(window: Window, until: Event) -> Sequence[Event]:
     "Each optimizer MUST step once in a window, and only after all its backwards.",
     why="""A step uses the gradients computed so far: before the last backward, (1/n) Σ ∇L over fewer than n
         micro-batches. A second step applies the same gradients again.""",
-    source=f'{SEED}: "only synchronize/step optimizer every N batches"',
+    source=f'{GUIDE}: "only synchronize/step optimizer every N batches"',
     fix="""
         for window in windows:
             for batch in window:
@@ -239,7 +237,7 @@ def _micro_batches(window: Window) -> str:
     "All losses of a window MUST be scaled by the same factor.",
     why="""The gradients of a window are s₁ ∇L₁ + s₂ ∇L₂ + ..., and one unscaling divides them by one s. With different
         scales the micro-batches have weights s₁/s, s₂/s ... in what is left.""",
-    source=f'{SEED}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
+    source=f'{GUIDE}: "always call scaler.scale(loss) with the same scale factor for each batch in a grouping of N '
     'batches"; PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation"',
     fix="""
         for batch in window:
@@ -252,7 +250,7 @@ def one_scale_per_window(window: Window) -> Outcomes:
     # Losses that are scaled after a step do not belong to it.
     first = window.attempts[0] if window.attempts else None
     pairs = [pair for scaled in _scaled(window, first) for pair in pairwise(scaled)]
-    differing = next((pair for pair in pairs if _scale(pair[0]) != _scale(pair[1])), None)
+    differing = next((pair for pair in pairs if scale_of(pair[0]) != scale_of(pair[1])), None)
     if differing is not None:
         yield _scales_differ(window, *differing)
     elif pairs:
@@ -268,12 +266,8 @@ def _scaled(window: Window, until: Event | None) -> Iterator[Sequence[LossScaled
         yield [event for event in window.of(BackwardEnd, before=until) if event.scaled is not None]
 
 
-def _scale(event: LossScaled | BackwardEnd) -> Number | None:
-    return event.scale if isinstance(event, LossScaled) else event.scaled
-
-
 def _scales_differ(window: Window, first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
-    one, other = _scale(first), _scale(second)
+    one, other = scale_of(first), scale_of(second)
     changes = window.of(Update, after=first, before=second)[-1:]
     after = f", after {changes[0]}" if changes else ""
     effect = None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import trainable
 from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Event, Optimizer, ZeroGrad
-
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
 _FIX = """
     for window in windows:
@@ -114,7 +112,7 @@ def _repeated(clears: Sequence[ZeroGrad]) -> tuple[ZeroGrad, ZeroGrad] | None:
     "Gradients MUST NOT be cleared inside a window, between its backwards or before the step that is to use them.",
     why="""Cleared gradients are lost: of Σ ∇L over the micro-batches, only the terms after the clearing are left. The
         step divides a sum over some micro-batches by the number of all.""",
-    source=f'{SEED}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
+    source=f'{GUIDE}: "average the summed gradients by dividing them by N"; PyTorch documentation, Automatic Mixed '
     'Precision examples, "Gradient accumulation"',
     fix=_FIX,
 )

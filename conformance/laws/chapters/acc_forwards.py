@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import AutogradGrad, BackwardBegin, BackwardEnd, Forward
-
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
 
 @law(
@@ -15,7 +13,7 @@ SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
     why="""A forward in training mode without a backward builds a graph that is thrown away, and costs the time of
         another forward. It can change results too: BatchNorm's running statistics count the micro-batch twice, and
         dropout draws other random numbers from there on.""",
-    source=f'{SEED}: "do a forward and backward pass on each batch"; '
+    source=f'{GUIDE}: "do a forward and backward pass on each batch"; '
     "PyTorch, torch.no_grad: for forwards that no `backward()` follows",
     fix="""
         outputs = model(batch.inputs)

@@ -7,7 +7,7 @@ disabled scaler leaves no events, so they check nothing then.
 from __future__ import annotations
 
 from conformance.laws.averaging import saw_right_gradients
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.loss_scale import Scaling, all_finite, disagree, is_scale, scaling
 from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import (
@@ -27,7 +27,6 @@ from conformance.trace.words import number
 SEVERAL = (
     'PyTorch, "Automatic Mixed Precision examples", section "Working with Multiple Models, Losses, and Optimizers"'
 )
-LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
 
 @law(
@@ -184,7 +183,7 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
     "`scaler.update()` MUST be called once in a window, after all calls of `scaler.step`.",
     why="""`update` may change the scale from S to S′. Gradients that were scaled by S and are unscaled after it become
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
-    source=f'{SEVERAL}; {LAWS}: "only call scaler.update() every N batches"',
+    source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',
     fix="""
         for optimizer in optimizers:
             scaler.step(optimizer)

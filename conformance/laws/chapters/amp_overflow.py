@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, scaling
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
+from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, scale_of, scaling
 from conformance.laws.run import GlobalWindow, Window
 from conformance.trace.events import (
     Attempt,
@@ -31,7 +31,6 @@ from conformance.trace.events import (
 from conformance.trace.words import number
 
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
-LAWS = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 
 #: The relative rounding error of averaging equal weights over the ranks, at most.
 _ROUNDING = 1e-6
@@ -43,7 +42,7 @@ _ROUNDING = 1e-6
     why="""If the gradients of one rank are infinite, their average is infinite on every rank. A rank that decides by
         its own gradients, before averaging, steps on infinities, or steps while others skip; then the weights
     differ.""",
-    source=f'{LAWS}: "otherwise each worker would step differently"',
+    source=f'{GUIDE}: "otherwise each worker would step differently"',
     fix="""
         overflow = torch.zeros(1)
         for parameter in model.parameters():
@@ -249,7 +248,7 @@ def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:
     scaled = [window.of(LossScaled) or _by_hand(window) for window in here.windows]
     if not all(scaled):
         return
-    scales = [{_scale(event) for event in events} for events in scaled]
+    scales = [{scale_of(event) for event in events} for events in scaled]
     other = next((rank for rank, some in enumerate(scales) if some != scales[0]), None)
     yield OK if other is None else _scales_differ(scaled[0][-1], scaled[other][-1])
 
@@ -258,12 +257,8 @@ def _by_hand(window: Window) -> Sequence[BackwardEnd]:
     return [end for end in window.of(BackwardEnd) if end.forwards and end.scaled is not None]
 
 
-def _scale(event: LossScaled | BackwardEnd) -> Number:
-    return event.scale if isinstance(event, LossScaled) else event.scaled or 0
-
-
 def _scales_differ(first: LossScaled | BackwardEnd, second: LossScaled | BackwardEnd) -> Broken:
-    one, other = number(_scale(first)), number(_scale(second))
+    one, other = number(scale_of(first) or 0), number(scale_of(second) or 0)
     return Broken(
         second,
         "the loss scale must be the same on all ranks",

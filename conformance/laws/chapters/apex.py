@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.laws.horovod import Use, stepped_inside, uses
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Window, fact
 from conformance.trace.events import BackwardBegin, ScaleLossEnter, ScaleLossExit, Synchronize
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "apex documentation, Advanced Amp Usage"
 
 
@@ -19,7 +18,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
     "With Horovod, `synchronize()` MUST come before the last `scale_loss` of a window exits.",
     why="""`scale_loss` unscales and looks for overflows at its exit, and until `synchronize()` returns each rank has
         only its own gradients. If only one rank's g_r contains ∞, that rank skips its step and the others step.""",
-    source=f'{SEED}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
+    source=f'{GUIDE}: "you must call optimizer.synchronize() *before* the `amp.scale_loss()` context manager exits"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()
@@ -87,7 +86,7 @@ def delay_unscale(window: Window) -> Outcomes:
     "With Horovod, `scale_loss` MUST be given one optimizer, unless each optimizer is synchronized inside it.",
     why="""Its exit unscales the gradients of all its optimizers and looks for overflows in them. If one of them was not
         synchronized, its gradients still differ from rank to rank, so ranks decide differently whether to skip.""",
-    source=f'{SEED}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
+    source=f'{GUIDE}: "we do not allow multiple optimizers; we have to know that the our one optimizer is the correct '
     'optimizer to pass to scale_loss()"',
     fix="""
         with amp.scale_loss(loss, [first, second]) as scaled_loss:
@@ -122,7 +121,7 @@ def one_optimizer(window: Window) -> Outcomes:
     "With Horovod and apex, the step after `synchronize()` MUST be inside `skip_synchronize()`.",
     why="""With apex gradients are synchronized inside `scale_loss`, so a plain step all-reduces them a second time,
         after they were unscaled. Under op=Sum N ranks multiply by N twice: N² ḡ instead of N ḡ.""",
-    source=f'{SEED}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
+    source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"',
     fix="""
         with amp.scale_loss(loss, optimizer) as scaled_loss:
             scaled_loss.backward()

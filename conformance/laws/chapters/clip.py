@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.expected import parameter_of_elements
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Plan, Window
 from conformance.laws.sharing import trainable
 from conformance.trace.events import Attempt, BackwardBegin, Clip, Collective, Contribution, Event, GradientChange
 from conformance.trace.words import number
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "PyTorch documentation, torch.nn.utils.clip_grad_norm_"
 
 _FIX = """
@@ -36,7 +35,7 @@ def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
     "Gradients MUST be clipped after the ranks have averaged them.",
     why="""The norm of a mean is not the mean of norms: clip((1/m) Σ gᵣ) differs from (1/m) Σ clip(gᵣ) as soon as one
         rank's gradient exceeds the threshold t. Each rank then has its own coefficient min(1, t / ‖gᵣ‖).""",
-    source=f'{SEED}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
+    source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix=_FIX,
     unless=("clip/once-per-window",),
     needs=(Clip,),

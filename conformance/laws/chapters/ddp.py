@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import Sharing, brings_together, sharing
 from conformance.trace.events import (
@@ -21,7 +21,6 @@ from conformance.trace.events import (
 )
 from conformance.trace.words import enumerated, vector
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
 
@@ -30,7 +29,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
     "The ranks MUST average their gradients, or their weights, in every window, its last micro-batch included.",
     why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Rank r then steps along
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",
-    source=f'{SEED}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
+    source=f'{GUIDE}: "PyTorch DDP synchronizes losses during the backwards pass"; {DOCS}',
     fix="""
         for number, batch in enumerate(window, start=1):
             with nullcontext() if number == len(window) else model.no_sync():
@@ -53,7 +52,7 @@ def all_reduce_every_window(window: Window) -> Outcomes:
     "Gradients SHOULD be averaged once in a window, in the backward of its last micro-batch.",
     why="""Averaging numbers that are equal on all ranks does not change them, so the weights come out right. But each
         all-reduce before the last is wasted communication: with K micro-batches, K times the bytes.""",
-    source=f'{SEED}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
+    source=f'{GUIDE}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
     fix="""
         for number, batch in enumerate(window, start=1):
             with nullcontext() if number == len(window) else model.no_sync():
@@ -152,7 +151,7 @@ def forward_through_wrapper(window: Window) -> Outcomes:
     "DistributedDataParallel MUST wrap the model after apex has initialised it.",
     why="""`amp.initialize` casts parameters and replaces the model's forward. A wrapper that exists before this has
         made its buckets and hooks for the old parameters, and averages those.""",
-    source=f'{SEED}: "which must be done after initializing APEX AMP"',
+    source=f'{GUIDE}: "which must be done after initializing APEX AMP"',
     fix="""
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
         model = DistributedDataParallel(model)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import GlobalWindow, Rank, Run, fact
 from conformance.laws.sharing import brings_together, misses_some, trained_elements
 from conformance.trace.events import (
@@ -25,7 +25,6 @@ from conformance.trace.events import (
 )
 from conformance.trace.words import enumerated, number, vector
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
 
@@ -34,7 +33,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
     "All ranks MUST begin with the same weights.",
     why="""Ranks that take equal steps from different weights keep that difference. Their gradients belong to different
         models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
-    source=f'{SEED}: "DDP broadcasts parameters on model instantiation"',
+    source=f'{GUIDE}: "DDP broadcasts parameters on model instantiation"',
     fix="""
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does it by itself

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.horovod import reduced_again, since_the_step, stepped_inside, uses
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import E, Run, Window, fact
 from conformance.trace.events import Attempt, Clip, ScaleLossEnter, ScalerStep, Synchronize, Unscale, ZeroGrad
 from conformance.trace.words import enumerated, number
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 
 
@@ -19,7 +18,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
     "`synchronize()` MUST be called zero or one times for each step of Horovod's optimizer.",
     why="""Each call all-reduces the gradients again. Under op=Sum N ranks then multiply by N twice: N² ḡ instead of N
         ḡ. Under an average the second call only costs communication.""",
-    source=f'{SEED}: "call .synchronize() zero or one times per optimizer.step()"',
+    source=f'{GUIDE}: "call .synchronize() zero or one times per optimizer.step()"',
     fix="""
         optimizer.synchronize()  # once, after the last backward of the window
         clip_grad_norm_(model.parameters(), max_norm)
@@ -43,7 +42,7 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
     "After an explicit `synchronize()` the step of Horovod's optimizer MUST be inside `skip_synchronize()`.",
     why="""A plain step synchronizes by itself, so the gradients are all-reduced a second time. Under op=Sum N ranks
         then multiply by N twice: N² ḡ instead of N ḡ. Under an average the second all-reduce only costs time.""",
-    source=f'{SEED}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
+    source=f'{GUIDE}: "If you do call it, wrap the .step() in a `with optimizer.skip_synchronize()` call"; {DOCS}',
     fix="""
         optimizer.synchronize()
         with optimizer.skip_synchronize():
@@ -63,7 +62,7 @@ def step_in_skip_synchronize(window: Window) -> Outcomes:
     why="""Until `synchronize()` returns, each rank has only its own gradients, or Horovod is averaging them at that
         moment. Each rank then clips by its own norm, which gives the mean over r of c_r g_r instead of c ḡ, or writes
         into memory that Horovod is reading.""",
-    source=f'{SEED}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
+    source=f'{GUIDE}: "always synchronize before gradient clipping; otherwise each worker clips differently"',
     fix="""
         optimizer.synchronize()
         clip_grad_norm_(model.parameters(), max_norm)
@@ -101,7 +100,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
     why="""GradScaler looks for overflows in the current gradients, and until `synchronize()` returns each rank has only
         its own. If only one rank's g_r contains ∞, that rank skips the step and lowers its scale, and the others step
         on an average that contains ∞.""",
-    source=f'{SEED}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
+    source=f'{GUIDE}: "always synchronize before scaler.step(optimizer); otherwise each worker steps differently"',
     fix="""
         optimizer.synchronize()
         scaler.unscale_(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.horovod import horovod_optimizers
-from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace.events import (
     Attempt,
@@ -19,7 +19,6 @@ from conformance.trace.events import (
 )
 from conformance.trace.words import vector
 
-SEED = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'
 DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 
 
@@ -29,7 +28,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
     why="""Horovod begins to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
         it averages before the window is complete and refuses the next backward. If it is too large, nothing is
         averaged until `synchronize()` or the step, and a window that is longer by mistake goes unnoticed.""",
-    source=f'{SEED}: "set `hvd_optimizer.backward_passes_per_step` to N (aggregation frequency)"; {DOCS}',
+    source=f'{GUIDE}: "set `hvd_optimizer.backward_passes_per_step` to N (aggregation frequency)"; {DOCS}',
     fix="""
         optimizer = hvd.DistributedOptimizer(
             optimizer,
@@ -61,7 +60,7 @@ def backward_passes_per_step(window: Window) -> Outcomes:
     "Parameters, and any state of the optimizer, MUST be broadcast before the first step of Horovod's optimizer.",
     why="""Horovod averages gradients and leaves weights alone. Ranks that begin with different weights, w_0 ≠ w_1, keep
         this difference and average gradients of different models. Momentum on one rank only has the same effect.""",
-    source=f"{SEED}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
+    source=f"{GUIDE}: horovod's explicit use of broadcast_parameters; Horovod documentation, Horovod with PyTorch",
     fix="""
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # after loading a checkpoint on rank 0
