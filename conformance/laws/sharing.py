@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from conformance.laws.run import Rank, Run, Window, fact
+from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import BackwardBegin, Collective, Contribution, Event, Exchange, Model, Optimizer, Receive
 
 #: Collectives that send data from one rank only, or send none.
@@ -48,13 +48,6 @@ def sharing(window: Window) -> Sharing | None:
         is_known = len(counterparts) == window.plan.world_size and all(other.ended for other in counterparts)
         is_missing = is_known or any(_shared(other) for other in counterparts) or None
     return Sharing(window, window.backwards[-1], shared, is_missing)
-
-
-@fact
-def misses_some(run: Run) -> bool:
-    """Whether the ranks failed to combine their gradients or weights in some window."""
-    found = map(sharing, run.windows)
-    return any(one is not None and one.is_missing for one in found)
 
 
 def brings_together(event: Event) -> bool:

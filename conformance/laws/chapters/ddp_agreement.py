@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import GlobalWindow, Rank, Run, fact
-from conformance.laws.sharing import brings_together, misses_some, trained_elements
+from conformance.laws.sharing import brings_together, trained_elements
 from conformance.trace.events import (
     Attempt,
     Collective,
@@ -74,6 +74,7 @@ def equal_start(run: Run) -> Outcomes:
         if rank == 0:
             print(loss.item() / world_size)
         """,
+    unless=("ddp/all-reduce-every-window",),
 )
 def same_collectives(run: Run) -> Outcomes:
     if run.plan.world_size == 1:
@@ -194,8 +195,7 @@ def _unanswered(run: Run, group: Sequence[int], members: Sequence[Sequence[Colle
     answered = min(map(len, members))
     waiting = [events[answered] for events in members if len(events) > answered]
     absent = [run.ranks[rank] for rank, events in zip(group, members, strict=True) if len(events) == answered]
-    # If ranks do not share all gradients, the missing collective is that all-reduce, which another law reports.
-    if not waiting or any(_failed(rank) for rank in absent) or misses_some(run):
+    if not waiting or any(_failed(rank) for rank in absent):
         return None
     rank, call = absent[0], waiting[0]
     last = [event for event in rank.events if not isinstance(event, Finished | Raised | Topology)][-1:]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conformance.laws.horovod import reduced_again, since_the_step, stepped_inside, uses
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import E, Run, Window, fact
-from conformance.trace.events import Attempt, Clip, ScaleLossEnter, ScalerStep, Synchronize, Unscale, ZeroGrad
+from conformance.trace.events import Attempt, Clip, ScalerStep, Synchronize, Unscale, ZeroGrad
 from conformance.trace.words import enumerated, number
 
 DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
@@ -48,11 +48,11 @@ def synchronize_at_most_once(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    unless=("apex/step-in-skip-synchronize",),
     needs=(Synchronize,),
 )
 def step_in_skip_synchronize(window: Window) -> Outcomes:
-    # With apex this is apex/step-in-skip-synchronize.
-    for use in () if window.of(ScaleLossEnter) else uses(window):
+    for use in uses(window):
         yield from stepped_inside(use)
 
 
