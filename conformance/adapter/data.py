@@ -1,4 +1,4 @@
-"""The samples of a task as torch data: a dataset, and the two loaders over it."""
+"""The samples of a task as torch data: a dataset, a sampler of micro-batches, and how samples become a batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, SequentialSampler
 
 
 class Batch(NamedTuple):
@@ -68,13 +68,3 @@ def collate(samples: Batch | list[Batch]) -> Batch:
     if isinstance(samples, Batch):
         return samples
     return Batch(*(torch.stack(column) for column in zip(*samples, strict=True)))
-
-
-def micro_batch_loader(samples: Samples, micro_batches: list[list[int]], micro_batch_size: int) -> DataLoader[Batch]:
-    """A loader over exactly these micro-batches, in order, every epoch."""
-    return DataLoader(samples, batch_sampler=MicroBatches(samples, micro_batches, micro_batch_size), collate_fn=collate)
-
-
-def stream_loader(samples: Samples, micro_batch_size: int) -> DataLoader[Batch]:
-    """A loader over the whole stream in order, in micro-batches."""
-    return DataLoader(samples, batch_size=micro_batch_size, collate_fn=collate)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, overload
 
 from conformance.adapter.backends import BACKENDS
+from conformance.workloads import precision
 
 BACKEND_NAMES = tuple(BACKENDS)
-PRECISIONS = ("fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1")
+PRECISIONS = tuple(precision.PRECISIONS)
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")

@@ -10,10 +10,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from conformance.adapter.data import Batch, Samples, micro_batch_loader, stream_loader
+from conformance.adapter.data import Batch, MicroBatches, Samples, collate
 from conformance.adapter.topology import Topology
-
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from conformance.workloads.precision import PRECISIONS
 
 
 class Watcher(Protocol):
@@ -55,9 +54,11 @@ class Task:
         self.local_rank = topology.local_rank(rank)
         self.world_size: int = spec["world_size"]
         self.precision: str = spec["precision"]
-        self.compression = self.precision == "fp16-compression"
-        self.dtype = torch.float64 if self.precision == "fp64" else torch.float32
-        self.loss_scale: float | None = spec["scaler"]["init_scale"] if spec["scaler"] else None
+        self._arithmetic = PRECISIONS[self.precision]
+        self.compression = self._arithmetic.compressed
+        self.dtype: torch.dtype = getattr(torch, self._arithmetic.master.dtype)
+        scaler = spec["scaler"] if self._arithmetic.scaled else None
+        self.loss_scale: float | None = scaler["init_scale"] if scaler else None
         self.loss_name: str = spec["loss"]
         self.accumulation: int = spec["accumulation"]
         self.micro_batch_size: int = spec["micro_batch_size"]
@@ -103,15 +104,15 @@ class Task:
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """The case's GradScaler: enabled for fp16, disabled otherwise."""
-        enabled = self.precision == "fp16"
+        enabled = self._arithmetic.scaled and self._arithmetic.amp == "torch"
         settings = self._spec["scaler"] if enabled and self._spec["scaler"] else {}
         return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)
 
     def autocast(self) -> torch.autocast:
         """A context that casts to bfloat16 or float16 as the precision asks, and does nothing otherwise."""
-        return torch.autocast(
-            self.device.type, dtype=_AUTOCAST.get(self.precision), enabled=self.precision in _AUTOCAST
-        )
+        if self._arithmetic.amp != "torch":
+            return torch.autocast(self.device.type, enabled=False)
+        return torch.autocast(self.device.type, dtype=getattr(torch, self._arithmetic.compute.dtype))
 
     def loss(self, outputs: torch.Tensor, batch: Batch, reduction: Literal["mean", "sum"] = "mean") -> torch.Tensor:
         """The squared-error loss of `outputs` (m, 1) against `batch.targets`, a scalar.
@@ -137,12 +138,13 @@ class Task:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
         run."""
         micro_batches = self._spec["micro_batches"][self.rank if rank is None else rank]
-        return micro_batch_loader(self._samples, micro_batches, self.micro_batch_size)
+        sampler = MicroBatches(self._samples, micro_batches, self.micro_batch_size)
+        return DataLoader(self._samples, batch_sampler=sampler, collate_fn=collate)
 
     def global_dataloader(self) -> DataLoader[Batch]:
-        """All samples in order, in micro-batches, for frameworks that deal them out to the ranks
+        """All samples of all epochs in order, in micro-batches, for frameworks that deal them out to the ranks
         themselves."""
-        return stream_loader(self._samples, self.micro_batch_size)
+        return DataLoader(self._samples, batch_size=self.micro_batch_size, collate_fn=collate)
 
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
         """`dataloader(rank)` in accumulation windows; the last one is shorter when the micro-batches run

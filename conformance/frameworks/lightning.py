@@ -50,7 +50,7 @@ def train(task: Task) -> None:
         devices=task.world_size,
         strategy="ddp" if task.world_size > 1 else "auto",
         precision=PRECISION.get(task.precision),
-        plugins=fp16(task) if task.precision == "fp16" else None,
+        plugins=None if task.loss_scale is None else fp16(task),
         accumulate_grad_batches=task.accumulation,
         gradient_clip_val=task.clip.threshold if task.clip else None,
         gradient_clip_algorithm=task.clip.kind if task.clip else None,

@@ -130,7 +130,7 @@ def send_weights(task: Task, model: torch.nn.Module, scale: float, workers: list
         weights = parameters_to_vector(model.parameters())
     for worker in workers:
         dist.send(weights, worker)
-        if task.precision == "fp16":
+        if task.loss_scale is not None:
             dist.send(torch.tensor(scale, device=task.device), worker)
 
 
@@ -140,7 +140,7 @@ def receive_weights(task: Task, model: torch.nn.Module) -> torch.Tensor:
         weights = receive(parameters_to_vector(model.parameters()), SERVER)
         vector_to_parameters(weights, model.parameters())
     scale = torch.ones((), device=task.device)
-    return receive(scale, SERVER) if task.precision == "fp16" else scale
+    return scale if task.loss_scale is None else receive(scale, SERVER)
 
 
 def receive(tensor: torch.Tensor, rank: int) -> torch.Tensor:
