@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
+from conformance.adapter.declaration import did_you_mean
 from conformance.cases.case import Case
 
 FIELDS = ("backend", "layout", "world_size", "accumulation", "precision", "workload", "device")
@@ -21,13 +21,13 @@ def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:
     """Why ``pattern`` selects none of these cases, and what may have been meant: one line."""
     if "=" not in pattern:
         known = dict.fromkeys(beginning for case in cases for beginning in _beginnings(case))
-        return f"no case {pattern} is planned for these trainers{_meant(pattern, known)}"
+        return f"no case {pattern} is planned for these trainers{did_you_mean(pattern, known)}"
     for name, value in _pairs(pattern):
         if name not in FIELDS:
-            return f"--case {pattern}: cases have no field {name!r}{_meant(name, FIELDS) or _one_of(FIELDS)}"
+            return f"--case {pattern}: cases have no field {name!r}{did_you_mean(name, FIELDS) or _one_of(FIELDS)}"
         values = dict.fromkeys(_value(case, name) for case in cases)
         if value not in values:
-            hint = _meant(value, values) or _one_of(values)
+            hint = did_you_mean(value, values) or _one_of(values)
             return f"--case {pattern}: no case of these trainers has {name}={value}{hint}"
     return f"--case {pattern}: these trainers have cases with each of these values, but none with all of them"
 
@@ -45,11 +45,6 @@ def _value(case: Case, name: str) -> str:
 def _beginnings(case: Case) -> set[str]:
     """The id of a case, and its beginnings without the last fields."""
     return {"-".join(case.parts[:count]) for count in range(1, len(case.parts) + 1)}
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _one_of(names: Iterable[str]) -> str:

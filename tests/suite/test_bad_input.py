@@ -45,7 +45,7 @@ MISTAKES = {
     "unknown backend": (["one.py", "--backend", "dpp"], "argument --backend: invalid choice: 'dpp'"),
     "unknown case": (
         ["one.py", "--case", "single-batched-fp32-momentun"],
-        "momentun is planned for these trainers; did you mean single-batched-fp32-momentum?",
+        "momentun is planned for these trainers; did you mean 'single-batched-fp32-momentum'?",
     ),
     "case of another trainer": (["one.py", "--case", "horovod-w2-fp32-sgd"], "no case horovod-w2-fp32-sgd is planned"),
     "part of a name": (["one.py", "--case", "single-batched-fp32-momen"], "no case single-batched-fp32-momen is"),

@@ -60,10 +60,10 @@ def test_none(pattern):
     ("pattern", "told"),
     [
         ("ddp-w2-fp32-momentun", "no case ddp-w2-fp32-momentun is planned for these trainers; did you mean "),
-        ("dpp-w2", "no case dpp-w2 is planned for these trainers; did you mean ddp-w2?"),
-        ("worldsize=2", "--case worldsize=2: cases have no field 'worldsize'; did you mean world_size?"),
+        ("dpp-w2", "no case dpp-w2 is planned for these trainers; did you mean 'ddp-w2'?"),
+        ("worldsize=2", "--case worldsize=2: cases have no field 'worldsize'; did you mean 'world_size'?"),
         ("x=2", "--case x=2: cases have no field 'x'; it is one of backend, layout, world_size, accumulation, "),
-        ("precision=fp61", "no case of these trainers has precision=fp61; did you mean fp64?"),
+        ("precision=fp61", "no case of these trainers has precision=fp61; did you mean 'fp64'?"),
         ("world_size=9", "no case of these trainers has world_size=9; it is one of 1, 2, 3, 4"),
         (
             "backend=single,world_size=2",
