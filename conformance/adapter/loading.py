@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +60,7 @@ def stated(target: str) -> Declaration | None:
     return None if bundled is None else declaration_in(bundled)
 
 
+@cache
 def _bundled() -> dict[str, Path]:
     """The files of this package that hold a `@trainer`, by name and in its order."""
     files = [file for folder in _FOLDERS for file in (Path(__file__).parents[1] / folder).glob("*.py")]

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance import suite
+from conformance.adapter.loading import reference_names, stated
 from conformance.laws.law import laws
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsWriter
@@ -195,11 +196,11 @@ def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
     }
     if hosts:
         found["hosts"] = ", ".join(hosts)
-    for package in ("torch", "numpy", "horovod", "accelerate", "lightning", "determined", "ray"):
-        try:
+    declarations = [stated(name) for name in reference_names()]
+    required = [package for declaration in declarations if declaration for package in declaration.requires]
+    for package in dict.fromkeys(["torch", "numpy", *required]):
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 

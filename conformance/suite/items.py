@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
@@ -15,11 +15,10 @@ from conformance.runner.front.client import TrainerError, Unavailable
 from conformance.suite.selection import selects, selects_nothing
 from conformance.suite.servers import Servers
 
-APEX = ("apex_single", "apex_ddp", "apex_horovod")
 REFERENCE = (
     *("single", "batched", "accumulated", "ddp", "horovod", "horovod_plain"),
     *("parameter_server", "ring", "ring_gather"),
-    *APEX,
+    *("apex_single", "apex_ddp", "apex_horovod"),
 )
 
 
@@ -108,8 +107,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             raise TrainerError(f"{target}: {missing}")
         if backend not in declaration.backends and not named:
             continue
-        devices: tuple[Device, ...] = ("cpu", "cuda")
-        for device in devices:
+        for device in get_args(Device):
             for planned in plan(declaration, backend, device):
                 item = Item(target, declaration.name or target, planned.case, option=servers.option)
                 if planned.unsupported is not None:
