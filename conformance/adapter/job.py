@@ -10,8 +10,8 @@ from typing import Any
 class Job:
     """One case, as the process that launches its workers sees it.
 
-    world_size: how many workers to start; each is to call `conformance.enter(job.ticket, rank)` once, with a rank of
-    its own from 0 to world_size - 1.
+    world_size: how many workers to start; each must call `conformance.enter(job.ticket, rank)` once, with its own
+    rank from 0 to world_size - 1.
     steps: optimizer steps (accumulation windows) in all, for frameworks whose driver counts them.
     ticket: what `enter` needs, as plain JSON values: send it to the workers in any way.
     session: what the trainer's session yielded, or None.

@@ -1,4 +1,4 @@
-"""From a target such as `my_trainer.py:train` to the function and its declaration. No torch of its own."""
+"""From a target such as `my_trainer.py:train` to the function and its declaration. It does not import torch itself."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Task:
     precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is
     Horovod's of gradients.
     loss_scale: what the loss scale begins with; None where the loss is not scaled. `grad_scaler()` begins with
-    it, apex has to be told.
+    it; for apex, pass it to `amp.initialize`.
     loss_name: "mean" or "weighted".
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         choices=NAMES,
         help="run ranks on several machines, one case at a time: this command was started on each of them by torchrun "
-        "(or srun) or by horovodrun, or a Ray cluster is to run them (default: this machine alone)",
+        "(or srun) or by horovodrun, or a Ray cluster runs them (default: only this machine)",
     )
     parser.add_argument(
         "--address",

@@ -2,7 +2,7 @@
 
 `accumulate()` decides when gradients cross the ranks and when the prepared optimizer really steps;
 `backward()` divides each loss by `gradient_accumulation_steps`. For a loss that is weighted over the whole
-window Accelerate's guide has a loop of its own ("Gradient accumulation on training samples of variable
+window Accelerate's guide has a separate loop ("Gradient accumulation on training samples of variable
 size"), and so has this file.
 
 Accelerate 1.15 takes `mixed_precision="fp16"` on a CPU and then trains in float32, without autocast and

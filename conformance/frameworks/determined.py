@@ -4,7 +4,7 @@ A trial's `train_batch` sees one micro-batch. `context.backward` and `context.st
 `aggregation_frequency` whether the ranks exchange gradients and whether the optimizer steps, and they divide by it. So
 a loss that is weighted over the whole window has no place here, and is not declared.
 
-Determined takes the first GPUs that `nvidia-smi` lists and cannot be told to leave them alone.
+Determined takes the first GPUs that `nvidia-smi` lists and has no option against that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Regression(pytorch.PyTorchTrial):
         self.task.clip_(parameters)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        # Of Determined's own class, which deals the micro-batches to the ranks.
+        # Determined's own class, which distributes the micro-batches over the ranks.
         loader = self.task.global_dataloader()
         return pytorch.DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
 

@@ -1,4 +1,4 @@
-"""Synchronous data-parallel SGD on Ray actors, for models and data of one's own.
+"""Synchronous data-parallel SGD on Ray actors, for your own models and data.
 
     sgd = DistributedSGD(model_creator, num_workers=2, devices_per_worker=2)
     for _ in range(100):

@@ -1,6 +1,6 @@
 """Ray Train: `TorchTrainer` starts the workers and their process group, and wraps model and loader.
 
-Everything else is a loop of one's own, as Ray Train's guide "Get Started with Distributed Training using PyTorch" has
+Everything else is a plain loop, as Ray Train's guide "Get Started with Distributed Training using PyTorch" has
 it; for mixed precision it points to PyTorch's own autocast and GradScaler. On a cluster the same code runs as it is.
 """
 
@@ -39,8 +39,8 @@ def train(job: Job) -> None:
 
 
 def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
-    """Run ``loop`` in every worker, on the session's cluster; it is handed the job's ticket."""
-    # An actor that looks out for machines which the cluster is about to lose.
+    """Run ``loop`` in every worker, on the session's cluster; its argument is the job's ticket."""
+    # An actor that watches for machines that the cluster is about to lose.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # In the folder of the cluster, which is deleted even where this process is killed.
     with connected(job.session):

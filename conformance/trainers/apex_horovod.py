@@ -1,7 +1,7 @@
 """apex's automatic mixed precision with Horovod, with and without gradient accumulation.
 
-`amp.scale_loss` unscales and looks for overflows when its block ends, so Horovod's `synchronize()` stands inside of the
-window's last one: before it gradients are a rank's own, and ranks would skip different steps.
+`amp.scale_loss` unscales and looks for overflows when its block ends, so Horovod's `synchronize()` is called
+inside the window's last one: before it each rank has its own gradients, and ranks would skip different steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A parameter server: workers send it their gradients, it takes the optimizer step and sends the weights back.
 
-Rank 0 is the server. It also works on a shard of its own, as servers that share a node with a worker do, so that N
+Rank 0 is the server. It also works on its own shard, as servers that share a node with a worker do, so that N
 ranks are N workers and read the N shards of a global batch. The other N - 1 never make an optimizer: step, clip,
 schedule and loss scale are the server's alone, which is why workers cannot disagree about them. The gradients of all go
 into that one node, N - 1 of them over the wire, and as many copies of the weights out of it: its traffic grows with the

@@ -1,6 +1,6 @@
 """A ring of ranks that add up their gradients in two phases, reduce-scatter and all-gather.
 
-The gradient is cut into as many segments as there are ranks. Every rank talks to its two neighbours alone: in each step
+The gradient is cut into as many segments as there are ranks. Every rank talks only to its two neighbours: in each step
 it sends one segment to the next rank and receives another from the one before. After N - 1 steps of reduce-scatter each
 rank holds one segment of the sum, after N - 1 steps of all-gather it holds all of them. Of a gradient of G bytes each
 rank sends 2 (N - 1) / N * G, which hardly grows with the number of ranks (Patarasuk and Yuan, "Bandwidth optimal
