@@ -10,7 +10,6 @@ from typing import Any, TypeGuard, TypeVar
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.trace.events import (
     Attempt,
-    BackwardBegin,
     BackwardEnd,
     Collective,
     Contribution,
@@ -62,14 +61,10 @@ class Scaling:
 
     @cached_property
     def _passes(self) -> Sequence[Event]:
-        """The ends of backward passes, and the events that clear their gradients."""
-        return [
-            event
-            for event in self.window.events
-            if (isinstance(event, BackwardEnd) and event.forwards)
-            or isinstance(event, ZeroGrad)
-            or (isinstance(event, BackwardBegin) and event.gradients in ("none", "zero"))
-        ]
+        """The ends of backward passes, and the events that clear their gradients or show them cleared."""
+        ends = [event for event in self.window.of(BackwardEnd) if event.forwards]
+        cleared = [event for event in self.window.backwards if event.gradients in ("none", "zero")]
+        return sorted((*ends, *cleared, *self.window.of(ZeroGrad)), key=lambda event: event.seq)
 
     def carried(self, at: Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from conformance.adapter.backends import BACKENDS
 from conformance.trace.events import (
+    KINDS,
     Attempt,
     BackwardBegin,
     BackwardEnd,
@@ -124,6 +125,13 @@ def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tu
 _seq = attrgetter("seq")
 
 
+#: The kinds of event that are subclasses of each class.
+_KINDS_OF: dict[type, list[type[Event]]] = {
+    base: [kind for kind in KINDS.values() if issubclass(kind, base)]
+    for base in {base for kind in KINDS.values() for base in kind.__mro__}
+}
+
+
 class _Events:
     """Consecutive events of one rank, indexed by class."""
 
@@ -145,7 +153,7 @@ class _Events:
             # A class with an event name has no subclasses.
             if kind.event:
                 return ()
-            several = [events for one, events in self._of.items() if one.event and issubclass(one, kind)]
+            several = [self._of[one] for one in _KINDS_OF[kind] if one in self._of]
             found = self._of[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
         if not found or (after is None and before is None):
             return found
