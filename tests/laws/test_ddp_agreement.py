@@ -187,6 +187,15 @@ def test_a_hang_is_explained_by_the_rank_that_did_not_come():
     assert [(event.rank, event.event) for event in finding.broken.shows] == [(1, "zero_grad"), (0, "collective")]
 
 
+@pytest.mark.parametrize(
+    ("count", "effect"), [(2, "Rank 0 waits forever."), (3, "Rank 0 and rank 1 wait forever.")], ids=["one", "two"]
+)
+def test_all_ranks_that_wait_in_vain_are_named(count, effect):
+    last = event("collective", elements=1, group=[*range(count)])
+    run = hung(ranks(lambda rank: [FIRST] if rank == count - 1 else [FIRST, last], count))
+    assert the_finding(run, "ddp/same-collectives").broken.effect == effect
+
+
 def test_a_hang_in_which_all_ranks_wait_is_not_explained():
     assert broken(hung(both(FIRST, ddp(1), averaging()[:2]))) == set()
 
