@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Member
+from conformance.trace.words import enumerated
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class LauncherContext:
 
     Attributes:
         member: this process. size: how many there are.
-        address, port: where the process of rank 0 is to listen; port 0 for any.
+        address, port: where the process of rank 0 listens; port 0 for any.
         publish: rank 0 calls it with the address that it listens at. find: the others get that address from it.
     """
 
@@ -28,10 +28,15 @@ class LauncherContext:
     find: Callable[[], tuple[str, int]]
 
 
-class Read(Protocol):
-    """Reads a `LauncherContext` from the environment of one of its processes. Raises LaunchError."""
-
-    def __call__(self, environ: Mapping[str, str]) -> LauncherContext: ...
+def require(environ: Mapping[str, str], names: Sequence[str], launcher: str, start: str) -> None:
+    """Raises LaunchError if one of the variables is not set; ``start`` is a command that sets them."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        be = "is" if len(missing) == 1 else "are"
+        raise LaunchError(
+            f"--launcher {launcher}: {enumerated(missing)} {be} not set in the environment, so this process was not "
+            f"started by {launcher}; start it with: {start}"
+        )
 
 
 def number(environ: Mapping[str, str], name: str) -> int:

@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, format_address, number, parse_address
+from conformance.launchers.context import LauncherContext, format_address, number, parse_address, require
 from conformance.launchers.network import address_towards
 
 _NAMES = (
@@ -24,12 +24,8 @@ _NOT_FOUND = 404
 
 def read(environ: Mapping[str, str]) -> LauncherContext:
     """Raises LaunchError."""
-    missing = [name for name in _NAMES if name not in environ]
-    if missing:
-        raise LaunchError(
-            f"--launcher horovodrun finds no {' and '.join(missing)} in the environment; start it with: "
-            "horovodrun --gloo -np ... conformance run --launcher horovodrun ..."
-        )
+    start = "horovodrun --gloo -np ... conformance run --launcher horovodrun ..."
+    require(environ, _NAMES, "horovodrun", start)
     # The user named the hosts, so their names are unique.
     member = Member(number(environ, "HOROVOD_RANK"), environ["HOROVOD_HOSTNAME"], environ["HOROVOD_HOSTNAME"])
     store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")

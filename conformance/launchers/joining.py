@@ -8,13 +8,12 @@ from contextlib import suppress
 
 from conformance.launchers import LaunchError, horovodrun, ray, torchrun
 from conformance.launchers.agent import JOIN_LIMIT, Member, attend
-from conformance.launchers.context import Read
 from conformance.launchers.front import Front
 from conformance.launchers.hosts import Hosts
 from conformance.launchers.network import listen
 from conformance.runner.front.client import RunnerError, shared
 
-_READ: dict[str, Read] = {"torchrun": torchrun.read, "horovodrun": horovodrun.read}
+_READ = {"torchrun": torchrun.read, "horovodrun": horovodrun.read}
 
 
 def join(launcher: str, address: str | None) -> Hosts | None:

@@ -29,11 +29,11 @@ def listen(address: str, port: int = 0) -> socket.socket:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise LaunchError(
             f"cannot listen at {address}:{port} for the other processes: {why}; "
-            "MASTER_ADDR has to be an address of rank 0's machine"
+            "MASTER_ADDR must be an address of rank 0's machine"
         ) from error
 
 
-def connect(address: str, port: int, limit: float, whom: str = "the process of rank 0") -> socket.socket:
+def connect(address: str, port: int, limit: float, peer: str = "the process of rank 0") -> socket.socket:
     """Connect, retrying for ``limit`` seconds until something listens there. Raises LaunchError."""
     deadline = monotonic() + limit
     while True:
@@ -43,7 +43,7 @@ def connect(address: str, port: int, limit: float, whom: str = "the process of r
             # Waiting does not help with a host name that cannot be resolved.
             if monotonic() + _PAUSE > deadline or isinstance(error, socket.gaierror):
                 why = error.strerror or str(error)
-                raise LaunchError(f"cannot reach {whom} at {address}:{port}: {why}") from error
+                raise LaunchError(f"cannot reach {peer} at {address}:{port}: {why}") from error
             sleep(_PAUSE)
             continue
         connection.settimeout(None)

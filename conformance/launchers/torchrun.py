@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, format_address, number, parse_address
+from conformance.launchers.context import LauncherContext, format_address, number, parse_address, require
 from conformance.launchers.network import address_towards, connect
 
 _KEY = "conformance/front"
@@ -18,14 +18,10 @@ _KEY = "conformance/front"
 
 def read(environ: Mapping[str, str]) -> LauncherContext:
     """RANK and WORLD_SIZE, or SLURM_PROCID and SLURM_NTASKS; MASTER_ADDR and MASTER_PORT. Raises LaunchError."""
-    rank, size = ("RANK", "WORLD_SIZE") if "RANK" in environ else ("SLURM_PROCID", "SLURM_NTASKS")
-    missing = [name for name in (rank, size, "MASTER_ADDR", "MASTER_PORT") if name not in environ]
-    if missing:
-        names = " and ".join(missing).replace("SLURM_PROCID", "RANK").replace("SLURM_NTASKS", "WORLD_SIZE")
-        raise LaunchError(
-            f"--launcher torchrun finds no {names} in the environment; start it with "
-            "torchrun --no-python ... conformance run --launcher torchrun ..., or with srun and the MASTER_ variables"
-        )
+    by_slurm = "RANK" not in environ and "SLURM_PROCID" in environ
+    rank, size = ("SLURM_PROCID", "SLURM_NTASKS") if by_slurm else ("RANK", "WORLD_SIZE")
+    start = "torchrun --no-python ... conformance run --launcher torchrun ..., or srun with the MASTER_ variables"
+    require(environ, (rank, size, "MASTER_ADDR", "MASTER_PORT"), "torchrun", start)
     member = Member(
         number(environ, rank),
         environ.get("SLURMD_NODENAME") or socket.gethostname(),

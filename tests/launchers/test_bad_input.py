@@ -41,13 +41,13 @@ def line(
 
 def test_not_started_by_torchrun(line):
     assert line({}, "--launcher", "torchrun").startswith(
-        "--launcher torchrun finds no RANK and WORLD_SIZE and MASTER_ADDR and MASTER_PORT in the environment; "
+        "--launcher torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set in the environment, "
     )
 
 
 def test_not_started_by_horovodrun(line):
     said = line({}, "--launcher", "horovodrun")
-    assert said.startswith("--launcher horovodrun finds no HOROVOD_RANK and HOROVOD_SIZE and ")
+    assert said.startswith("--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, ")
 
 
 def test_a_rank_that_is_no_number(line, port):
@@ -79,7 +79,7 @@ def test_the_master_s_address_is_another_machine_s(line, port):
     said = line({**TORCHRUN, "MASTER_PORT": str(port), "MASTER_ADDR": "192.0.2.1"}, "--launcher", "torchrun")
     assert said == (
         f"cannot listen at 192.0.2.1:{port} for the other processes: Cannot assign requested address; "
-        "MASTER_ADDR has to be an address of rank 0's machine"
+        "MASTER_ADDR must be an address of rank 0's machine"
     )
 
 
