@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -44,38 +45,26 @@ class Hello(Member):
 
 def attend(front: tuple[str, int], member: Member) -> None:
     """Serve the front until it hangs up. Raises LaunchError, RunnerError."""
-    with connect(*front, JOIN_LIMIT) as connection:
+    with connect(*front, JOIN_LIMIT) as connection, suppress(BrokenPipeError, ConnectionResetError):
         channel = Channel(connection)
         try:
-            hello = asdict(_hello(member, str(connection.getsockname()[0])))
+            address = str(connection.getsockname()[0])
+            interface = interface_of(address)
+            zygote = shared.get()
+            hello = Hello(
+                **vars(member), address=address, interface=interface, versions=zygote.versions, gpus=zygote.gpus
+            )
         except (RunnerError, LaunchError) as error:
-            _report(channel, {"failure": f"{member.host}: {error}"})
+            with suppress(BrokenPipeError, ConnectionResetError):
+                channel.send({"failure": f"{member.host}: {error}"})
             raise
-        if not _report(channel, hello):
-            return
+        channel.send(asdict(hello))
         while (request := channel.receive()) is not None:
             try:
                 answer = _answer(request, front)
             except (RunnerError, LaunchError) as error:
                 answer = {"failure": str(error)}
-            if not _report(channel, answer):
-                return
-
-
-def _report(channel: Channel, message: dict[str, Any]) -> bool:
-    """Send a report; whether the front is still connected."""
-    try:
-        channel.send(message)
-    except (BrokenPipeError, ConnectionResetError):
-        return False
-    return True
-
-
-def _hello(member: Member, address: str) -> Hello:
-    """Raises LaunchError, RunnerError."""
-    interface = interface_of(address)
-    zygote = shared.get()
-    return Hello(member.number, member.host, member.node, address, interface, zygote.versions, zygote.gpus)
+            channel.send(answer)
 
 
 def _answer(request: dict[str, Any], front: tuple[str, int]) -> dict[str, Any]:

@@ -41,8 +41,7 @@ class HostedServer:
         first = self._servers[0]
         self.declaration, self.versions = first.declaration, first.versions
         self.gpus = min((server.gpus for server in self._servers), key=lambda gpus: int(gpus["devices"]))
-        spawning = next((server for server in self._servers if server.mode == "spawn"), first)
-        self.mode, self.mode_reason = spawning.mode, spawning.mode_reason
+        self.why_slow = next((server.why_slow for server in self._servers if server.why_slow is not None), None)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -52,16 +51,12 @@ class HostedServer:
         """Where there are more ranks than machines, neighbouring ranks share one. Raises RunnerError."""
         size = int(spec["world_size"])
         machines = min(size, len(self._agents))
-        places = [rank * machines // size for rank in range(size)]
+        machine_of = [rank * machines // size for rank in range(size)]
         nodes = [
-            NodeMember(
-                self._agents[number],
-                self._servers[number],
-                tuple(rank for rank, place in enumerate(places) if place == number),
-            )
-            for number in range(machines)
+            NodeMember(agent, server, [rank for rank in range(size) if machine_of[rank] == number])
+            for number, (agent, server) in enumerate(zip(self._agents[:machines], self._servers, strict=False))
         ]
-        spec = {**spec, "hosts": [self._agents[place].name for place in places]}
+        spec = {**spec, "hosts": [self._agents[machine].name for machine in machine_of]}
         return SpreadCase(nodes, spec, time_limit).run()
 
 

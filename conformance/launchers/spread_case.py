@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic
 from typing import Any
 
@@ -36,7 +36,7 @@ class NodeMember:
         is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
     """
 
-    def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: tuple[int, ...]) -> None:
+    def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: Sequence[int]) -> None:
         self.starter = starter
         self.server = server
         self.ranks = ranks
@@ -54,7 +54,7 @@ class NodeMember:
         """The connection on which it reports. Raises what `ForkServer` raises."""
         share = NodeShare(self.ranks, address, port, self.starter.hello.interface)
         self.channel = self.server.channel()
-        self.send({"spec": spec, "time_limit": time_limit, "share": share.to_dict()})
+        self.send({"spec": spec, "time_limit": time_limit, "share": asdict(share)})
         return self.channel
 
     def send(self, message: dict[str, Any]) -> None:

@@ -74,10 +74,6 @@ class RankOutcome:
         events = self.events if isinstance(self.events, Lines) else Lines([to_json(event) for event in self.events])
         return events.beside(others, "events")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RankOutcome:
-        return cls(**{**values, "events": tuple(values["events"])})
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -93,7 +89,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
-        return cls(**{**values, "ranks": tuple(RankOutcome.from_dict(rank) for rank in values["ranks"])})
+        return cls(**{**values, "ranks": tuple(RankOutcome(**rank) for rank in values["ranks"])})
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:

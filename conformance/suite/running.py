@@ -32,6 +32,6 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
         except OSError as error:
             raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
     judgement = judge(item.case, outcome)
-    if server.mode == "spawn" and server.mode_reason:
-        judgement.notes.append(server.mode_reason)
+    if server.why_slow is not None:
+        judgement.notes.append(server.why_slow)
     return record(*named, judgement, outcome.seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
@@ -17,8 +17,7 @@ class Server(Protocol):
     declaration: Declaration
     versions: dict[str, str]
     gpus: dict[str, Any]
-    mode: Literal["fork", "spawn"]
-    mode_reason: str | None
+    why_slow: str | None
 
     def __enter__(self) -> Server:
         """Raises TrainerError, Unavailable, RunnerError."""
@@ -57,7 +56,7 @@ class Servers:
     @property
     def slow(self) -> list[str]:
         """Why running servers cannot fork their ranks, and what to do; each reason once."""
-        reasons = [server.mode_reason for server in self._servers.values()]
+        reasons = [server.why_slow for server in self._servers.values()]
         return list(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     def open(self, target: str, backend: str) -> Server:

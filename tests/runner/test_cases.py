@@ -84,8 +84,7 @@ def test_ddp_and_horovod_agree(write: Write, horovod: Write, make_spec: MakeSpec
 def test_the_server_knows_the_trainer(write: Write) -> None:
     with ForkServer(write(), "ddp") as server:
         assert server.declaration.backends == ("single", "ddp")
-        assert server.mode == "fork"
-        assert server.mode_reason is None
+        assert server.why_slow is None
         assert {"python", "torch"} <= server.versions.keys()
 
 

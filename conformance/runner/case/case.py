@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.node_share import NodeShare
 from conformance.runner.case.rank_process import RankProcess
-from conformance.runner.case.rank_starter import RankStarter
 from conformance.runner.case.supervision import (
     GRACE,
     LEAVE_LIMIT,
@@ -52,34 +52,36 @@ class ClientDisconnected(Exception):
 
 
 class Case(ABC):
-    """``spec`` in fresh processes, for the client at the end of ``client``.
+    """A case in fresh processes, for the client at the end of ``client``.
 
-    ``share``: the ranks to run here, if others run elsewhere; the client then supervises all of them.
+    ``request``: {"spec", "time_limit"}, the limit in seconds, counted from when all ranks have started; and "share",
+    the ranks to run here, if others run elsewhere: the client then supervises all of them.
     """
 
-    def __init__(self, spec: dict[str, Any], client: Channel, share: NodeShare | None = None) -> None:
-        self._spec = spec
+    def __init__(self, request: dict[str, Any], client: Channel) -> None:
+        self._spec = request["spec"]
+        self._time_limit = request["time_limit"]
+        self._share = NodeShare(**request["share"]) if "share" in request else None
         self._client = client
-        self._share = share
         self._members: list[RankMember] = []
         self._rendezvous: Child | None = None
 
-    def run(self, time_limit: float) -> Outcome:
-        """``time_limit``: seconds, counted from when all ranks have started.
-
-        Raises ClientDisconnected, RendezvousLost.
-        """
+    def run(self) -> Outcome:
+        """Raises ClientDisconnected, RendezvousLost."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
-        limits = Limits(START_LIMIT, time_limit + patience, GRACE, LEAVE_LIMIT)
+        limits = Limits(START_LIMIT, self._time_limit + patience, GRACE, LEAVE_LIMIT)
         with ExitStack() as self._clearing:
             self._clearing.callback(sweep, linux.children())
-            self._descriptors = self._clearing.enter_context(Descriptors())
+            self._descriptors = Descriptors()
+            self._clearing.callback(self._descriptors.close_all_but, ())
             self._clearing.callback(self._end_all)
             hold, self._release = self._descriptors.pipe()
             self._start(hold)
             self._descriptors.close(hold)
-            self._supervision = Supervision(self._members, limits, time_limit, began, may_leave=self._share is None)
+            self._supervision = Supervision(
+                self._members, limits, self._time_limit, began, may_leave=self._share is None
+            )
             self._selector = self._clearing.enter_context(selectors.DefaultSelector())
             self._watch()
             ranks = self._outcomes(self._supervision.first_failed)
@@ -96,7 +98,7 @@ class Case(ABC):
         """Until every rank has exited. Raises ClientDisconnected, RendezvousLost."""
         self._listen_to(self._client, self._hear)
         for process in self._processes():
-            self._listen_to(process, partial(self._read, process))
+            self._listen_to_member(process)
         for child in self._children():
             if child.descriptor is not None:
                 # Below, `_look` finds out which of them has ended, and closes its descriptor.
@@ -117,9 +119,12 @@ class Case(ABC):
         """Call ``react`` when there is something to read."""
         self._selector.register(source, selectors.EVENT_READ, react)
 
-    def _read(self, member: RankMember) -> None:
-        if not member.read():
-            self._selector.unregister(member)
+    def _listen_to_member(self, member: RankMember) -> None:
+        def read() -> None:
+            if not member.read():
+                self._selector.unregister(member)
+
+        self._listen_to(member, read)
 
     def _look(self) -> None:
         """Note which processes have ended. Raises RendezvousLost."""
@@ -210,26 +215,24 @@ class Case(ABC):
 
 
 class StartedCase(Case):
-    """A case whose ranks we start; ``become_rank`` turns a forked process into a rank."""
+    """A case whose ranks we start; ``run_rank`` runs in a forked process, and returns the exit code."""
 
     def __init__(
-        self, become_rank: RankStarter, spec: dict[str, Any], client: Channel, share: NodeShare | None = None
+        self, run_rank: Callable[[dict[str, Any], int, Pipes], int], request: dict[str, Any], client: Channel
     ) -> None:
-        super().__init__(spec, client, share)
-        self._become_rank = become_rank
+        super().__init__(request, client)
+        self._run_rank = run_rank
 
     def _start(self, hold: int) -> None:
-        share = self._share or NodeShare(tuple(range(int(self._spec["world_size"]))))
+        share = self._share or NodeShare(range(int(self._spec["world_size"])))
         port = share.port
         if port is None and BACKENDS[self._spec["backend"]].rendezvous is not None:
             port = self._start_rendezvous(share.address)
             self._report(port=port)
         for rank in share.ranks:
-            self._start_rank(rank, hold, share, port)
-
-    def _start_rank(self, rank: int, hold: int, share: NodeShare, port: int | None) -> None:
-        def become(pipes: Pipes) -> int:
             environment = rank_environment(self._spec, rank, port, share.address, share.interface)
-            return self._become_rank(self._spec, rank, pipes, environment)
+            self._fork(rank, hold, partial(self._become_rank, rank, environment))
 
-        self._fork(rank, hold, become)
+    def _become_rank(self, rank: int, environment: dict[str, str], pipes: Pipes) -> int:
+        os.environ.update(environment)
+        return self._run_rank(self._spec, rank, pipes)

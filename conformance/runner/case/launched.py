@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -26,10 +25,10 @@ from conformance.runner.system.protocol import Channel
 
 
 class LaunchedCase(Case):
-    """``spec``, run by a driver that calls the function that ``load`` returns."""
+    """A case whose driver calls the function that ``load`` returns; ``session`` is what its session yields."""
 
-    def __init__(self, load: Callable[[], Train], spec: dict[str, Any], session: Any, client: Channel) -> None:
-        super().__init__(spec, client)
+    def __init__(self, load: Callable[[], Train], session: Any, request: dict[str, Any], client: Channel) -> None:
+        super().__init__(request, client)
         self._load = load
         self._session = session
         self._token = secrets.token_hex(16)
@@ -64,7 +63,7 @@ class LaunchedCase(Case):
                 if worker is None or not worker.enter(caller.channel, self._spec):
                     caller.channel.close()
                 else:
-                    self._listen_to(worker, partial(self._read, worker))
+                    self._listen_to_member(worker)
 
     def _called(self, caller: Caller) -> Worker | None:
         """The rank for a caller, if it knows the token."""

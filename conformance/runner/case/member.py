@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 from conformance.runner.case.supervision import DRIVER, Failure
 from conformance.runner.outcome import RankOutcome
 from conformance.runner.system.protocol import Lines
+from conformance.runner.system.stacks import Answering
 
 
-class RankMember(ABC):
+class RankMember(Answering):
     """What is known about a rank so far, and the connection on which it reports.
 
     Attributes:
@@ -39,14 +40,6 @@ class RankMember(ABC):
     @abstractmethod
     def kill(self, because: str) -> None:
         """End it and everything that it started, unless it has exited."""
-
-    @abstractmethod
-    def ask_for_stack(self) -> bool:
-        """Ask it to report its stack; False if it cannot."""
-
-    @abstractmethod
-    def stack_size(self) -> int:
-        """Bytes of its stack that were reported so far."""
 
     @property
     def failure(self) -> Failure | None:

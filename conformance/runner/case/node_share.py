@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from conformance.runner.rank.environment import INTERFACE, LOOPBACK
 
@@ -15,18 +15,11 @@ class NodeShare:
     Attributes:
         ranks: their numbers.
         address: the IPv4 address of the case's rendezvous.
-        port: where it listens; None if this machine is to host it.
+        port: where it listens; None if this machine hosts it.
         interface: the network interface for messages between ranks.
     """
 
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     address: str = LOOPBACK
     port: int | None = None
     interface: str = INTERFACE
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "ranks": list(self.ranks)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> NodeShare:
-        return cls(**{**values, "ranks": tuple(values["ranks"])})

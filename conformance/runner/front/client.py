@@ -34,14 +34,13 @@ class ForkServer:
 
     Attributes:
         declaration: what the trainer supports.
-        mode, mode_reason: "fork", or "spawn" with why, what it costs and what to do.
+        why_slow: why ranks cannot be forked, what that costs and what to do; None if they can.
         versions: of python, torch, horovod (if it is the backend) and what the trainer requires.
         gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
     """
 
     declaration: Declaration
-    mode: Literal["fork", "spawn"]
-    mode_reason: str | None
+    why_slow: str | None
     versions: dict[str, str]
     gpus: dict[str, Any]
 
@@ -64,8 +63,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._end(_END_LIMIT)
+        self._end(_END_LIMIT)
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Run one case in fresh processes.
@@ -111,11 +109,9 @@ class ForkServer:
         self.gpus = self._starter.gpus
         if self.gpus["devices"] and hello["no_gpu"] is not None:
             self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
-        self.mode, self.mode_reason = "fork", None
-        if hello["unsafe"] is not None:
+        self.why_slow = hello["why_slow"]
+        if self.why_slow is not None:
             self._end(_END_LIMIT)
-            self.mode = "spawn"
-            self.mode_reason = hello["unsafe"]
             server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
         return server
 

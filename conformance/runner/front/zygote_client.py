@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -164,18 +165,13 @@ class Shared:
         with self._lock:
             if self._zygote is not None and not (self._is_ours() and self._zygote.running):
                 self._drop()
+            if self._zygote is None and self._address is not None:
+                # If joining fails, a process of our own succeeds or reports why.
+                with suppress(OSError, RunnerError):
+                    self._zygote = ZygoteClient(self._address)
             if self._zygote is None:
-                self._zygote = self._joined() or ZygoteClient()
+                self._zygote = ZygoteClient()
             return self._zygote
-
-    def _joined(self) -> ZygoteClient | None:
-        """None if there is nothing to join, or joining fails: then a process of our own succeeds or reports why."""
-        if self._address is None:
-            return None
-        try:
-            return ZygoteClient(self._address)
-        except (OSError, RunnerError):
-            return None
 
     def close(self) -> None:
         """End the zygote, if this process has started one; `get` starts another."""

@@ -47,10 +47,6 @@ class ZygoteProcess:
                 start_new_session=True,
             )
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def how_it_ended(self) -> str | None:
         """How it ended, and what it printed last; None if it has not ended."""
         try:

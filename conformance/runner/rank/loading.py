@@ -32,18 +32,19 @@ _INSTALL = {
 def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
     """The trainer, ready to run on ``backend``. Raises TrainerError, Unavailable."""
     unavailable = _why_unavailable(BACKENDS[backend])
+    missing: Sequence[str]
     try:
         train, declaration = load(target)
+        missing = missing_requirements(declaration)
+    except MissingRequirement as error:
+        declaration, missing = error.declaration, [error.module]
     except TrainerError as error:
-        found = error.declaration if isinstance(error, MissingRequirement) else None
         if unavailable:
-            raise Unavailable(*unavailable, found) from error
-        if isinstance(error, MissingRequirement):
-            raise _missing([error.module], error.declaration) from error
+            raise Unavailable(*unavailable, None) from error
         raise
     if unavailable:
         raise Unavailable(*unavailable, declaration)
-    if missing := missing_requirements(declaration):
+    if missing:
         raise _missing(missing, declaration)
     return train, declaration
 

@@ -10,14 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, astuple, dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train
 from conformance.runner.rank import loading, store_prefix
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import Sender, described, exit_code
-from conformance.runner.system import stacks
+from conformance.runner.system import interpreter, stacks
+from conformance.runner.system.descriptors import nameless_file
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
@@ -84,8 +85,19 @@ def file_of(train: Train) -> str | None:
     return None if code is None else code.co_filename
 
 
+def spawn(target: str, backend: str, spec: dict[str, Any], rank: int, pipes: Pipes) -> NoReturn:
+    """Become the rank in a fresh interpreter, which imports torch and the trainer itself."""
+    job = nameless_file()
+    values = {"backend": backend, "spec": spec, "rank": rank, "pipes": asdict(pipes)}
+    os.write(job, json.dumps(values).encode())
+    os.lseek(job, 0, os.SEEK_SET)
+    for descriptor in (job, *astuple(pipes)):
+        os.set_inheritable(descriptor, True)
+    os.execv(sys.executable, interpreter.command(__name__, str(job), target))
+
+
 def main(descriptor: str, target: str) -> None:
-    """The entry point of a spawned rank; ``descriptor`` is of the job file, with the text from `spawn_job`."""
+    """The entry point of the interpreter that `spawn` starts; ``descriptor`` is of its job file."""
     sys.argv[:] = [target]
     with open(int(descriptor), encoding="utf-8") as file:
         job = json.load(file)
@@ -101,8 +113,3 @@ def main(descriptor: str, target: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def spawn_job(backend: str, spec: dict[str, Any], rank: int, pipes: Pipes) -> str:
-    """What a spawned rank needs to know, as text for its job file."""
-    return json.dumps({"backend": backend, "spec": spec, "rank": rank, "pipes": asdict(pipes)})

@@ -38,10 +38,7 @@ class Sender:
         kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
         self._write(self._evidence, kept)
         if event["event"] in NOTICES:
-            self.notify({name: event[name] for name in ("event", "at") if name in event})
-
-    def notify(self, notice: Mapping[str, Any]) -> None:
-        self._write(self._notices, notice)
+            self._write(self._notices, {name: event[name] for name in ("event", "at") if name in event})
 
     def _write(self, descriptor: int, message: Mapping[str, Any]) -> None:
         line = protocol.encode(message)

@@ -6,8 +6,9 @@ import faulthandler
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -16,17 +17,15 @@ from conformance.adapter.loading import Train, TrainerError
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.case import Case, ClientDisconnected, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
-from conformance.runner.case.node_share import NodeShare
-from conformance.runner.case.rank_starter import RankStarter, forked, spawned
 from conformance.runner.outcome import Outcome, Unavailable
-from conformance.runner.rank import loading
+from conformance.runner.rank import loading, rank
 from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
 from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
 
-#: Makes the case that a message of the client asks for.
+#: Makes the case that a request of the client asks for.
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
@@ -39,38 +38,42 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
     """
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
-    try:
-        os.chdir(request["folder"])
-        sys.path[:] = request["path"]
-        sys.argv[:] = [request["target"]]
-        make, hello = _prepare(request, unsafe)
-    except Unavailable as missing:
-        make, hello = None, {"unavailable": missing.to_dict()}
-    except TrainerError as error:
-        make, hello = None, {"error": str(error)}
-    # From here on the end of the connection ends this process, which first ends its ranks.
-    linux.outlive_parent()
-    linux.adopt_orphans()
-    try:
-        client.send(hello)
-        if make is not None and hello.get("unsafe") is None:
-            with make as make_case:
+    with ExitStack() as closing:
+        make_case = None
+        try:
+            os.chdir(request["folder"])
+            sys.path[:] = request["path"]
+            sys.argv[:] = [request["target"]]
+            make_case, hello = _prepare(request, unsafe, closing)
+        except Unavailable as missing:
+            hello = {"unavailable": missing.to_dict()}
+        except TrainerError as error:
+            hello = {"error": str(error)}
+        # From here on the end of the connection ends this process, which first ends its ranks.
+        linux.outlive_parent()
+        linux.adopt_orphans()
+        try:
+            client.send(hello)
+            if make_case is not None and hello.get("why_slow") is None:
                 _answer(client, make_case)
-    except (ClientDisconnected, BrokenPipeError):
-        return 1
+        except (ClientDisconnected, BrokenPipeError):
+            return 1
     return 0
 
 
 def _prepare(
-    request: dict[str, Any], unsafe: forking.Unsafe | None
-) -> tuple[AbstractContextManager[MakeCase], dict[str, Any]]:
-    """Raises TrainerError, Unavailable."""
+    request: dict[str, Any], unsafe: forking.Unsafe | None, closing: ExitStack
+) -> tuple[MakeCase, dict[str, Any]]:
+    """What makes the cases, and the first message. ``closing`` ends what cases share.
+
+    Raises TrainerError, Unavailable.
+    """
     target, backend = request["target"], request["backend"]
     if request["spawn"]:
         rendezvous_host.preload(backend)
         if request["spawn"] == "driver":
-            return _launching(lambda: loading.load_for(target, backend)[0]), {}
-        return _starting(spawned(target, backend)), {}
+            return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
+        return partial(StartedCase, partial(rank.spawn, target, backend)), {}
     train, declaration = loading.load_for(target, backend)
     rendezvous_host.preload(backend)
     gc.freeze()
@@ -78,10 +81,20 @@ def _prepare(
     hello = {
         "declaration": declaration.to_dict(),
         "versions": loading.versions(packages),
-        "unsafe": _why_slow(target, unsafe, forking.why_not_fork()),
+        "why_slow": _why_slow(target, unsafe, forking.why_not_fork()),
         "no_gpu": loading.why_no_gpu(backend),
     }
-    return (_launching(lambda: train) if declaration.launches_workers else _starting(forked(train))), hello
+    if declaration.launches_workers:
+        return _launched(lambda: train, closing), hello
+    return partial(StartedCase, partial(rank.run, lambda: train)), hello
+
+
+def _launched(load: Callable[[], Train], closing: ExitStack) -> MakeCase:
+    """Makes cases whose workers the trainer launches, in its session."""
+    session = Session(load)
+    closing.callback(sweep, set())
+    closing.callback(session.end)
+    return lambda request, client: LaunchedCase(load, session.value(), request, client)
 
 
 def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe | None) -> str | None:
@@ -97,36 +110,14 @@ def _why_slow(target: str, before: forking.Unsafe | None, after: forking.Unsafe 
     return None
 
 
-@contextmanager
-def _starting(become_rank: RankStarter) -> Iterator[MakeCase]:
-    """Cases whose ranks we start."""
-
-    def make_case(message: dict[str, Any], client: Channel) -> Case:
-        share = NodeShare.from_dict(message["share"]) if "share" in message else None
-        return StartedCase(become_rank, message["spec"], client, share)
-
-    yield make_case
-
-
-@contextmanager
-def _launching(load: Callable[[], Train]) -> Iterator[MakeCase]:
-    """Cases whose workers the trainer launches, in its session."""
-    session = Session(load)
-    try:
-        yield lambda message, client: LaunchedCase(load, message["spec"], session.value(), client)
-    finally:
-        session.end()
-        sweep(set())
-
-
 def _answer(client: Channel, make_case: MakeCase) -> None:
     """Raises ClientDisconnected."""
-    while (message := client.receive()) is not None:
+    while (request := client.receive()) is not None:
         began = monotonic()
         try:
-            outcome = make_case(message, client).run(message["time_limit"])
+            outcome = make_case(request, client).run()
         except SessionFailed as error:
-            outcome = Outcome.without_evidence(message["spec"]["world_size"], str(error), monotonic() - began)
+            outcome = Outcome.without_evidence(request["spec"]["world_size"], str(error), monotonic() - began)
         except RendezvousLost as error:
             client.send({"failure": str(error)})
             continue

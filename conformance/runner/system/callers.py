@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -43,24 +43,19 @@ class Callers:
 
         Raises TimeoutError at ``deadline``.
         """
-        if other is None:
-            return self._next(deadline, None)
-        self._selector.register(other, selectors.EVENT_READ)
-        try:
-            return self._next(deadline, other)
-        finally:
-            self._selector.unregister(other)
-
-    def _next(self, deadline: float, other: Channel | None) -> Caller | None:
-        while ready := self._selector.select(max(0.0, deadline - monotonic())):
-            for key, _ in ready:
-                if key.fileobj is other:
-                    return None
-                if not isinstance(key.fileobj, Channel):
-                    self._accept()
-                elif (caller := self._heard(key.fileobj)) is not None:
-                    return caller
-        raise TimeoutError
+        with ExitStack() as registered:
+            if other is not None:
+                self._selector.register(other, selectors.EVENT_READ)
+                registered.callback(self._selector.unregister, other)
+            while ready := self._selector.select(max(0.0, deadline - monotonic())):
+                for key, _ in ready:
+                    if key.fileobj is other:
+                        return None
+                    if not isinstance(key.fileobj, Channel):
+                        self._accept()
+                    elif (caller := self._heard(key.fileobj)) is not None:
+                        return caller
+            raise TimeoutError
 
     def _accept(self) -> None:
         channel = Channel(self._listener.accept()[0])

@@ -37,12 +37,6 @@ class Descriptors:
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def __enter__(self) -> Descriptors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close_all_but(())
-
     def pipe(self) -> tuple[int, int]:
         """(read end, write end)"""
         ends = os.pipe()

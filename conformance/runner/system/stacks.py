@@ -7,10 +7,10 @@ import os
 import re
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 _REQUEST = signal.SIGUSR1
 _PATIENCE = 2.0
@@ -19,18 +19,20 @@ _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function
 _OURS = str(Path(__file__).parents[2]) + os.sep
 
 
-class Answering(Protocol):
+class Answering(ABC):
     """A process that can be asked for its stacks."""
 
+    @abstractmethod
     def ask_for_stack(self) -> bool:
         """False if it cannot answer."""
 
+    @abstractmethod
     def stack_size(self) -> int:
         """Bytes of the answer so far."""
 
 
 @dataclass(frozen=True)
-class Process:
+class Process(Answering):
     """A process that has called `answer_requests`; ``file`` is what it writes to."""
 
     pid: int
