@@ -7,4 +7,4 @@ NAMES = ("torchrun", "horovodrun", "ray")
 
 
 class LaunchError(Exception):
-    """The processes of a launch cannot meet: one line that says why, and what to do."""
+    """The processes of a launch cannot connect: one line that says why, and what to do."""

@@ -33,7 +33,7 @@ class RemoteStarter:
     def get(self) -> RemoteStarter:
         """Raises HostLost."""
         if self.lost:
-            raise self._host_lost()
+            raise self._lose()
         return self
 
     def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
@@ -95,9 +95,6 @@ class RemoteStarter:
 
     def _lose(self) -> HostLost:
         self.lost = True
-        return self._host_lost()
-
-    def _host_lost(self) -> HostLost:
         return HostLost(f"lost the connection to our process on {self.name} (rank {self.hello.number} of the launch)")
 
 

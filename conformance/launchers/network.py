@@ -51,7 +51,7 @@ def connect(address: str, port: int, limit: float, peer: str = "the process of r
 
 
 def tuned(connection: socket.socket) -> socket.socket:
-    """Send short messages at once, and notice when the other machine is lost."""
+    """Have a connection send short messages at once, and fail when the other machine is lost."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE:

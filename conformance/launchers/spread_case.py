@@ -50,13 +50,6 @@ class NodeMember:
     def has_exited(self) -> bool:
         return self.outcome is not None or self.lost is not None
 
-    def begin(self, spec: dict[str, Any], time_limit: float, address: str, port: int | None) -> Channel:
-        """The connection on which it reports. Raises what `ForkServer` raises."""
-        share = NodeShare(self.ranks, address, port, self.starter.hello.interface)
-        self.channel = self.server.channel()
-        self.send({"spec": spec, "time_limit": time_limit, "share": asdict(share)})
-        return self.channel
-
     def send(self, message: dict[str, Any]) -> None:
         """A lost server is noticed when its connection ends."""
         if self.channel is not None and not self.has_exited:
@@ -112,9 +105,13 @@ class SpreadCase:
         return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out)
 
     def _begin(self, node: NodeMember, port: int | None) -> None:
-        channel = node.begin(self._spec, self._time_limit, self._nodes[0].starter.hello.address, port)
-        self._selector.register(node.starter.channel, selectors.EVENT_READ, (node, None))
-        self._selector.register(channel, selectors.EVENT_READ, (node, channel))
+        """``port``: where the rendezvous listens; None for the node that hosts it. Raises what `ForkServer` raises."""
+        address = self._nodes[0].starter.hello.address
+        share = NodeShare(node.ranks, address, port, node.starter.hello.interface)
+        node.channel = node.server.channel()
+        node.send({"spec": self._spec, "time_limit": self._time_limit, "share": asdict(share)})
+        for channel in (node.channel, node.starter.channel):
+            self._selector.register(channel, selectors.EVENT_READ, (node, channel))
 
     def _wait(self) -> None:
         """Read what the nodes report."""
@@ -122,7 +119,7 @@ class SpreadCase:
             node, channel = key.data
             if node.has_exited:
                 continue
-            if channel is None:
+            if channel is node.starter.channel:
                 # A starter sends nothing unless asked: its connection has ended.
                 node.starter.lost = True
                 self._give_up(node, f"lost the connection to our process on {node.starter.name}")

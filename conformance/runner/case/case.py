@@ -44,11 +44,11 @@ _SHARE_PATIENCE = 30.0
 
 
 class RendezvousLost(Exception):
-    """The rendezvous ended while ranks used it, which is no rank's fault."""
+    """The process that hosts the rendezvous ended early: a failure of the harness, not of a rank."""
 
 
 class ClientDisconnected(Exception):
-    """The process that asked for the case has disconnected; nobody waits for the outcome."""
+    """The process that asked for the case has disconnected, so its outcome is not needed."""
 
 
 class Case(ABC):

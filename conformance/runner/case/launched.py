@@ -66,7 +66,7 @@ class LaunchedCase(Case):
                     self._listen_to_member(worker)
 
     def _called(self, caller: Caller) -> Worker | None:
-        """The rank for a caller, if it knows the token."""
+        """The rank that a caller asks for, if it sends the token."""
         match caller.message:
             case {"token": str(token), "rank": int(rank)} if 0 <= rank < len(self._workers):
                 return self._workers[rank] if secrets.compare_digest(token, self._token) else None
@@ -86,10 +86,7 @@ class LaunchedCase(Case):
 
 
 def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
-    """The outcome of a rank, completed by how the driver ended.
-
-    The run of a trainer is finished when its function has returned.
-    """
+    """The outcome of a rank, with how the driver ended: no rank is finished before the trainer's function returns."""
     output = driver.output
     if rank.finished and driver.finished:
         return replace(rank, output=output)

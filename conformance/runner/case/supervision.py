@@ -55,7 +55,7 @@ M = TypeVar("M", bound=Member)
 
 
 class Phase(Enum):
-    """How far a case has come. Each phase has a time limit of its own."""
+    """How far a case has come. Each phase has its own time limit."""
 
     STARTING = auto()
     RUNNING = auto()
@@ -109,7 +109,7 @@ Action: TypeAlias = AllStarted | FirstFailure | AllFinished | Release | Stop[M]
 
 
 class Supervision(Generic[M]):
-    """Stops members that nobody needs to wait for, and lets the others leave together.
+    """Stops members that are late or that outlive a failure, and lets the others leave together.
 
     Attributes:
         deadline: the latest time for the next call of `advance`.

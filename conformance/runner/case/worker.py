@@ -33,7 +33,7 @@ class Worker(RankMember):
         # If no worker entered, the driver is at fault.
         if failure is None or not self.started:
             return None
-        # Whatever came first: a framework ends all workers when one raises, so a death may be the consequence.
+        # The first failure counts, raised or not: a framework ends all workers when one raises.
         return failure._replace(raised=False)
 
     def enter(self, channel: Channel, spec: dict[str, Any]) -> bool:
@@ -48,7 +48,7 @@ class Worker(RankMember):
         return True
 
     def stay_out(self) -> None:
-        """Admit nobody from now on."""
+        """Refuse every worker from now on."""
         if self._channel is None:
             self._has_exited = True
 

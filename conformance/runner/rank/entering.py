@@ -93,11 +93,12 @@ class _Line:
             self._socket = socket.create_connection((ticket["host"], ticket["port"]))
             self._channel = Channel(self._socket)
             self._channel.send({"token": ticket["token"], "rank": rank})
-            spec = self._channel.receive()
+            if (spec := self._channel.receive()) is None:
+                raise ConnectionResetError("the harness disconnected")
         except OSError as error:
-            raise RuntimeError(_turned_away(rank)) from error
-        if spec is None:
-            raise RuntimeError(_turned_away(rank))
+            raise RuntimeError(
+                f"cannot enter the case as rank {rank}: another worker has entered as this rank, or the case is over"
+            ) from error
         self.spec = spec
         self._is_open = True
         threading.Thread(target=self._attend, name="conformance", daemon=True).start()
@@ -127,7 +128,3 @@ def _stack() -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         return file.read().decode(errors="replace")
-
-
-def _turned_away(rank: int) -> str:
-    return f"cannot enter the case as rank {rank}: another worker has entered as this rank, or the case is over"

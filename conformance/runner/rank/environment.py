@@ -95,7 +95,7 @@ def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int)
         "TORCHELASTIC_RUN_ID": case,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        # The store runs in our own process, so no rank has to win a race for the port.
+        # The store runs in another process, so no rank tries to host it.
         "TORCHELASTIC_USE_AGENT_STORE": str(True),
     }
 

@@ -1,4 +1,4 @@
-"""One store for a whole case that looks new to every process group that a trainer sets up."""
+"""Prefixes in the one store of a case, so that it looks new to each process group that a trainer sets up."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Unsafe:
 
 
 def why_not_fork() -> Unsafe | None:
-    """What makes forking this process unsafe, or None.
+    """What makes forking this process unsafe; None if nothing does.
 
     A forked child has only the thread that forked, so a lock that another thread held is never released. CUDA and the
     connections of a process group do not survive a fork at all.
@@ -44,7 +44,7 @@ def why_not_fork() -> Unsafe | None:
 
 
 def _other_threads() -> list[str]:
-    """Names of the other threads; a thread that was joined may take a moment to disappear."""
+    """Names of the other threads; a joined thread disappears a little later."""
     deadline = monotonic() + _SETTLE
     while (threads := _threads_now()) and monotonic() < deadline:
         time.sleep(_SETTLE / 20)

@@ -1,4 +1,4 @@
-"""Linux's means of keeping track of children; on other systems these do nothing, and less is cleaned up."""
+"""How Linux keeps track of children. On other systems these functions do nothing, and less is cleaned up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds out where a silent process hangs: asks for the stacks of its threads, and reads them."""
+"""Shows where a process hangs: asks for the stacks of its threads, and reads them."""
 
 from __future__ import annotations
 
