@@ -95,8 +95,8 @@ def run() -> Iterator[Callable[..., Ended]]:
         for command, environment in zip(commands, environments, strict=True):
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
             processes.append(subprocess.Popen(command, env={**os.environ, **environment}, **pipes))
-        said = [process.communicate(timeout=LIMIT) for process in processes]
-        outs, errs = map(list, zip(*said, strict=True))
+        printed = [process.communicate(timeout=LIMIT) for process in processes]
+        outs, errs = map(list, zip(*printed, strict=True))
         return Ended([process.returncode for process in processes], outs, errs)
 
     yield started

@@ -24,7 +24,7 @@ def line(
 ) -> Callable[[dict[str, str], tuple[str, ...]], str]:
     """The one line that `conformance run` says in an environment, before it exits with 2."""
 
-    def said(environment: dict[str, str], *arguments: str) -> str:
+    def printed(environment: dict[str, str], *arguments: str) -> str:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         for module in ("agent", "joining", "torchrun", "horovodrun"):
@@ -36,7 +36,7 @@ def line(
         [only] = captured.err.splitlines()
         return only.removeprefix("conformance: ")
 
-    return said
+    return printed
 
 
 def test_not_started_by_torchrun(line):
@@ -46,38 +46,38 @@ def test_not_started_by_torchrun(line):
 
 
 def test_not_started_by_horovodrun(line):
-    said = line({}, "--launcher", "horovodrun")
-    assert said.startswith("--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, ")
+    printed = line({}, "--launcher", "horovodrun")
+    assert printed.startswith("--launcher horovodrun: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_HOSTNAME, ")
 
 
 def test_a_rank_that_is_no_number(line, port):
-    said = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "first"}, "--launcher", "torchrun")
-    assert said == "RANK is 'first', but must be a whole number; the launcher sets it"
+    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "first"}, "--launcher", "torchrun")
+    assert printed == "RANK is 'first', but must be a whole number; the launcher sets it"
 
 
-def test_nobody_at_the_master_s_address(line, port):
-    said = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "1"}, "--launcher", "torchrun")
-    assert said == f"cannot reach the process of rank 0 at 127.0.0.2:{port}: Connection refused"
+def test_nothing_listens_at_the_master_s_address(line, port):
+    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "RANK": "1"}, "--launcher", "torchrun")
+    assert printed == f"cannot reach the process of rank 0 at 127.0.0.2:{port}: Connection refused"
 
 
-def test_nobody_at_torchrun_s_store(line, port):
+def test_nothing_listens_at_torchrun_s_store(line, port):
     environment = {**TORCHRUN, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     assert line(environment, "--launcher", "torchrun").startswith(f"cannot reach torchrun's store at 127.0.0.2:{port}")
 
 
-def test_nobody_at_horovodrun_s_rendezvous(line, port):
-    said = line({**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}, "--launcher", "horovodrun")
-    assert said.startswith(f"cannot reach horovodrun's rendezvous at 127.0.0.1:{port}")
+def test_nothing_listens_at_horovodrun_s_rendezvous(line, port):
+    printed = line({**HOROVODRUN, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}, "--launcher", "horovodrun")
+    assert printed.startswith(f"cannot reach horovodrun's rendezvous at 127.0.0.1:{port}")
 
 
 def test_a_process_that_does_not_come(line, port):
-    said = line({**TORCHRUN, "MASTER_PORT": str(port)}, "--launcher", "torchrun")
-    assert said.endswith(("of 2 processes connected within 1 s; missing ranks: 1", "missing ranks: 0, 1"))
+    printed = line({**TORCHRUN, "MASTER_PORT": str(port)}, "--launcher", "torchrun")
+    assert printed.endswith(("of 2 processes connected within 1 s; missing ranks: 1", "missing ranks: 0, 1"))
 
 
 def test_the_master_s_address_is_another_machine_s(line, port):
-    said = line({**TORCHRUN, "MASTER_PORT": str(port), "MASTER_ADDR": "192.0.2.1"}, "--launcher", "torchrun")
-    assert said == (
+    printed = line({**TORCHRUN, "MASTER_PORT": str(port), "MASTER_ADDR": "192.0.2.1"}, "--launcher", "torchrun")
+    assert printed == (
         f"cannot listen at 192.0.2.1:{port} for the other processes: Cannot assign requested address; "
         "MASTER_ADDR must be an address of rank 0's machine"
     )
@@ -85,8 +85,8 @@ def test_the_master_s_address_is_another_machine_s(line, port):
 
 def test_no_case_of_that_world_size(line, port):
     environment = {**TORCHRUN, "MASTER_PORT": str(port), "WORLD_SIZE": "1"}
-    said = line(environment, "ddp", "--case", "ddp-w2-fp32-momentum", "--launcher", "torchrun")
-    assert said == (
+    printed = line(environment, "ddp", "--case", "ddp-w2-fp32-momentum", "--launcher", "torchrun")
+    assert printed == (
         "none of the chosen cases can be run; for example ddp-w2-fp32-momentum: "
         "torchrun started 1 process, and this case needs 2"
     )
@@ -98,5 +98,5 @@ def test_an_address_without_ray(line):
 
 def test_ray_is_not_installed(line, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    said = line({}, "--launcher", "ray")
-    assert said.startswith("Ray cannot be imported (") and said.endswith("); install it with: pip install ray")
+    printed = line({}, "--launcher", "ray")
+    assert printed.startswith("Ray cannot be imported (") and printed.endswith("); install it with: pip install ray")

@@ -27,15 +27,15 @@ def hello(number: int) -> bytes:
     return encode(asdict(Hello(number, f"host-{number}", "", "127.0.0.1", "lo", {}, {})))
 
 
-def call(front: Front, said: bytes) -> socket.socket:
+def call(front: Front, sent: bytes) -> socket.socket:
     connection = socket.create_connection(front.address)
-    connection.sendall(said)
+    connection.sendall(sent)
     return connection
 
 
-@pytest.mark.parametrize("said", [b"", b'{"number"', b"SSH-2.0\r\n", b"[]\n", b"{}\n"])
-def test_a_stranger_keeps_nobody_waiting(front: Front, said: bytes) -> None:
-    with call(front, said), call(front, hello(1)), call(front, hello(0)):
+@pytest.mark.parametrize("sent", [b"", b'{"number"', b"SSH-2.0\r\n", b"[]\n", b"{}\n"])
+def test_a_caller_that_is_no_agent_keeps_no_agent_waiting(front: Front, sent: bytes) -> None:
+    with call(front, sent), call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         assert [agent.name for agent in front.agents] == ["host-0", "host-1"]
 

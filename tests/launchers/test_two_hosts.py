@@ -11,7 +11,7 @@ from conformance import Job, trainer
 
 @trainer(backends=["ddp"], launches_workers=True)
 def train(job: Job) -> None:
-    raise AssertionError("nothing of it is to run")
+    raise AssertionError("this must not run")
 """
 CASES = ("ddp-w2-fp64-momentum", "ddp-w2-acc2-fp16-clip-value", "ddp-w2-acc2-fp32-sgd")
 

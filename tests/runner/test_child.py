@@ -53,7 +53,7 @@ def test_one_that_is_killed_with_what_it_has_started() -> None:
     os.close(read)
 
 
-def test_nobody_waits_longer_than_for_its_patience() -> None:
+def test_a_child_is_killed_after_the_patience() -> None:
     child = Child(hang)
     assert os.waitstatus_to_exitcode(child.end(0.01)) == -signal.SIGKILL
 

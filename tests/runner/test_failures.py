@@ -1,4 +1,4 @@
-"""Ranks that raise, leave, die, hang or abort: what is said of each, and that the next case still runs."""
+"""Ranks that raise, leave, die, hang or abort: what is reported of each, and that the next case still runs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_rank_that_raises(run: Callable[..., Outcome]) -> None:
     assert not outcome.timed_out
 
 
-def test_the_causes_of_what_was_raised_are_told(run: Callable[..., Outcome]) -> None:
+def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) -> None:
     outcome = run(
         """
         try:
@@ -74,7 +74,7 @@ def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], cod
         assert rank.events[-1]["type"] == "SystemExit"
 
 
-def test_leaving_without_a_word_is_not_finishing(run: Callable[..., Outcome]) -> None:
+def test_leaving_without_a_report_is_not_finishing(run: Callable[..., Outcome]) -> None:
     outcome = run("if task.rank == 0: os._exit(0)")
     assert not outcome.ranks[0].finished
     assert outcome.ranks[0].exit == "exited 0 before it finished"
@@ -192,7 +192,7 @@ def test_a_server_that_died_is_replaced(write: Write, make_spec: MakeSpec, tmp_p
 
 
 def test_a_rendezvous_that_dies_is_the_harness_failing(write: Write, make_spec: MakeSpec) -> None:
-    """No trainer is to be blamed for it."""
+    """That is no fault of the trainer."""
     target = write(
         """
         children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()

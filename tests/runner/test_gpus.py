@@ -47,7 +47,7 @@ def test_a_child_asks_how_many_there_are(count: int, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("cuda_build")
-def test_a_torch_that_dies_of_the_question_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_count_gpus_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(99))
     assert gpus() == {"devices": 0, "reason": "torch cannot count the CUDA devices: torch.cuda.device_count() fails"}
 

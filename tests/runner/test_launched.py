@@ -1,4 +1,4 @@
-"""Trainers that launch their workers themselves: what comes back from each, and what is said when one fails."""
+"""Trainers that launch their workers themselves: what comes back from each, and what is reported when one fails."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (1, None)
 
 
-def test_a_worker_that_hangs_is_ended_and_its_stack_told(run: Callable[..., Outcome]) -> None:
+def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run: Callable[..., Outcome]) -> None:
     outcome = run(
         """
         if rank == 1:
@@ -272,9 +272,9 @@ def test_the_session_lasts_for_all_cases_and_ends_with_the_server(
         print("session", job.session["pid"], job.session["folder"], flush=True)
     """
     )
-    said = [server.run(make_spec("ddp"), LIMIT).ranks[0].output.split() for _ in range(2)]
-    assert said[0] == said[1]
-    _, pid, folder = said[0]
+    printed = [server.run(make_spec("ddp"), LIMIT).ranks[0].output.split() for _ in range(2)]
+    assert printed[0] == printed[1]
+    _, pid, folder = printed[0]
     assert Path(folder).is_dir()
     os.kill(int(pid), 0)
     server.__exit__()

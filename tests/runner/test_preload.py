@@ -21,20 +21,20 @@ print(state() == before)
 """
 
 
-def _said(program: str) -> str:
+def _printed(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
 
 
 def test_warming_up_leaves_torch_as_it_was() -> None:
-    assert _said(STATE.format(between=WARM)) == "True\n"
-    assert _said(STATE.format(between="torch.rand(1)")) == "False\n"
+    assert _printed(STATE.format(between=WARM)) == "True\n"
+    assert _printed(STATE.format(between="torch.rand(1)")) == "False\n"
 
 
 def test_after_warming_up_a_forked_child_can_train() -> None:
     """Autograd refuses to where the parent ran a backward."""
     train = "(torch.ones(1, requires_grad=True) * 2).sum().backward(); os._exit(7)"
     program = f"import os, torch; {WARM}; pid = os.fork()\nif not pid: {train}\nprint(os.waitpid(pid, 0)[1] >> 8)"
-    assert _said(program) == "7\n"
+    assert _printed(program) == "7\n"
 
 
 def test_warming_up_never_asks_for_gpus() -> None:
@@ -52,8 +52,8 @@ torch.cuda.is_available = lambda: bool(print("asked"))
 torch.autocast.__init__ = asking(torch.autocast.__init__)
 {between}
 """
-    assert _said(program.format(between=WARM)) == ""
-    assert _said(program.format(between="torch.autocast('cpu')")) == "asked\n"
+    assert _printed(program.format(between=WARM)) == ""
+    assert _printed(program.format(between="torch.autocast('cpu')")) == "asked\n"
 
 
 def test_after_warming_up_a_recorder_changes_no_class() -> None:
@@ -72,8 +72,8 @@ with Recorder(print) as recorder:
     recorder.watch(torch.nn.Linear(2, 1))
     print(state() == before)
 """
-    assert _said(program.format(between=WARM)).splitlines()[-1] == "True"
-    assert _said(program.format(between="from conformance.runner.rank import preload")).splitlines()[-1] == "False"
+    assert _printed(program.format(between=WARM)).splitlines()[-1] == "True"
+    assert _printed(program.format(between="from conformance.runner.rank import preload")).splitlines()[-1] == "False"
 
 
 def test_memory_keeps_what_is_in_it_when_it_is_gathered() -> None:

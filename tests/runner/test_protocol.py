@@ -55,7 +55,7 @@ def test_floats_that_are_not_finite_are_text() -> None:
     assert json.loads(encode(message)) == {"weights": [1.0, "nan", ["inf"]], "scale": "-inf"}
 
 
-def test_messages_that_arrive_together_are_told_apart(ends: tuple[Channel, Channel]) -> None:
+def test_messages_that_arrive_together_are_separated(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     left.send({"n": 1})
     left.send({"n": 2})
@@ -86,7 +86,7 @@ def test_descriptors_travel_with_a_message(ends: tuple[Channel, Channel]) -> Non
     os.close(read)
 
 
-def test_the_other_end_is_gone(ends: tuple[Channel, Channel]) -> None:
+def test_the_other_end_has_disconnected(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     left.close()
     assert right.receive() is None
@@ -97,7 +97,7 @@ def test_nothing_comes(ends: tuple[Channel, Channel]) -> None:
         ends[0].receive(timeout=0.01)
 
 
-def test_a_connection_that_keepalive_gave_up_is_one_whose_other_end_is_gone() -> None:
+def test_a_connection_lost_by_keepalive_has_disconnected() -> None:
     class Lost(socket.socket):
         def recvmsg(self, *_: Any) -> Any:
             raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -108,7 +108,9 @@ def test_a_connection_that_keepalive_gave_up_is_one_whose_other_end_is_gone() ->
         assert Channel(lost).receive(timeout=60.0) is None
 
 
-def test_looking_whether_the_other_end_is_gone_leaves_the_socket_as_it_was(ends: tuple[Channel, Channel]) -> None:
+def test_asking_whether_the_other_end_has_disconnected_leaves_the_socket_as_it_was(
+    ends: tuple[Channel, Channel],
+) -> None:
     """Another thread, or a forked process, may be sending over the same socket."""
     left, right = ends
     assert not left.hung_up

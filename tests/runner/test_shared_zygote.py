@@ -40,7 +40,7 @@ def of_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def joined(process: ZygoteProcess) -> Iterator[Shared]:
-    """What a worker has that was told of the process."""
+    """What a worker has that knows the address of the process."""
     joined = Shared()
     joined.join(process.address)
     yield joined
@@ -94,7 +94,7 @@ def test_a_zygote_that_died_is_replaced_from_it(joined: Shared, ancestor: int, d
     assert len(set(descendants(ancestor)) - elsewhere - {pid}) == 1
 
 
-def test_what_is_said_of_a_zygote_that_is_gone(
+def test_the_error_for_a_zygote_that_has_ended(
     joined: Shared, ancestor: int, write: Write, descendants: Descendants
 ) -> None:
     elsewhere = set(descendants(ancestor))
@@ -106,10 +106,10 @@ def test_what_is_said_of_a_zygote_that_is_gone(
 
 
 def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
-    gone = ZygoteProcess()
-    gone.close()
+    ended = ZygoteProcess()
+    ended.close()
     shared = Shared()
-    shared.join(gone.address)
+    shared.join(ended.address)
     before = set(descendants(os.getpid()))
     assert shared.get().running
     assert len(set(descendants(os.getpid())) - before) == 2

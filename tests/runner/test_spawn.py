@@ -57,7 +57,7 @@ def test_ranks_collect_garbage(write: Write, make_spec: MakeSpec, before: str) -
     assert rank.output == "True\n"
 
 
-def test_threads_that_ended_on_import_are_forgiven(write: Write) -> None:
+def test_threads_that_ended_on_import_do_no_harm(write: Write) -> None:
     pool = """
     from concurrent.futures import ThreadPoolExecutor
     with ThreadPoolExecutor(8) as pool:

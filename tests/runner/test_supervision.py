@@ -1,4 +1,4 @@
-"""When to wait for ranks, to stop them and to release them: the state machine, by a clock that nobody waits for."""
+"""When to wait for ranks, to stop them and to release them: the state machine, by a clock that the tests set."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_failure_before_others_have_started_leaves_them_no_longer(case: Case) 
     assert case.at(3.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
 
 
-def test_a_death_without_a_word_comes_before_what_peers_raise_of_it(case: Case) -> None:
+def test_a_death_without_a_report_comes_before_exceptions_of_peers(case: Case) -> None:
     case.start(0.0)
     case.zero.dies(0, at=5.0, raised=True)
     assert case.at(5.0) == [FirstFailure(0, raised=True)]
@@ -134,7 +134,7 @@ def test_a_rank_that_does_not_leave(case: Case) -> None:
     assert not case.supervision.timed_out
 
 
-def test_the_driver_is_called_what_it_is(case: Case) -> None:
+def test_a_driver_that_fails_is_named(case: Case) -> None:
     case.start(0.0)
     case.one.dies(DRIVER, at=1.0)
     case.at(1.0)
@@ -161,14 +161,14 @@ class TestRanksThatHaveOthersElsewhere:
         assert case.at(1.0) == []
         assert case.at(3.0) == [Stop(case.ranks, "after rank 3 failed", is_late=False)]
 
-    def test_what_was_heard_of_all_ranks_counts_before_what_is_seen_here(self, case: Case) -> None:
+    def test_a_failure_reported_by_the_front_counts_before_those_here(self, case: Case) -> None:
         case.start(0.0)
         case.one.dies(1, at=1.0)
         case.supervision.failed_elsewhere = 3
         assert case.at(1.0) == [FirstFailure(1, raised=False)]
         assert case.supervision.first_failed == 3
 
-    def test_they_stop_when_somebody_else_gives_up(self, case: Case) -> None:
+    def test_they_stop_when_the_front_gives_up(self, case: Case) -> None:
         case.start(0.0)
         case.supervision.given_up = "at the time limit of 60 s"
         assert case.at(1.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
