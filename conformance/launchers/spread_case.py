@@ -84,7 +84,7 @@ class SpreadCase:
         """Raises RunnerError, and what `ForkServer` raises."""
         began = monotonic()
         # Each machine enforces these limits too; the slack leaves time for their reports.
-        limits = Limits(START_LIMIT + SLACK, self._time_limit, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK)
+        limits = Limits(self._time_limit, START_LIMIT + SLACK, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK)
         self._supervision = Supervision(self._nodes, limits, self._time_limit, began, may_leave=True)
         with selectors.DefaultSelector() as self._selector:
             try:

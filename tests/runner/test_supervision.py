@@ -21,7 +21,7 @@ from conformance.runner.case.supervision import (
     Supervision,
 )
 
-LIMITS = Limits(start=120.0, run=60.0, grace=2.0, leave=5.0)
+LIMITS = Limits(run=60.0, start=120.0, grace=2.0, leave=5.0)
 
 
 @dataclass(eq=False)

@@ -19,9 +19,6 @@ from conformance.runner.case.member import RankMember
 from conformance.runner.case.node_share import NodeShare
 from conformance.runner.case.rank_process import RankProcess
 from conformance.runner.case.supervision import (
-    GRACE,
-    LEAVE_LIMIT,
-    START_LIMIT,
     Action,
     AllFinished,
     AllStarted,
@@ -70,7 +67,7 @@ class Case(ABC):
         """Raises ClientDisconnected, RendezvousLost."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
-        limits = Limits(START_LIMIT, self._time_limit + patience, GRACE, LEAVE_LIMIT)
+        limits = Limits(self._time_limit + patience)
         with ExitStack() as self._clearing:
             self._clearing.callback(sweep, linux.children())
             self._descriptors = Descriptors()

@@ -66,10 +66,10 @@ class Phase(Enum):
 class Limits(NamedTuple):
     """Seconds for each phase."""
 
-    start: float
     run: float
-    grace: float
-    leave: float
+    start: float = START_LIMIT
+    grace: float = GRACE
+    leave: float = LEAVE_LIMIT
 
 
 class AllStarted(NamedTuple):

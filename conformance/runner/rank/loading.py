@@ -8,13 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from conformance.adapter.backends import BACKENDS, Backend
 from conformance.adapter.declaration import Declaration
-from conformance.adapter.loading import (
-    MissingRequirement,
-    Train,
-    TrainerError,
-    load,
-    missing_requirements,
-)
+from conformance.adapter.loading import MissingRequirement, Train, TrainerError, load, missing_requirements
 from conformance.runner.outcome import Unavailable
 
 # Packages that a plain `pip install NAME` would not install.
