@@ -124,9 +124,9 @@ class SpreadCase:
                 node.starter.lost = True
                 self._give_up(node, f"lost the connection to our process on {node.starter.name}")
             else:
-                self._hear(node, channel)
+                self._read(node, channel)
 
-    def _hear(self, node: NodeMember, channel: Channel) -> None:
+    def _read(self, node: NodeMember, channel: Channel) -> None:
         while not node.has_exited:
             try:
                 message = channel.receive(SLACK)
@@ -157,7 +157,7 @@ class SpreadCase:
                 self._give_up(node, reason)
             case _:
                 node.outcome = Outcome.from_dict(message)
-                self._forget(node)
+                self._stop_listening(node)
 
     def _act(self, action: Action[NodeMember]) -> None:
         match action:
@@ -176,7 +176,7 @@ class SpreadCase:
 
     def _give_up(self, node: NodeMember, why: str | None = None) -> None:
         """Expect nothing more from a node; ``why``, unless its server has hung up."""
-        self._forget(node)
+        self._stop_listening(node)
         how = node.server.abandon() if why is None else node.server.abandon(0.0)
         node.lost = why or f"on {node.starter.name} {how}"
         node.fail(False, node.ranks[0])
@@ -184,7 +184,7 @@ class SpreadCase:
             if other.channel is None:
                 other.lost = f"not started: {node.lost}"
 
-    def _forget(self, node: NodeMember) -> None:
+    def _stop_listening(self, node: NodeMember) -> None:
         for channel in (node.channel, node.starter.channel):
             if channel is not None and channel.fileno() in self._selector.get_map():
                 self._selector.unregister(channel)

@@ -1,4 +1,4 @@
-"""Who connects while the processes of a launch are gathered: agents, and strangers who must not hold them up."""
+"""Who connects while the processes of a launch are gathered: agents, and others who must not hold them up."""
 
 from __future__ import annotations
 

@@ -93,17 +93,17 @@ class Case(ABC):
 
     def _watch(self) -> None:
         """Until every rank has exited. Raises ClientDisconnected, RendezvousLost."""
-        self._listen_to(self._client, self._hear)
+        self._listen_to(self._client, self._read_client)
         for process in self._processes():
             self._listen_to_member(process)
         for child in self._children():
             if child.descriptor is not None:
-                # Below, `_look` finds out which of them has ended, and closes its descriptor.
+                # Below, `_note_exits` finds out which of them has ended, and closes its descriptor.
                 self._listen_to(child.descriptor, partial(self._selector.unregister, child.descriptor))
         while not self._supervision.is_over:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
-            self._look()
+            self._note_exits()
             for action in self._supervision.advance(monotonic()):
                 self._act(action)
 
@@ -123,7 +123,7 @@ class Case(ABC):
 
         self._listen_to(member, read)
 
-    def _look(self) -> None:
+    def _note_exits(self) -> None:
         """Note which processes have ended. Raises RendezvousLost."""
         if self._rendezvous is not None and (status := self._rendezvous.poll()) is not None:
             raise RendezvousLost(f"the process that hosts the rendezvous ended early: {describe_status(status)}")
@@ -156,7 +156,7 @@ class Case(ABC):
             except OSError as error:
                 raise ClientDisconnected from error
 
-    def _hear(self) -> None:
+    def _read_client(self) -> None:
         """Read what the client reports about ranks elsewhere. Raises ClientDisconnected."""
         # A client whose ranks all run here sends nothing, so there is only the end of its connection to read.
         if self._share is None or not self._client.fill():
@@ -175,7 +175,7 @@ class Case(ABC):
         listener = rendezvous_host.listen(address)
 
         def body() -> int:
-            self._forget()
+            self._close_inherited()
             rendezvous_host.host(self._spec["backend"], listener, Topology.of(self._spec))
 
         with listener:
@@ -184,14 +184,14 @@ class Case(ABC):
 
     def _fork(self, rank: int, hold: int, become: Callable[[Pipes], int]) -> RankProcess:
         def body(pipes: Pipes) -> int:
-            self._forget(*astuple(pipes))
+            self._close_inherited(*astuple(pipes))
             return become(pipes)
 
         process = RankProcess(rank, self._descriptors, hold, body)
         self._members.append(process)
         return process
 
-    def _forget(self, *kept: int) -> None:
+    def _close_inherited(self, *kept: int) -> None:
         """In a child: close everything that belongs to the server except the descriptors ``kept``."""
         for child in self._children():
             child.close()

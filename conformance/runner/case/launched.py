@@ -72,13 +72,13 @@ class LaunchedCase(Case):
                 return self._workers[rank] if secrets.compare_digest(token, self._token) else None
         return None
 
-    def _look(self) -> None:
-        super()._look()
+    def _note_exits(self) -> None:
+        super()._note_exits()
         if self._driver.delivered or self._driver.has_exited:
             # A worker that connected before the driver ended may still enter.
             self._admit()
             for worker in self._workers:
-                worker.stay_out()
+                worker.refuse()
 
     def _outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
         *ranks, trainer = super()._outcomes(first_failed)

@@ -47,8 +47,8 @@ class Worker(RankMember):
         self._channel = channel
         return True
 
-    def stay_out(self) -> None:
-        """Refuse every worker from now on."""
+    def refuse(self) -> None:
+        """Admit no worker any more."""
         if self._channel is None:
             self._has_exited = True
 
@@ -71,7 +71,7 @@ class Worker(RankMember):
     def kill(self, because: str) -> None:
         if not self._has_exited:
             self.killed_because = because
-            self.stay_out()
+            self.refuse()
             if self._channel is not None:
                 self._channel.cut()
 

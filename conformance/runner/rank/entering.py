@@ -52,11 +52,11 @@ class Entry:
         from conformance.adapter.task import Task
         from conformance.trace.recorder import Recorder
 
-        self._line = _Line(ticket, rank)
-        self._recorder = Recorder(self._line.send, self._line.spec, rank, ticket["trainer_file"])
+        self._connection = _Connection(ticket, rank)
+        self._recorder = Recorder(self._connection.send, self._connection.spec, rank, ticket["trainer_file"])
         self._recorder.note("started", pid=os.getpid())
         with self._reporting():
-            self._task = Task(self._line.spec, rank, self._recorder)
+            self._task = Task(self._connection.spec, rank, self._recorder)
 
     @contextmanager
     def working(self) -> Iterator[Task]:
@@ -70,7 +70,7 @@ class Entry:
 
     def close(self) -> None:
         """Hang up."""
-        self._line.close()
+        self._connection.close()
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Entry:
             raise
 
 
-class _Line:
+class _Connection:
     """The connection to the harness. A thread serves it, because a worker that hangs cannot."""
 
     def __init__(self, ticket: Mapping[str, Any], rank: int) -> None:

@@ -89,8 +89,8 @@ def answer_of_child(question: Callable[[], int]) -> int | None:
 
 def sweep(spared: set[int]) -> None:
     """Kill and reap all children except ``spared``: processes that ranks started and that outlived them."""
-    while strangers := linux.children() - spared:
-        for pid in strangers:
+    while leftovers := linux.children() - spared:
+        for pid in leftovers:
             _kill_and_reap(pid)
 
 
