@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.runner.case.supervision import DRIVER, Failure
 from conformance.runner.outcome import RankOutcome
-from conformance.runner.system.protocol import Lines
+from conformance.runner.system.protocol import Lines, to_json
 from conformance.runner.system.stacks import Answering
 
 
@@ -51,9 +51,13 @@ class RankMember(Answering):
     def outcome(self, first_failed: int | None) -> RankOutcome:
         after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         output, stack = self._printed()
+        events = self._events()
+        if self.raised and self._failed_at is None:
+            # It raised when we had stopped it, because we had stopped its peers as well.
+            events = Lines([to_json(event) for event in events if event["event"] != "raised"])
         return RankOutcome(
             rank=self.rank,
-            events=self._events(),
+            events=events,
             finished=self.delivered,
             exit=self._exit(after),
             output=output,

@@ -1,0 +1,84 @@
+"""What is kept of a rank that was stopped: what it reported before, and no exception that stopping its peers caused."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.runner.case.member import RankMember
+from conformance.runner.case.rank_process import RankProcess
+from conformance.runner.case.worker import Worker
+from conformance.runner.rank.rank import Pipes
+from conformance.runner.rank.reporting import Sender
+from conformance.runner.system.descriptors import Descriptors
+from conformance.runner.system.protocol import Channel
+
+LIMIT = "at the time limit of 3 s"
+STARTED = {"event": "started", "pid": 7}
+RAISED = {"event": "raised", "type": "RuntimeError", "message": "Connection closed by peer", "traceback": "", "at": 1.0}
+
+
+@pytest.fixture(params=["process", "worker"])
+def rank(request: pytest.FixtureRequest) -> Iterator[RankMember]:
+    """A rank that has started and raised, of which nothing has been read."""
+    yield from forked() if request.param == "process" else entered()
+
+
+def forked() -> Iterator[RankProcess]:
+    descriptors = Descriptors()
+    hold, release = descriptors.pipe()
+    has_raised, raised = descriptors.pipe()
+
+    def become(pipes: Pipes) -> int:
+        descriptors.close(release)
+        send = Sender(pipes.evidence, pipes.notices)
+        send(STARTED)
+        send(RAISED)
+        os.write(raised, b"x")
+        os.read(hold, 1)
+        return 1
+
+    process = RankProcess(0, descriptors, hold, become)
+    os.read(has_raised, 1)
+    yield process
+    process.child.end()
+    descriptors.close_all_but(())
+
+
+def entered() -> Iterator[Worker]:
+    server, worker = map(Channel, socket.socketpair())
+    rank = Worker(0)
+    assert rank.enter(server, {})
+    worker.send(STARTED)
+    worker.send(RAISED)
+    yield rank
+    rank.close()
+    worker.close()
+
+
+def end(rank: RankMember) -> None:
+    if isinstance(rank, RankProcess):
+        rank.child.end(None)
+    while rank.read():
+        continue
+
+
+def test_an_exception_that_comes_after_a_rank_was_stopped_is_not_its_failure(rank: RankMember) -> None:
+    """It raises because its peers were stopped a moment before."""
+    rank.kill(LIMIT)
+    end(rank)
+    outcome = rank.outcome(None)
+    assert [event["event"] for event in outcome.events] == ["started"]
+    assert (rank.failure, outcome.exit) == (None, f"killed {LIMIT}")
+
+
+def test_an_exception_that_comes_before_is(rank: RankMember) -> None:
+    rank.read()
+    rank.kill("after rank 0 failed")
+    end(rank)
+    outcome = rank.outcome(0)
+    assert [event["event"] for event in outcome.events] == ["started", "raised"]
+    assert rank.failure is not None
