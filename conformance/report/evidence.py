@@ -1,4 +1,4 @@
-"""What the report says about one case beyond its fields: excerpts and groups that make the evidence short."""
+"""What the report shows of one case besides its fields: excerpts and summaries of its evidence."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 from dataclasses import dataclass
 from itertools import groupby
 
-from conformance.results.records import NOT_CONFORMING, CaseRecord, Certificate, Rank, Stage
+from conformance.results.records import CaseRecord, Certificate, Rank, Stage
 
-from .series import complete_plot
+from .series import complete_plot, values
 from .text import distinct, duration, number, plural
-from .verdicts import LOOKS, Look
 
 OUTPUT_FAILED, OUTPUT_PASSED = 4000, 400
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Ranks that ended in the same way, named together. `output` is its tail; `cut` says how much is not
-    shown.
+class RankGroup:
+    """Neighbouring ranks that ended in the same way. `output` is the end of theirs, `cut` how many characters are left
+    out before it.
     """
 
     ranks: str
@@ -29,7 +28,7 @@ class Alike:
 
 @dataclass(frozen=True)
 class Row:
-    """One step of the parameter that differed first, as text."""
+    """The parameter that differed first, at one step, as text."""
 
     step: int
     expected: str
@@ -38,18 +37,8 @@ class Row:
     first: bool
 
 
-def look(case: CaseRecord) -> Look:
-    """How the verdict of the case is shown."""
-    return LOOKS[case.verdict]
-
-
-def failed(case: CaseRecord) -> bool:
-    """Whether the case counts as not conforming."""
-    return case.verdict in NOT_CONFORMING
-
-
 def setting(case: CaseRecord) -> list[tuple[str, str]]:
-    """What was run: names and values, without those that the case does not have."""
+    """What was run, as names and values, without those that the case does not have."""
     pairs = (
         ("workload", case.workload), ("backend", case.backend), ("layout", case.layout),
         ("world size", case.world_size), ("accumulation", case.accumulation),
@@ -65,21 +54,21 @@ def tightest(certificate: Certificate) -> Stage | None:
     return min(counted, key=lambda stage: (stage.available or 0) - (stage.bits or 0), default=None)
 
 
-def ranks(case: CaseRecord) -> list[Alike]:
-    """The ranks, those next to each other that ended alike as one."""
-    most = OUTPUT_FAILED if failed(case) else OUTPUT_PASSED
+def ranks(case: CaseRecord) -> list[RankGroup]:
+    """The ranks in order; neighbours that ended in the same way are one group."""
+    most = OUTPUT_FAILED if case.failed else OUTPUT_PASSED
     found = []
     for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.host, r.output, r.stack, r.traceback, r.collectives)):
         group = list(run)
         first, last = group[0].rank, group[-1].rank
         name = str(first) if len(group) == 1 else f"{first}–{last}"
         output = group[0].output
-        found.append(Alike(name, group[0], output[-most:], max(0, len(output) - most)))
+        found.append(RankGroup(name, group[0], output[-most:], max(0, len(output) - most)))
     return found
 
 
 def error_in_words(case: CaseRecord) -> str | None:
-    """The largest error over all steps and parameters, against zero or the bound; None without numbers."""
+    """The largest error over all steps and parameters, also as a share of the bound; None without numbers."""
     weights = complete_plot(case, "weights")
     if weights is None:
         return None
@@ -109,9 +98,7 @@ def around_first_difference(case: CaseRecord) -> list[Row]:
     for step in case.steps:
         if not first.step - 1 <= step.step <= first.step + 2:
             continue
-        weights = first.quantity == "weights"
-        pair = (step.expected, step.observed) if weights else (step.gradient_expected, step.gradient_observed)
-        expected, observed = (column[i] if column and i < len(column) else None for column in pair)
+        expected, observed, *_ = values(step, first.quantity, i)
         error = "" if expected is None or observed is None else number(observed - expected, 3)
         rows.append(Row(step.step, *distinct(expected, observed), error, step.step == first.step))
     return rows

@@ -1,8 +1,8 @@
-"""Small static figures in SVG: expected against observed above, the error below, on one axis of steps.
+"""Small static figures in SVG: expected and observed values above, errors below, over one axis of steps.
 
-They are drawn here and not in the browser, so that they show without JavaScript and on paper. Colours are CSS
-classes (`s0` to `s5` are the series), so the page themes them for light and dark. A dot is a line of no
-length with round caps: that is the shortest way to write one, and a report has thousands.
+They are drawn here and not in the browser, so that they show without JavaScript and on paper. Colours are CSS classes
+(`s0` to `s5` for the series), so that the page can theme them for light and dark. A dot is a line of length zero with
+round caps: the shortest way to write one, and a report has thousands.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
     parts = [_frame(values, VALUES), _frame(errors, ERRORS), _steps(across, plot.by_window)]
     unit = f" in {plot.unit}" if plot.unit else ""
     parts.append(f'<text class="fn" x="{LEFT + 4}" y="{ERRORS[1] - 5}">|error|{unit}</text>')
-    if plot.parted is not None:
-        x = across(plot.parted)
+    if plot.first_difference is not None:
+        x = across(plot.first_difference)
         parts.append(f'<path class="fp" d="M{x} {VALUES[1]}V{VALUES[0]}M{x} {ERRORS[1]}V{ERRORS[0]}"/>')
     parts += [f'<path class="fk" d="M{across(skip)} {VALUES[1]}V{VALUES[0]}"/>' for skip in skipped]
     for name, series in zip(CLASSES, plot.series, strict=False):

@@ -37,12 +37,12 @@ def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
 
 
 def coverage(laws: Sequence[Checked]) -> Text:
-    """How many laws there are, and which of them nothing in this run could have broken."""
+    """How many laws this run checked, and which it could not have broken."""
     idle = [law for law in laws if not law.windows]
     exercised = {law.chapter for law in laws if law.windows}
     names = dict.fromkeys(law.law.law if law.chapter in exercised else f"{law.chapter}/*" for law in idle)
     text = f"Laws: {len(laws) - len(idle)} of {len(laws)} exercised"
-    return Text(text + (f"; not exercised, and so not shown to hold: {', '.join(names)}" if idle else ""), "dim")
+    return Text(text + (f"; not exercised, so not shown to hold: {', '.join(names)}" if idle else ""), "dim")
 
 
 def _parts(finding: Finding) -> Iterator[RenderableType]:
@@ -54,7 +54,7 @@ def _parts(finding: Finding) -> Iterator[RenderableType]:
         yield Text.assemble(("effect: ", "bold"), visible(finding.effect))
     if finding.observed:
         yield Text.assemble(("observed: ", "bold"), visible(finding.observed))
-    yield Text.assemble(("fix:", "bold"))
+    yield Text("fix:", "bold")
     yield Padding(Text(visible(finding.fix), "green"), (0, 0, 0, 2))
 
 

@@ -1,6 +1,4 @@
-"""The cases of a run, arranged for a reader: the matrix, the causes of failure, the reasons for not
-running.
-"""
+"""The cases of a run in groups: the matrix, the causes of failure, the reasons for not running."""
 
 from __future__ import annotations
 
@@ -12,30 +10,36 @@ from typing import TypeVar
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
-from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
+from conformance.results.records import NOT_RUN, CaseRecord
 
 from .text import natural
-from .verdicts import LOOKS, Look, worst
+from .verdicts import LOOKS, SHOWN, Look, worst
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The workloads of one trainer, path and precision."""
+class Group:
+    """Cases that have something in common."""
 
-    precision: str
     cases: tuple[CaseRecord, ...]
 
     @cached_property
     def look(self) -> Look:
-        """The worst verdict; one that did not run only if nothing ran."""
+        """The worst verdict. Those that did not run count only if nothing ran."""
         return worst(case.verdict for case in self.cases)
 
     @cached_property
     def counts(self) -> list[tuple[Look, int]]:
         """How many cases have each verdict, worst first."""
         return tally(case.verdict for case in self.cases)
+
+
+@dataclass(frozen=True)
+class Cell(Group):
+    """The workloads of one trainer, path and precision."""
+
+    precision: str
 
     @property
     def share(self) -> str:
@@ -45,36 +49,22 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Path:
-    """A row of the matrix: one path of one trainer on one device, a cell a precision."""
+class Path(Group):
+    """A row of the matrix: one path of one trainer on one device, with the cells of its precisions."""
 
-    trainer: str
     path: str
     device: str
-    cells: tuple[Cell, ...]
+    cells: dict[str, Cell]
 
     @property
     def name(self) -> str:
-        """The path, with the device where that is not the usual one."""
+        """The path, with the device if it is not the CPU."""
         is_named = self.device == "cpu" or self.device in self.path
         return self.path if is_named else f"{self.path} on {self.device}"
 
-    @cached_property
-    def cases(self) -> tuple[CaseRecord, ...]:
-        return tuple(case for cell in self.cells for case in cell.cases)
-
-    @cached_property
-    def counts(self) -> list[tuple[Look, int]]:
-        """How many cases have each verdict, worst first."""
-        return tally(case.verdict for case in self.cases)
-
-    def cell(self, precision: str) -> Cell | None:
-        """The cell of that precision, if there are cases for it."""
-        return next((cell for cell in self.cells if cell.precision == precision), None)
-
 
 @dataclass(frozen=True)
-class Trainer:
+class Trainer(Group):
     """All paths of one trainer."""
 
     name: str
@@ -85,7 +75,7 @@ class Trainer:
     def matrix(self) -> tuple[Path, ...]:
         """The rows of the matrix: paths on which something ran. The others are listed once, with their reasons.
 
-        If nothing ran, a path that would have run elsewhere.
+        If nothing ran, a path that would have run on another machine.
         """
         declared = tuple(path for path in self.paths if any(case.verdict == "UNAVAILABLE" for case in path.cases))
         return self.ran or declared[:1] or self.paths[:1]
@@ -95,23 +85,16 @@ class Trainer:
         """The paths on which something ran."""
         return tuple(path for path in self.paths if any(case.verdict not in NOT_RUN for case in path.cases))
 
-    @cached_property
-    def counts(self) -> list[tuple[Look, int]]:
-        """How many cases have each verdict, worst first."""
-        return tally(case.verdict for path in self.paths for case in path.cases)
-
 
 @dataclass(frozen=True)
-class Alike:
-    """Cases of one verdict that have one text in common: a cause of failure, or a reason for not running."""
+class Alike(Group):
+    """Cases of one verdict with the same cause of failure, or the same reason for not running: ``text``."""
 
-    look: Look
     text: str
-    cases: tuple[CaseRecord, ...]
 
     @property
     def example(self) -> CaseRecord:
-        """The case to look at first: the smallest run in which it shows."""
+        """The case to look at first: the smallest run that shows it."""
         return min(self.cases, key=lambda case: (case.world_size, case.accumulation, natural(case.id)))
 
     @property
@@ -130,9 +113,9 @@ def tally(verdicts: Iterable[str]) -> list[tuple[Look, int]]:
 
 
 def overall(results: Results) -> list[tuple[Look, int]]:
-    """How many cases of the run have each verdict: passed, not conforming, not run."""
-    counts = results.counts
-    return [(LOOKS[verdict], counts[verdict]) for verdict in PASSED + NOT_CONFORMING + NOT_RUN if counts[verdict]]
+    """How many cases of the run have each verdict, in the order of `SHOWN`."""
+    counts = dict(tally(case.verdict for case in results.cases))
+    return [(look, counts[look]) for look in SHOWN if look in counts]
 
 
 def precisions(results: Results) -> list[str]:
@@ -141,9 +124,7 @@ def precisions(results: Results) -> list[str]:
 
 
 def trainers(results: Results) -> list[Trainer]:
-    """All cases by trainer, path and precision, in an order that does not depend on which case finished
-    first.
-    """
+    """All cases by trainer, path and precision, in an order that does not depend on which case finished first."""
     found = [_trainer(name, cases) for name, cases in _by(results.cases, lambda case: case.trainer).items()]
     return sorted(
         found, key=lambda trainer: (not trainer.ran, _path_order(trainer.paths[0].cases[0]), natural(trainer.name))
@@ -151,13 +132,10 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def causes(results: Results) -> list[Alike]:
-    """What failed, one entry a cause: the same trainer, verdict, and broken laws, or without any the same diagnosis or
-    headline.
-    """
-    failed = [case for case in results.cases if case.verdict in NOT_CONFORMING]
+    """What failed, by cause: the same trainer, verdict and broken laws, or if none, the same diagnosis or headline."""
+    failed = [case for case in results.cases if case.failed]
     groups = _by(failed, lambda case: (case.trainer, case.verdict, _cause(case)))
-    found = [Alike(LOOKS[verdict], _explanation(cases[0]), cases) for (_, verdict, _), cases in groups.items()]
-    return sorted(found, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
+    return _worst_first(Alike(cases, _explanation(cases[0])) for cases in groups.values())
 
 
 def _cause(case: CaseRecord) -> str:
@@ -171,26 +149,30 @@ def _explanation(case: CaseRecord) -> str:
 
 
 def reasons(results: Results) -> list[Alike]:
-    """What did not run, one entry a reason."""
+    """What did not run, by reason."""
     idle = [case for case in results.cases if case.verdict in NOT_RUN]
     groups = _by(idle, lambda case: (case.verdict, case.headline))
-    found = [Alike(LOOKS[verdict], text, cases) for (verdict, text), cases in groups.items()]
-    return sorted(found, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
+    return _worst_first(Alike(cases, reason) for (_, reason), cases in groups.items())
+
+
+def _worst_first(groups: Iterable[Alike]) -> list[Alike]:
+    """The worst verdict first, and of one verdict the most frequent."""
+    return sorted(groups, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
 
 
 def _trainer(name: str, cases: tuple[CaseRecord, ...]) -> Trainer:
     ordered = sorted(cases, key=lambda case: (_path_order(case), natural(case.id)))
     rows = _by(ordered, lambda case: (case.path, case.device))
-    paths = tuple(
-        Path(name, path, device, tuple(Cell(key, found) for key, found in _cells(row)))
-        for (path, device), row in rows.items()
+    paths = tuple(Path(row, path, device, _cells(row)) for (path, device), row in rows.items())
+    return Trainer(
+        tuple(ordered), name, ", ".join(dict.fromkeys(case.target for case in ordered if case.target)), paths
     )
-    return Trainer(name, ", ".join(dict.fromkeys(case.target for case in ordered if case.target)), paths)
 
 
-def _cells(cases: tuple[CaseRecord, ...]) -> list[tuple[str, tuple[CaseRecord, ...]]]:
+def _cells(cases: tuple[CaseRecord, ...]) -> dict[str, Cell]:
+    """The cells of a path by their precision, in the order of the matrix."""
     groups = _by(cases, lambda case: case.precision)
-    return sorted(groups.items(), key=lambda item: _precision_order(item[0]))
+    return {precision: Cell(groups[precision], precision) for precision in sorted(groups, key=_precision_order)}
 
 
 def _path_order(case: CaseRecord) -> tuple[str, int, int, int, list[tuple[int, int, str]]]:

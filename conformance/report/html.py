@@ -1,8 +1,7 @@
-"""Renders a results file as one self-contained HTML page.
+"""Renders a results file as one HTML page that needs no other file.
 
-Nothing is fetched, and nothing could be: the page's own policy allows only the style and the script that are
-in it, by their hashes. All text is escaped by the templates, and everything that would act unseen is made
-visible first.
+It fetches nothing, and cannot: its policy allows only the style and the script that it contains, by their hashes. All
+text is escaped, and what is invisible but has an effect is made visible first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from conformance.results import Results, ResultsError
-from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord
+from conformance.results.records import CaseRecord
 from conformance.trace.words import size
 
 from . import evidence, grouping, ring, text
@@ -28,7 +27,7 @@ from .laws import breaches, checked
 from .series import Plot, plot
 from .summary import summary
 from .traffic import traffic
-from .verdicts import LOOKS
+from .verdicts import LOOKS, SHOWN
 
 
 def render_html(results: Results, path: str | Path) -> None:
@@ -39,7 +38,6 @@ def render_html(results: Results, path: str | Path) -> None:
         .render(
             results=results,
             summary=summary(results),
-            looks=[LOOKS[verdict] for verdict in PASSED + NOT_CONFORMING + NOT_RUN],
             overall=grouping.overall(results),
             precisions=grouping.precisions(results),
             trainers=grouping.trainers(results),
@@ -58,9 +56,7 @@ def render_html(results: Results, path: str | Path) -> None:
 
 
 class Drawings:
-    """The figures of a page, each drawn once: layouts of one workload have one trajectory, hence one
-    figure.
-    """
+    """The figures of a page, each drawn once: all layouts of a workload have the same trajectory."""
 
     def __init__(self) -> None:
         self.drawn: dict[Markup, str] = {}
@@ -90,17 +86,12 @@ def _environment(results: Results) -> Environment:
         tally=grouping.tally,
         drawings=Drawings(),
         colours=CLASSES,
-        look=evidence.look,
-        failed=evidence.failed,
-        setting=evidence.setting,
-        tightest=evidence.tightest,
-        ranks=evidence.ranks,
-        error_in_words=evidence.error_in_words,
-        around_first_difference=evidence.around_first_difference,
+        looks=LOOKS,
+        shown_looks=SHOWN,
+        evidence=evidence,
         distinct=text.distinct,
         lanes=lanes,
-        ring=ring.panels(),
-        ring_size=ring.size(),
+        ring=ring,
     )
     environment.filters.update(
         prose=_prose, number=text.number, size=size, duration=text.duration, plural=text.plural, runs=text.runs
@@ -109,14 +100,12 @@ def _environment(results: Results) -> Environment:
 
 
 def _shown(value: object) -> object:
-    """What an expression of a template puts onto the page. `Markup` is ours; all other text is
-    untrusted.
-    """
+    """The value of an expression as it goes onto the page. `Markup` is ours; all other text is untrusted."""
     return text.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _prose(value: str) -> Markup:
-    """A sentence of ours that has code in it, between backticks. The names in that code may be a trainer's."""
+    """One of our sentences, with code between backticks. The names in that code may be a trainer's."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text.visible(value)))))
 
 
@@ -130,7 +119,7 @@ def _hash(content: str) -> str:
 
 
 def _anchors(results: Results) -> Callable[..., str]:
-    """A function that gives a case, or the names of a group of cases, an id that is unique in the page."""
+    """A function that returns the id, unique in the page, of a case or of the names of a group of cases."""
     taken: dict[str, object] = {}
     cases: dict[int, str] = {}
 

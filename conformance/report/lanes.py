@@ -1,8 +1,7 @@
-"""A timeline laid out: a lane a rank, and a row for what ranks did at the same point of their work.
+"""A timeline as a table: a column for each rank, and a row for what ranks did at the same point of their work.
 
-Rows follow the order of each rank. Where ranks do the same, they share a row, whoever was first by the clock; where
-they meet in a collective, they share it too, and the row says so. A rank that does something else gets a row of its
-own: what differs stands out.
+Each rank's events stay in order. Ranks that do the same share a row, whichever was first by the clock; so do ranks that
+meet in a collective, and the row says so. A rank that does something else gets a separate row, so that it stands out.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from conformance.results.records import Moment, Timeline
 
 @dataclass(frozen=True)
 class Row:
-    """What the ranks did, None where a rank has no part in it. ``joined``: they met there, in a collective."""
+    """What each rank did, None for one that took no part. ``joined``: they met in a collective."""
 
     cells: tuple[Moment | None, ...]
     joined: bool
@@ -26,12 +25,12 @@ class Row:
 
     @property
     def time(self) -> float:
-        """When the first of them did it, in milliseconds."""
+        """When the first rank did it, in milliseconds."""
         return min(moment.time for moment in self.moments)
 
     @property
     def alike(self) -> bool:
-        """All ranks did it, by the same line."""
+        """Whether all ranks did the same, in the same line."""
         return (
             len({(moment.label, moment.where, moment.marked) for moment in self.moments}) == 1
             and None not in self.cells
@@ -54,14 +53,14 @@ def lanes(timeline: Timeline) -> Lanes:
 
 def _rows(timeline: Timeline, ranks: tuple[int, ...]) -> Iterator[Row]:
     moments = timeline.moments
-    joins = {place: join.moments for join in timeline.joins for place in join.moments}
-    left = {rank: [place for place, moment in enumerate(moments) if moment.rank == rank] for rank in ranks}
+    joins = {position: join.moments for join in timeline.joins for position in join.moments}
+    left = {rank: [position for position, moment in enumerate(moments) if moment.rank == rank] for rank in ranks}
     while any(left.values()):
-        heads = {rank: places[0] for rank, places in left.items() if places}
+        heads = {rank: positions[0] for rank, positions in left.items() if positions}
         taken, joined = _next(moments, joins, heads, left)
-        for place in taken:
-            left[moments[place].rank].pop(0)
-        cells = {moments[place].rank: moments[place] for place in taken}
+        for position in taken:
+            left[moments[position].rank].pop(0)
+        cells = {moments[position].rank: moments[position] for position in taken}
         yield Row(tuple(cells.get(rank) for rank in ranks), joined)
 
 
@@ -71,31 +70,31 @@ def _next(
     heads: dict[int, int],
     left: dict[int, list[int]],
 ) -> tuple[tuple[int, ...], bool]:
-    """The places that make the next row, and whether they are a meeting."""
+    """The positions of the moments in the next row, and whether they are a collective in which ranks meet."""
     at_head = set(heads.values())
-    waiting = [place for place in at_head if place in joins]
-    for place in waiting:
-        if at_head.issuperset(joins[place]):
-            return joins[place], True
-    # Ranks that still have their way to a meeting go first.
-    free = [place for place in at_head if place not in joins] or waiting
-    ordered = sorted(free, key=lambda place: moments[place].time)
-    first = next((place for place in ordered if not _comes_elsewhere(place, moments, joins, left)), ordered[0])
-    same = tuple(place for place in free if _same(moments[place], moments[first]))
+    waiting = [position for position in at_head if position in joins]
+    for position in waiting:
+        if at_head.issuperset(joins[position]):
+            return joins[position], True
+    # Ranks that have not reached the next collective go first.
+    free = [position for position in at_head if position not in joins] or waiting
+    ordered = sorted(free, key=lambda position: moments[position].time)
+    first = next((position for position in ordered if not _comes_elsewhere(position, moments, joins, left)), ordered[0])
+    same = tuple(position for position in free if _same(moments[position], moments[first]))
     return same, False
 
 
 def _comes_elsewhere(
-    place: int, moments: tuple[Moment, ...], joins: dict[int, tuple[int, ...]], left: dict[int, list[int]]
+    position: int, moments: tuple[Moment, ...], joins: dict[int, tuple[int, ...]], left: dict[int, list[int]]
 ) -> bool:
-    """Whether another rank will do the same before it next meets the others, but does something else first."""
-    for places in left.values():
-        if not places or place in places or _same(moments[places[0]], moments[place]):
+    """Whether another rank does the same later, but before its next collective."""
+    for positions in left.values():
+        if not positions or position in positions or _same(moments[positions[0]], moments[position]):
             continue
-        for later in places:
+        for later in positions:
             if later in joins:
                 break
-            if _same(moments[later], moments[place]):
+            if _same(moments[later], moments[position]):
                 return True
     return False
 

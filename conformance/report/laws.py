@@ -1,4 +1,4 @@
-"""Laws over a whole run: which were broken where, and on how many windows each was checked."""
+"""Laws over a whole run: which were broken where, and how often each was checked."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Breach:
 
 @dataclass(frozen=True)
 class Checked:
-    """A law, on how many windows it was checked, and in how many cases it was broken. A law that was never checked
-    proves nothing.
+    """A law, in how many windows it was checked, and in how many cases it was broken. A law that was never checked is
+    not shown to hold.
     """
 
     law: LawText
@@ -33,7 +33,7 @@ class Checked:
 
 
 def breaches(results: Results, level: str) -> list[Breach]:
-    """What was broken of this level, the most frequent first."""
+    """The broken laws of this level, the most frequent first."""
     groups: defaultdict[tuple[str, str, str | None], list[tuple[Finding, CaseRecord]]] = defaultdict(list)
     for case in results.cases:
         for finding in case.findings:
@@ -43,12 +43,11 @@ def breaches(results: Results, level: str) -> list[Breach]:
     return sorted(found, key=lambda breach: -len(breach.cases))
 
 
-def checked(results: Results, trainer: str | None = None) -> list[Checked]:
-    """Every law of the run, over all its cases or one trainer's."""
+def checked(results: Results) -> list[Checked]:
+    """Every law of the run, over all its cases."""
     windows: Counter[str] = Counter()
     broken: Counter[str] = Counter()
     for case in results.cases:
-        if trainer in (None, case.trainer):
-            windows.update(case.laws)
-            broken.update({finding.law for finding in case.findings})
+        windows.update(case.laws)
+        broken.update({finding.law for finding in case.findings})
     return [Checked(law, windows[law.law], broken[law.law]) for law in results.header.laws]

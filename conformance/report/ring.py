@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from markupsafe import Markup
 
@@ -17,6 +16,8 @@ WORLD_SIZE = 3
 
 CELL, GAP, ROW = (46, 22), 8, 42
 LEFT, TOP = 44, 26
+SIZE = LEFT + WORLD_SIZE * (CELL[0] + GAP), TOP + (WORLD_SIZE - 1) * ROW + CELL[1] + 18
+"""Width and height of a panel."""
 
 
 @dataclass(frozen=True)
@@ -29,56 +30,42 @@ class Panel:
 
 
 def travels(results: Results) -> bool:
-    """Whether gradients travelled in any case, on a path that the ring explains."""
-    # By all-reduce, or by a path that a ring could replace.
+    """Whether ranks exchanged gradients in any case, by a ring or by what a ring could replace."""
     return any(exchange_of(case.backend) for case in results.cases)
 
 
-@cache
-def panels(world_size: int = WORLD_SIZE) -> tuple[Panel, ...]:
+def panels() -> tuple[Panel, ...]:
     """The start, and the state after each step of both phases."""
-    states, steps = contributions(world_size), ((), *schedule(world_size))
-    phase = world_size - 1
-    titles = [
-        "at first",
-        *(f"reduce-scatter {n + 1}" for n in range(phase)),
-        *(f"all-gather {n + 1}" for n in range(phase)),
-    ]
+    titles = ["start", *(f"{phase} {n}" for phase in ("reduce-scatter", "all-gather") for n in range(1, WORLD_SIZE))]
     return tuple(
         Panel(title, _drawn(state, messages), messages)
-        for title, state, messages in zip(titles, states, steps, strict=True)
+        for title, state, messages in zip(titles, contributions(WORLD_SIZE), ((), *schedule(WORLD_SIZE)), strict=True)
     )
 
 
-def size(world_size: int = WORLD_SIZE) -> tuple[int, int]:
-    """Width and height of a panel."""
-    return LEFT + world_size * (CELL[0] + GAP), TOP + (world_size - 1) * ROW + CELL[1] + 18
-
-
 def _drawn(state: tuple[tuple[tuple[int, ...], ...], ...], messages: tuple[Message, ...]) -> Markup:
-    last = len(state) - 1
     arrived = {(message.receiver, message.segment) for message in messages}
-    parts = [f'<text class="rn" x="{_x(s) + CELL[0] // 2}" y="9">seg {s}</text>' for s in range(last + 1)]
+    parts = [f'<text class="rn" x="{_x(s) + CELL[0] // 2}" y="9">seg {s}</text>' for s in range(WORLD_SIZE)]
     for rank, segments in enumerate(state):
         parts.append(f'<text class="rr" x="{LEFT - 8}" y="{_y(rank) + 15}">rank {rank}</text>')
         for segment, held in enumerate(segments):
-            whole = " whole" if len(held) == len(state) else ""
+            whole = " whole" if len(held) == WORLD_SIZE else ""
             new = " new" if (rank, segment) in arrived else ""
             box = f'x="{_x(segment)}" y="{_y(rank)}" width="{CELL[0]}" height="{CELL[1]}" rx="3"'
             parts.append(f'<rect class="rc{whole}{new}" {box}/>')
-            parts += (_mark(origin, segment, rank, len(state)) for origin in held)
-    parts += (_arrow(message, last) for message in messages)
+            parts += (_mark(origin, segment, rank) for origin in held)
+    parts += map(_arrow, messages)
     return Markup("".join(parts))
 
 
-def _mark(origin: int, segment: int, rank: int, ranks: int) -> str:
+def _mark(origin: int, segment: int, rank: int) -> str:
     """The number of the rank that contributed the gradient."""
-    x = _x(segment) + round(CELL[0] * (origin + 0.5) / ranks)
+    x = _x(segment) + round(CELL[0] * (origin + 0.5) / WORLD_SIZE)
     return f'<text class="rm {CLASSES[origin % len(CLASSES)]}" x="{x}" y="{_y(rank) + 15}">{origin}</text>'
 
 
-def _arrow(message: Message, last: int) -> str:
-    """From one row to the next; from the last row out at the foot, and in at the head of the first."""
+def _arrow(message: Message) -> str:
+    """From one row to the next; from the last row out at the bottom, and in again at the top."""
     x = _x(message.segment) + CELL[0] // 2
     below = _y(message.sender) + CELL[1]
     if message.receiver:

@@ -1,4 +1,4 @@
-"""Axes of a figure: where a value stands, and which ticks a reader can count in."""
+"""Axes of a figure: the pixel of each value, and round ticks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Axis:
     ticks: tuple[tuple[float, str], ...]
 
     def __call__(self, value: float) -> int:
-        """The pixel of a finite value. One outside of the axis stands at its edge."""
+        """The pixel of a finite value. One outside of the axis is drawn at its edge."""
         share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start))
 
 
-def linear(values: Iterable[float], start: float, end: float, wanted: int = 5) -> Axis:
-    """An axis over the drawable ones of `values` with about `wanted` round ticks."""
+def linear(values: Iterable[float], start: float, end: float) -> Axis:
+    """An axis over those of `values` that can be drawn, with about five round ticks."""
     finite = [value for value in values if abs(value) < LARGEST] or [0.0]
     low, high = min(finite), max(finite)
     if high - low <= max(1e-12 * max(abs(low), abs(high)), 1 / LARGEST):
         middle, half = (low + high) / 2, max(abs(low), 1.0) * 0.5
         low, high = middle - half, middle + half
-    step = _round_step((high - low) / wanted)
+    step = _round_step((high - low) / 5)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     digits = max(3, math.ceil(math.log10(max(abs(low), abs(high)) / step)) + 1)
     ticks = tuple((i * step, number(i * step, digits)) for i in range(first, last + 1))
@@ -50,7 +50,7 @@ def counting(last: int, start: float, end: float) -> Axis:
 
 
 def magnitudes(values: Iterable[float], start: float, end: float) -> Axis:
-    """An axis for |error|, in powers of ten, with zero at its foot. It maps `exponent` of a value."""
+    """An axis for |error| in powers of ten, with zero at its foot. It maps the `exponent` of a value."""
     exponents = [exponent(value) for value in values if value and math.isfinite(value)]
     if not exponents:
         middle = (start + end) / 2

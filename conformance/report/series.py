@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from conformance.results.records import CaseRecord, Step, Vector
+from conformance.results.records import CaseRecord, Quantity, Step, Vector
 
-Quantity = Literal["weights", "gradient"]
 MOST_SERIES, MOST_POINTS = 6, 60
 
 
 @dataclass(frozen=True)
 class Point:
-    """One parameter after one step. A value is None where the trainer had none, such as an unset gradient."""
+    """One parameter after one step. None stands for a value that is missing, such as an unset gradient."""
 
     at: int
     expected: float | None
@@ -33,7 +31,7 @@ class Series:
 
     @property
     def largest(self) -> float:
-        """The largest |error|; infinite if a value was lost."""
+        """The largest |error|; infinite if a value is missing or not a number."""
         return max((_magnitude(point.error) for point in self.points), default=0.0)
 
 
@@ -41,8 +39,8 @@ class Series:
 class Plot:
     """The series of a quantity.
 
-    `unit` is what its errors are counted in, `parameters` how many there are in all, `parted` where the
-    trainer first left the right answer.
+    `unit` is that of its errors, `parameters` how many there are in all, `first_difference` where on the axis of steps
+    the trainer first differed from the right answer.
     """
 
     quantity: Quantity
@@ -51,7 +49,7 @@ class Plot:
     by_window: bool
     series: tuple[Series, ...]
     parameters: int
-    parted: int | None
+    first_difference: int | None
 
 
 def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
@@ -69,23 +67,23 @@ def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
         for i, name in enumerate(names)
     )
     first = case.first_difference
-    parted = None
+    differed = None
     if first and first.quantity == quantity:
-        parted = next((_at_x(step, by_window) for step in steps if step.step == first.step), None)
-    return Plot(quantity, "ulp" if in_ulp else "", bounded, by_window, series, len(names), parted)
+        differed = next((_at_x(step, by_window) for step in steps if step.step == first.step), None)
+    return Plot(quantity, "ulp" if in_ulp else "", bounded, by_window, series, len(names), differed)
 
 
 def plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     """`complete_plot`, thinned to what a small figure can show.
 
-    Of many steps, the one with the largest error of each stretch is kept; of many parameters, those with the
-    largest errors.
+    Of many steps, it keeps the one with the largest error in each stretch; of many parameters, those with the largest
+    errors.
     """
     whole = complete_plot(case, quantity)
     if whole is None:
         return None
     kept = _worst_of(whole.series)
-    chosen = _thinned(kept, whole.parted)
+    chosen = _thinned(kept, whole.first_difference)
     thin = tuple(Series(one.name, tuple(one.points[i] for i in chosen)) for one in kept)
     return replace(whole, series=thin)
 
@@ -101,12 +99,17 @@ def _columns(step: Step, quantity: Quantity) -> tuple[Vector | None, ...]:
 
 
 def _point(step: Step, quantity: Quantity, i: int, in_ulp: bool, by_window: bool) -> Point:
-    expected, observed, error, bound = (_at(column, i) for column in _columns(step, quantity))
+    expected, observed, error, bound = values(step, quantity, i)
     if in_ulp:
         error = _at(step.ulp, i)
     elif error is None and expected is not None and observed is not None:
         error = observed - expected
     return Point(_at_x(step, by_window), expected, observed, error, bound)
+
+
+def values(step: Step, quantity: Quantity, i: int) -> tuple[float | None, ...]:
+    """Expected, observed, error and bound of a parameter after a step; None for what is not known."""
+    return tuple(_at(column, i) for column in _columns(step, quantity))
 
 
 def _at(column: Sequence[float | None] | None, i: int) -> float | None:
@@ -118,12 +121,12 @@ def _worst_of(series: Sequence[Series]) -> list[Series]:
     return [series[i] for i in sorted(kept)]
 
 
-def _thinned(series: list[Series], parted: int | None) -> list[int]:
+def _thinned(series: list[Series], differed: int | None) -> list[int]:
     points = series[0].points
     count = len(points)
     if count <= MOST_POINTS:
         return list(range(count))
-    kept = {0, count - 1} | {i for i, point in enumerate(points) if point.at == parted}
+    kept = {0, count - 1} | {i for i, point in enumerate(points) if point.at == differed}
     buckets = MOST_POINTS - 3
     for b in range(buckets):
         stretch = range(b * count // buckets, (b + 1) * count // buckets)

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 from conformance.results import Results
-from conformance.results.records import NOT_CONFORMING
 
 from .text import plural, visible
 
@@ -21,7 +20,7 @@ class Summary:
 
 
 def summary(results: Results) -> Summary:
-    """A run conforms only if it is whole, judged something, and found nothing wrong."""
+    """A run conforms only if it is complete, judged something, and found nothing wrong."""
     passed, failed = results.passed, results.failed
     detail = _judged(results) + _not_run(results)
     if failed:
@@ -40,7 +39,7 @@ def _judged(results: Results) -> str:
         return "No case ran."
     if not failed:
         return f"All {judged} judged cases hold." if judged > 1 else "The one judged case holds."
-    wrong = Counter(visible(case.trainer) for case in results.cases if case.verdict in NOT_CONFORMING)
+    wrong = Counter(visible(case.trainer) for case in results.cases if case.failed)
     names = ", ".join(f"{name} {count}" if len(wrong) > 1 else name for name, count in wrong.most_common())
     hold = "holds" if passed == 1 or judged == 1 else "hold"
     do = "does" if failed == 1 else "do"

@@ -1,6 +1,4 @@
-"""The summary that a run leaves in the terminal: the matrix, what does not hold, what did not run, the
-totals.
-"""
+"""The summary of a run in the terminal: the matrix, what failed, what did not run, the totals."""
 
 from __future__ import annotations
 
@@ -25,17 +23,17 @@ from .text import distinct, number, plural, visible
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
 MIXED = "✓ 4 + 1: four cases exact, one within its bound. 1/3: one case of three has this verdict."
-TONES = {"good": "bold green", "bad": "bold red", "doubt": "bold yellow"}
+STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "bad": "red"}
 
 
 def render_notes(notes: Sequence[str], console: Console) -> None:
-    """Prints the notes of a header: what a reader should know before all else."""
+    """Prints the notes of a header: what a reader should know first."""
     for note in notes:
         console.print(Text(visible(note), "bold yellow"))
 
 
 def render_terminal(results: Results, console: Console, report: str | Path | None = None) -> None:
-    """Prints the summary of `results`. `report` is where the HTML report was written, named at the end."""
+    """Prints the summary of `results`, and at the end where the HTML `report` is."""
     if results.cases:
         console.print(_matrix(results))
         console.print(Text(MIXED, "dim"))
@@ -45,9 +43,11 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     whole = summary(results)
     console.print()
     if results.cut_off:
-        console.print(Text(f"INCOMPLETE: {results.cut_off}. This is no evidence of conformance.", "bold yellow"))
-    console.print(Text.assemble((whole.title, TONES[whole.tone]), f"  {whole.detail}"))
-    counts = [_counted(look.glyph, look.verdict, count, look.style) for look, count in overall(results)]
+        console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
+    console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    counts = [
+        Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}") for look, count in overall(results)
+    ]
     console.print(Columns(counts, padding=(0, 3)))
     if results.passed + results.failed and results.header.laws:
         console.print(coverage(checked(results)))
@@ -64,45 +64,41 @@ def _matrix(results: Results) -> Table:
     for trainer in trainers(results):
         table.add_row(Text(visible(trainer.name), "bold"))
         for path in trainer.matrix:
-            cells = (path.cell(precision) for precision in columns)
+            cells = (path.cells.get(precision) for precision in columns)
             table.add_row(Text("  " + visible(path.name)), *map(_cell, cells))
     return table
 
 
 def _cell(cell: Cell | None) -> Text:
-    """The worst verdict and how many cases have it, or counts where all passed, but not all in one way."""
+    """The worst verdict and how many cases have it; counts if all passed, but some exactly and some in a bound."""
     if cell is None:
         return Text("·", "dim")
     if len(cell.counts) > 1 and cell.look.verdict in PASSED:
         return _mixed(cell)
-    return Text.assemble((f"{cell.look.glyph} {cell.look.short}", cell.look.style), (f" {cell.share}", "dim"))
+    return Text.assemble((f"{cell.look.glyph} {cell.look.short}", STYLES[cell.look.tone]), (f" {cell.share}", "dim"))
 
 
 def _mixed(cell: Cell) -> Text:
-    """A cell that passed, but not all of it as exact: ✓ 4 + 1, explained by `MIXED`."""
+    """The counts of a cell that passed, but not in one way: ✓ 4 + 1, which `MIXED` explains."""
     exact, bounded, idle = (sum(count for look, count in cell.counts if look.verdict in kind) for kind in KINDS)
     rest = f", {idle} not run" if idle else ""
     passed = " + ".join(str(count) for count in (exact, bounded) if count)
     return Text.assemble((f"✓ {passed}", "green"), (rest, "dim"))
 
 
-def _counted(glyph: str, verdict: str, count: int, style: str) -> Text:
-    return Text.assemble((glyph, style), f" {count} {verdict}")
-
-
 def _print_causes(results: Results, console: Console) -> None:
     found = causes(results)
     if found:
-        console.print(Text("\nWhat does not hold", "bold"))
+        console.print(Text("\nWhat failed", "bold"))
     for cause in found[:MOST_CAUSES]:
         console.print(
-            Text.assemble("\n", (f"{cause.look.glyph} {cause.look.verdict}", cause.look.style), _times(cause))
+            Text.assemble("\n", (f"{cause.look.glyph} {cause.look.verdict}", STYLES[cause.look.tone]), _times(cause))
         )
         console.print(Padding(_explained(cause.example), (0, 0, 0, 2), expand=False))
         console.print(Text(f"  $ {visible(cause.example.command)}", "cyan"), soft_wrap=True)
     if len(found) > MOST_CAUSES:
         rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
-        console.print(Text(f"\nand {plural(rest, 'case')} more of other causes: the report has them all", "dim"))
+        console.print(Text(f"\nand {plural(rest, 'case')} with other causes: see the report", "dim"))
 
 
 def _times(cause: Alike) -> str:
@@ -138,7 +134,7 @@ def _print_warnings(results: Results, console: Console) -> None:
 def _print_reasons(results: Results, console: Console) -> None:
     found = reasons(results)
     if found:
-        console.print(Text("\nWhat did not run (never counted as passed)\n", "bold"))
+        console.print(Text("\nWhat did not run (never counts as passed)\n", "bold"))
     for reason in found:
         line = f"{reason.look.glyph} {reason.look.verdict}  {plural(len(reason.cases), 'case')}: "
         console.print(Text.assemble((line, "dim"), visible(reason.text)))

@@ -1,4 +1,4 @@
-"""Numbers and untrusted text as a reader should see them."""
+"""How numbers and untrusted text are written."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from itertools import groupby
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 
 
 def visible(text: str) -> str:
-    """`text` without terminal colours, and with everything that would act unseen written as an escape.
+    """`text` without terminal colours, and with all that is invisible but has an effect as escapes.
 
-    That is control characters, the marks that reorder text (a line could otherwise read as another one than
-    it is), and lone surrogates, which no file can hold. Line ends and tabs stay.
+    That is control characters, marks that reorder text (they could disguise a line as another one), and lone
+    surrogates, which no file can hold. Line ends and tabs stay.
     """
     text = _ANSI.sub("", text.replace("\r\n", "\n"))
-    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def number(value: float | None, digits: int = 9) -> str:
@@ -35,7 +35,7 @@ def number(value: float | None, digits: int = 9) -> str:
 
 
 def distinct(expected: float | None, observed: float | None) -> tuple[str, str]:
-    """Both values, with as many digits as it takes to see that they differ."""
+    """Both values, with enough digits to see that they differ."""
     shown = number(expected), number(observed)
     if shown[0] == shown[1] and expected != observed:
         return number(expected, 17), number(observed, 17)
@@ -60,7 +60,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def runs(values: Iterable[float]) -> list[tuple[str, int]]:
-    """Consecutive equal values, each with how often: 1024 1024 512 gives (1024, 2), (512, 1)."""
+    """Each run of equal values with its length: 1024 1024 512 gives (1024, 2), (512, 1)."""
     return [(number(value), len(list(group))) for value, group in groupby(values)]
 
 

@@ -1,30 +1,30 @@
-"""What ranks send in an optimizer step: a row for each path, and for each of its ranks where they differ."""
+"""What ranks send in an optimizer step: a row for each path, and for each of its ranks if they differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 
 from conformance.adapter.backends import Exchange, exchange_of
 from conformance.results import Results
-from conformance.results.records import CaseRecord, RankTraffic, Traffic
+from conformance.results.records import CaseRecord, RankTraffic
 
 from .grouping import Path, trainers
 from .text import natural
 
 FORMULAS: dict[Exchange | None, str] = {
-    "all-reduce": "the gradient, handed to all-reduce",
-    "parameter-server": "N − 1 gradients into rank 0, a worker too, and as many copies of the weights out of it",
-    "ring": "2 (N − 1) / N of the gradient a rank",
-    "ring-gather": "twice the gradient a rank, once at either end",
+    "all-reduce": "the gradient, passed to all-reduce",
+    "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
+    "ring": "2 (N − 1) / N of the gradient per rank",
+    "ring-gather": "twice the gradient per rank, once at either end",
 }
-"""What is to be sent, in words."""
+"""What should be sent."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Bytes as they were recorded, and by the formula, None without one."""
+    """Bytes as they were recorded, and by the formula; None if there is none."""
 
     bytes: float
     formula: float | None
@@ -44,12 +44,19 @@ class Row:
 
     case: CaseRecord
     ranks: str
-    gradient: int
-    sent: Amount
-    received: Amount
-    reduced: Amount
-    ring: float
-    other: float
+    bytes: RankTraffic
+
+    @property
+    def sent(self) -> Amount:
+        return Amount(self.bytes.sent, self.bytes.expected_sent)
+
+    @property
+    def received(self) -> Amount:
+        return Amount(self.bytes.received, self.bytes.expected_received)
+
+    @property
+    def reduced(self) -> Amount:
+        return Amount(self.bytes.reduced, self.bytes.expected_reduced)
 
     @property
     def is_off(self) -> bool:
@@ -58,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Sent:
-    """The traffic of one trainer on one backend."""
+    """The traffic of one trainer on one backend. ``formula``: what its ranks should send, None if unknown."""
 
     trainer: str
     formula: str | None
@@ -79,7 +86,7 @@ class Sent:
 
 
 def traffic(results: Results) -> list[Sent]:
-    """Of each trainer that ran with several ranks, in the order of the matrix."""
+    """The traffic of each trainer that ran with several ranks, in the order of the matrix."""
     found = []
     for trainer in trainers(results):
         shown = [case for path in trainer.paths if (case := _shown(path)) is not None]
@@ -90,7 +97,7 @@ def traffic(results: Results) -> list[Sent]:
 
 
 def _shown(path: Path) -> CaseRecord | None:
-    """The most informative case of a path: one that is off, else one in fp32 that sends nothing else."""
+    """The most informative case of a path: one that is off the formula, else one in fp32 that sends nothing else."""
     cases = [case for case in path.cases if case.traffic is not None]
     return min(cases, key=_interest, default=None)
 
@@ -98,29 +105,15 @@ def _shown(path: Path) -> CaseRecord | None:
 def _interest(case: CaseRecord) -> tuple[bool, bool, float, list[tuple[int, int, str]]]:
     rows = list(_rows(case))
     is_off = any(row.is_off for row in rows)
-    return not is_off, case.precision != "fp32", sum(row.other for row in rows), natural(case.id)
+    return not is_off, case.precision != "fp32", sum(row.bytes.other for row in rows), natural(case.id)
 
 
 def _rows(case: CaseRecord) -> Iterator[Row]:
     if case.traffic is None:
         return
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for rank, one in enumerate(case.traffic.ranks):
-        alike.setdefault(tuple(getattr(one, field.name) for field in fields(RankTraffic)), []).append(rank)
-    for ranks in alike.values():
-        yield _row(case, case.traffic, ranks)
-
-
-def _row(case: CaseRecord, traffic: Traffic, ranks: list[int]) -> Row:
-    one = traffic.ranks[ranks[0]]
-    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-    return Row(
-        case,
-        ranks="every rank" if len(ranks) == len(traffic.ranks) else names,
-        gradient=traffic.gradient,
-        sent=Amount(one.sent, one.expected_sent),
-        received=Amount(one.received, one.expected_received),
-        reduced=Amount(one.reduced, one.expected_reduced),
-        ring=one.ring,
-        other=one.other,
-    )
+    alike: dict[RankTraffic, list[int]] = {}
+    for rank, bytes in enumerate(case.traffic.ranks):
+        alike.setdefault(bytes, []).append(rank)
+    for bytes, ranks in alike.items():
+        names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        yield Row(case, "every rank" if len(alike) == 1 else names, bytes)

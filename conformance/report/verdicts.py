@@ -1,7 +1,6 @@
-"""How the verdicts are shown: a word, a glyph and a tone each, and what each means in plain words.
+"""How each verdict is shown: a short name, a glyph, a tone, and what it means. Never by colour alone.
 
-A verdict is never shown by colour alone. The order is from best to worst, which decides what a cell of the
-matrix shows.
+They are ordered from best to worst: a cell of the matrix shows its worst verdict.
 """
 
 from __future__ import annotations
@@ -9,72 +8,79 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
+
 
 @dataclass(frozen=True)
 class Look:
-    """How one verdict is shown. `key` names it in the HTML; `tone` is its colour, shared with its kin."""
+    """How one verdict is shown. `tone` names its colour, which similar verdicts share."""
 
     verdict: str
-    key: str
     short: str
     glyph: str
     tone: str
-    style: str
     meaning: str
+
+    @property
+    def key(self) -> str:
+        """Its name in the HTML."""
+        return self.short.split()[-1].lower()
 
 
 LOOKS = {
     look.verdict: look
     for look in (
         Look(
-            "UNSUPPORTED", "unsupported", "unsupported", "–", "idle", "dim",
+            "UNSUPPORTED", "unsupported", "–", "idle",
             "The trainer declares that it does not do this. Not run, and never counted as passed.",
         ),
         Look(
-            "UNAVAILABLE", "unavailable", "unavailable", "○", "idle", "dim",
-            "This machine lacks something that the case needs; the reason says how to install it. "
+            "UNAVAILABLE", "unavailable", "○", "idle",
+            "This machine lacks something that the case needs; the reason says what, and how to install it. "
             "Not run, and never counted as passed.",
         ),
         Look(
-            "PASS (exact)", "exact", "exact", "✓", "good", "green",
+            "PASS (exact)", "exact", "✓", "good",
             "Bit-identical to the right answer after every optimizer step, on every rank. A certificate "
-            "proves that nothing is rounded anywhere in this case, so the tolerance is zero.",
+            "proves that no value of this case is rounded, so the tolerance is zero.",
         ),
         Look(
-            "PASS (bounded)", "bounded", "bounded", "≤", "near", "cyan",
-            "Rounding cannot be avoided here. Every value is within a derived rounding-error bound, and the "
-            "smallest known bug would have exceeded that bound.",
+            "PASS (bounded)", "bounded", "≤", "near",
+            "Rounding cannot be avoided here. Every value is within a derived rounding-error bound, and every "
+            "known bug would have exceeded that bound.",
         ),
         Look(
-            "INCONCLUSIVE", "inconclusive", "inconclusive", "?", "doubt", "yellow",
+            "INCONCLUSIVE", "inconclusive", "?", "doubt",
             "The case could not distinguish a right trainer from a wrong one, so it proves nothing. "
             "Counted as not conforming.",
         ),
         Look(
-            "FAIL (numerics)", "numerics", "FAIL numerics", "≠", "bad", "red",
-            "Weights or gradients are not the right ones, by more than rounding can explain.",
+            "FAIL (numerics)", "FAIL numerics", "≠", "bad",
+            "Weights or gradients are wrong by more than rounding can explain.",
         ),
         Look(
-            "FAIL (law)", "law", "FAIL law", "§", "bad", "red",
-            "The trainer did something in an order that the rules of PyTorch or Horovod forbid.",
+            "FAIL (law)", "FAIL law", "§", "bad",
+            "The trainer broke a rule of PyTorch, Horovod or apex. Its numbers may still be right.",
         ),
         Look(
-            "DIVERGED", "diverged", "DIVERGED", "⇄", "bad", "red",
-            "The ranks left a step with different weights: they no longer train one model.",
+            "DIVERGED", "DIVERGED", "⇄", "bad",
+            "The ranks have different weights after a step: they no longer train one model.",
         ),
         Look(
-            "HANG", "hang", "HANG", "∞", "bad", "red",
-            "The case did not end within its time limit. The report shows where each rank was.",
+            "HANG", "HANG", "∞", "bad",
+            "The case did not end within its time limit. The report shows where each rank was then.",
         ),
         Look(
-            "CRASH", "crash", "CRASH", "✗", "bad", "red",
-            "A rank raised, exited or was killed before it had delivered its result.",
+            "CRASH", "CRASH", "✗", "bad",
+            "A rank raised an error, exited or was killed before it delivered its result.",
         ),
     )
 }  # fmt: skip
+SHOWN = [LOOKS[verdict] for verdict in PASSED + NOT_CONFORMING + NOT_RUN]
+"""In the order in which a summary lists them."""
 
 
 def worst(verdicts: Iterable[str]) -> Look:
-    """The worst of these verdicts; one that did not run only if nothing ran."""
+    """The worst of these verdicts. Those that did not run count only if nothing ran."""
     order = list(LOOKS)
     return LOOKS[max(verdicts, key=order.index)]

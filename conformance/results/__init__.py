@@ -1,10 +1,10 @@
-"""The results file: what a run writes, and everything is rendered from.
+"""The results file: a run writes it, and every report is rendered from it alone.
 
-`ResultsWriter` appends cases as they finish, `read_results` reads them back. `records.py` is the format; SCHEMA.md
-describes it in words and schema.json for machines, both written from it.
+`ResultsWriter` appends cases as they finish, so that a killed run loses none of them; `read_results` reads them back.
+`records.py` declares the format; SCHEMA.md describes it in words and schema.json for machines. Both are generated.
 """
 
-from .reader import Incomplete, Results, ResultsError, read_results
+from .reader import Results, ResultsError, read_results
 from .writer import ResultsWriter
 
-__all__ = ["Incomplete", "Results", "ResultsError", "ResultsWriter", "read_results"]
+__all__ = ["Results", "ResultsError", "ResultsWriter", "read_results"]

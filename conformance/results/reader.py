@@ -1,86 +1,61 @@
-"""The results file: JSON lines, appended as cases finish, so that a killed run loses nothing that was done.
-
-    header          what ran, where, and how many cases are planned
-    case            a line a case, in the order in which they finished
-    mutants         at most one: the table mutant x check
-    footer          the counts; without it the run was cut off
-
-Terminal and HTML are rendered from this file alone.
-"""
+"""Reads a results file back, also that of a run that was cut off."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from .plain import ShapeError, record
-from .records import KINDS, NOT_CONFORMING, NOT_RUN, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
+from .records import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
 
 
 class ResultsError(Exception):
     """A results file cannot be read or written. `str()` is one line that says which file, where and why."""
 
 
-class Incomplete(ResultsError):
-    """The run was cut off: `found` of `planned` cases are in the file. What is there is whole and can be
-    rendered.
-    """
-
-    def __init__(self, found: int, planned: int) -> None:
-        super().__init__(f"the run was cut off: {found} of {planned} cases")
-        self.found, self.planned = found, planned
-
-
 @dataclass(frozen=True)
 class Results:
-    """A results file that was read. `cut_off` is None for a complete run."""
+    """A results file that was read.
+
+    cut_off: None if every planned case is there, else how many are. Those that are there are whole.
+    """
 
     header: Header
     cases: tuple[CaseRecord, ...]
     footer: Footer | None = None
     mutants: Mutants | None = None
-    cut_off: Incomplete | None = None
+    cut_off: str | None = None
 
-    @property
-    def complete(self) -> bool:
-        """Whether every planned case is here."""
-        return self.cut_off is None
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many cases have each verdict."""
-        return Counter(case.verdict for case in self.cases)
-
-    @property
+    @cached_property
     def passed(self) -> int:
-        """How many cases a trainer was judged in and found right."""
         return sum(case.verdict in PASSED for case in self.cases)
 
-    @property
+    @cached_property
     def failed(self) -> int:
-        """How many cases are not conforming, those that could not decide included."""
-        return sum(case.verdict in NOT_CONFORMING for case in self.cases)
+        """How many cases are not conforming, inconclusive ones included."""
+        return sum(case.failed for case in self.cases)
 
     @property
     def not_run(self) -> int:
-        """How many cases were not run. They are neither passed nor failed."""
-        return sum(case.verdict in NOT_RUN for case in self.cases)
+        """How many cases did not run. They count neither as passed nor as failed."""
+        return len(self.cases) - self.passed - self.failed
 
     @property
     def conforming(self) -> bool:
-        """Every planned case is here, at least one was judged, and none is wrong."""
-        return self.complete and self.passed > 0 and self.failed == 0
+        """Every planned case is there, at least one passed, and none failed."""
+        return self.cut_off is None and self.passed > 0 and self.failed == 0
 
 
 def read_results(path: str | Path) -> Results:
-    """Reads a results file. One that was cut off is read as far as it is whole, and `Results.cut_off` says
-    so.
+    """Reads a results file; one that was cut off as far as its lines are whole.
 
-    Raises `ResultsError` for anything else that is wrong: no such file, another kind of file, another schema
-    version, a damaged line, an unknown field, a footer that disagrees with the cases.
+    Raises:
+        ResultsError: there is no such file, it is of another kind or schema version, a line is damaged or has an
+            unknown field, or the footer disagrees with the cases.
     """
     path = Path(path)
     values, torn = _values(path)
@@ -99,12 +74,13 @@ def read_results(path: str | Path) -> Results:
         elif isinstance(line, Footer):
             footer = line
         else:
-            raise ResultsError(f"{where} is a second one of the kind {value['kind']!r}")
+            raise ResultsError(f"{where} is a second line of the kind {value['kind']!r}, but there may be one only")
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
         raise ResultsError(f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file")
-    cut = torn or footer is None or not footer.complete
-    return Results(header, tuple(cases), footer, mutants, Incomplete(len(cases), header.planned) if cut else None)
+    is_complete = not torn and footer is not None and footer.complete
+    cut_off = None if is_complete else f"the run was cut off: {len(cases)} of {header.planned} cases"
+    return Results(header, tuple(cases), footer, mutants, cut_off)
 
 
 def _line(value: dict[str, Any], where: str) -> Line:
@@ -132,7 +108,7 @@ def _header(path: Path, first: list[dict[str, Any]]) -> Header:
 
 
 def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """What is in the lines of the file, and whether the last one was torn off in the middle (it is left out then)."""
+    """The values in the lines of the file, and whether the last line broke off in the middle; it is left out then."""
     try:
         texts = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:

@@ -21,31 +21,31 @@ INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
 
 Written from `records.py` by `python -m conformance.results.schema`: edit it there.
 
-A run writes one file in [JSON Lines](https://jsonlines.org): a JSON object a line, in pure ASCII. The terminal
-summary and HTML report are rendered from it alone; `conformance report results.jsonl` renders it again. The same
-schema in a form for machines is [`schema.json`](schema.json), a JSON Schema for one line.
+A run writes one file in [JSON Lines](https://jsonlines.org): one JSON object on each line, in pure ASCII. The
+terminal summary and the HTML report are rendered from it alone; `conformance report results.jsonl` renders them again.
+[`schema.json`](schema.json) is the same schema for machines: a JSON Schema for one line.
 
-The order of lines is: one header, a line for each case in the order in which cases finished, at most one line of
-mutants, one footer. Lines are appended and flushed as cases finish. A file without footer, or whose last line is torn,
-is a run that was cut off: what is there is valid, and readers must say that it is not all.
+The lines are: one header, one for each case in the order in which cases finished, at most one of mutants, one footer.
+Each is flushed as it is written. If there is no footer, or the last line breaks off, the run was cut off: the other
+lines are valid, but readers must say that cases are missing.
 
 Rules for every line:
 
 - `kind` says what the line is: `header`, `case`, `mutants` or `footer`.
-- A field marked * is always there. Any other is absent if it has its default: null, false, 0, an empty list or object.
+- A field marked * is always there. Any other is left out if it has its default: null, false, 0, an empty list or
+  object.
 - There are no other fields. A new field, or a new meaning of one, is a new schema version.
-- A *number* is a JSON number, or one of the words `"nan"`, `"inf"`, `"-inf"`, because JSON has no other way to say
-  them.
+- A *number* is a JSON number, or one of the strings `"nan"`, `"inf"`, `"-inf"`, which JSON has no numbers for.
 - A *vector* has one number for each parameter, in the order of the case's `parameters`; an entry is null where the
   trainer had no value, such as an unset gradient.
 - Steps, windows and ranks count from 0. A *window* is an accumulation window; a *step* is an optimizer step that was
-  made. They differ after a window whose step the gradient scaler skipped.
+  taken. Their numbers differ after a window in which the gradient scaler skipped the step.
 """
 _SCALARS = {str: "string", bool: "boolean", int: "integer", NoneType: "null"}
 
 
 def classes() -> dict[str, Any]:
-    """All records, in the order of their declaration."""
+    """All records, in the order in which they are declared."""
     return {name: cls for name, cls in vars(records).items() if dataclasses.is_dataclass(cls)}
 
 

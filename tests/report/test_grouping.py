@@ -19,7 +19,7 @@ def test_every_case_is_in_the_matrix_once(results: Results) -> None:
         case.id + case.trainer
         for trainer in trainers(results)
         for path in trainer.paths
-        for cell in path.cells
+        for cell in path.cells.values()
         for case in cell.cases
     ]
     assert sorted(found) == sorted(case.id + case.trainer for case in results.cases)

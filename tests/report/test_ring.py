@@ -18,7 +18,7 @@ def section(html: str, name: str) -> str:
 
 
 def test_nothing_is_drawn_outside_of_its_frame() -> None:
-    width, height = ring.size()
+    width, height = ring.SIZE
     for panel in ring.panels():
         assert "nan" not in panel.drawing
         places = re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", panel.drawing)
@@ -48,7 +48,7 @@ def test_the_ring_is_shown_where_gradients_travel(
 def test_the_ring_draws_its_schedule() -> None:
     panels = ring.panels()
     assert [panel.title for panel in panels] == [
-        "at first",
+        "start",
         "reduce-scatter 1",
         "reduce-scatter 2",
         "all-gather 1",

@@ -46,7 +46,7 @@ def test_a_command_is_never_broken_into_lines(read: Callable[..., Results], one_
 
 def test_many_causes_are_cut_short_and_counted(read: Callable[..., Results], one_case: Case) -> None:
     many = [one_case | {"verdict": "CRASH", "headline": f"cause {k}", "id": f"c{k}"} for k in range(20)]
-    assert "and 8 cases more of other causes" in printed(read(many))
+    assert "and 8 cases with other causes" in printed(read(many))
 
 
 def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(

@@ -52,7 +52,7 @@ def test_rows(results):
     ]
     assert (server.off, server.has_messages, server.has_collectives) == (0, True, False)
     [row] = found["ddp"].rows
-    assert (row.ranks, row.reduced.bytes, row.ring, row.other) == ("every rank", 12, 12, 2.5)
+    assert (row.ranks, row.reduced.bytes, row.bytes.ring, row.bytes.other) == ("every rank", 12, 12, 2.5)
     assert (found["ddp"].has_messages, found["ddp"].has_collectives) == (False, True)
 
 
@@ -72,6 +72,6 @@ def test_on_the_page(results, tmp_path):
     render_html(results, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text().split('<section id="traffic">')[1].split("</section>")[0]
     assert '<td class="num off" data-name="sent">24.5 B<small>formula 12 B</small></td>' in page
-    assert "1 path not so" in page
-    assert page.count("as recorded") == 2
+    assert "1 path differs" in page
+    assert page.count("as it should be") == 2
     assert '<td class="num" data-name="a ring sends">12 B</td>' in page

@@ -83,7 +83,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
         ],
         "parameters": PARAMETERS, "steps": rows, "skips": [], "scales": [], "diverged": None,
         "first_difference": None, "diagnosis": None,
-        "semantics": "averaged by its true length" if accumulation == 3 else None,
+        "semantics": "the short last window is averaged by its true length" if accumulation == 3 else None,
         "ranks": ranks_of(world, count), "traffic": traffic_of(world),
     }  # fmt: skip
     if precision == "fp16" and not bounded:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.results import Incomplete, Results, ResultsError, ResultsWriter, read_results
+from conformance.results import Results, ResultsError, ResultsWriter, read_results
 from conformance.results.plain import ShapeError, record
 from conformance.results.records import SCHEMA_VERSION, CaseRecord, Header
 
@@ -39,7 +39,7 @@ def test_what_is_written_is_read(results: Results, cases: list[Case]) -> None:
     assert results.header.machine["horovod"] is None
     assert results.mutants is not None
     assert [row.caught for row in results.mutants.rows] == [True, False]
-    assert results.complete
+    assert results.cut_off is None
 
 
 def test_numbers_that_json_cannot_say_are_read_back(read: Callable[..., Results], one_case: Case) -> None:
@@ -67,7 +67,7 @@ def test_a_run_that_was_interrupted_has_no_footer(tmp_path: Path, one_case: Case
         interrupted()
     found = read_results(tmp_path / "r.jsonl")
     assert found.footer is None
-    assert not found.complete
+    assert found.cut_off is not None
 
 
 def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tmp_path: Path) -> None:
@@ -78,16 +78,14 @@ def test_a_run_that_was_cut_off_is_marked_at_every_length(results_file: Path, tm
     for length in (header, header + 1, header + 7000, len(whole) // 2, len(whole) - 200, len(whole) - 2):
         path.write_bytes(whole[:length])
         found = read_results(path)
-        assert not found.complete
         assert not found.conforming
-        assert isinstance(found.cut_off, Incomplete)
-        assert str(found.cut_off) == f"the run was cut off: {len(found.cases)} of 152 cases"
+        assert found.cut_off == f"the run was cut off: {len(found.cases)} of 152 cases"
 
 
 def test_a_run_that_was_stopped_before_all_cases_is_not_complete(read: Callable[..., Results], one_case: Case) -> None:
     found = read([one_case], planned=120)
     assert found.footer is not None
-    assert str(found.cut_off) == "the run was cut off: 1 of 120 cases"
+    assert found.cut_off == "the run was cut off: 1 of 120 cases"
     assert not found.conforming
 
 
@@ -134,7 +132,7 @@ def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
         (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]],
          "line 4 has the kind 'law', but should have one of header, case, mutants, footer"),
         (lambda lines: [*lines, lines[1]], "comes after the footer"),
-        (lambda lines: [*lines[:3], lines[0], *lines[3:]], "line 4 is a second one of the kind 'header'"),
+        (lambda lines: [*lines[:3], lines[0], *lines[3:]], "line 4 is a second line of the kind 'header'"),
         (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
         (lambda lines: [lines[0], lines[1].replace('"verdict":', '"verdit":', 1), *lines[2:]],
          "line 2: the line has an unknown field verdit; did you mean verdict?"),
