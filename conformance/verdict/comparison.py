@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
-from typing import Literal
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Step
-from conformance.verdict.evidence import Attempt, Observed, RankEvidence, rational
+from conformance.results.records import Quantity, Vector
+from conformance.verdict.evidence import Attempt, RankEvidence, exactly
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,17 @@ class Difference:
 
     step: int
     rank: int
-    quantity: Literal["gradient", "weights"]
+    quantity: Quantity
     index: int
     expected: Fraction
     observed: float | None
     bound: Fraction
 
     @property
-    def error(self) -> float | None:
-        value = rational((self.observed,))
-        return None if value is None else float(abs(value[0] - self.expected))
+    def error(self) -> Fraction | None:
+        """How far the observed value is from the expected one; None if it is missing or not finite."""
+        observed = exactly(self.observed)
+        return None if observed is None else abs(observed - self.expected)
 
 
 def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) -> Difference | None:
@@ -40,27 +41,26 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
     for number, steps in enumerate(zip(expected, *(rank.steps for rank in ranks), strict=False)):
         right, taken = steps[0], steps[1:]
         for rank, attempt in enumerate(taken):
-            # A rank that agrees with one already compared needs no check of its own.
+            # A rank that agrees with one already compared needs no check.
             if rank and (attempt.gradients, attempt.weights) == (taken[rank - 1].gradients, taken[rank - 1].weights):
                 continue
-            found = outside(right.gradient, attempt.gradients)
-            quantity: Literal["gradient", "weights"] = "gradient"
-            if found is None:
-                found = outside(right.weights, attempt.weights)
-                quantity = "weights"
-            if found is not None:
-                box = right.gradient if quantity == "gradient" else right.weights
-                seen = attempt.gradients if quantity == "gradient" else attempt.weights
-                observed = seen[found] if found < len(seen) else None
-                return Difference(number, rank, quantity, found, box.center[found], observed, box.radius[found])
+            compared: tuple[tuple[Quantity, Enclosure, Vector], ...] = (
+                ("gradient", right.gradient, attempt.gradients),
+                ("weights", right.weights, attempt.weights),
+            )
+            for quantity, box, seen in compared:
+                index = outside(box, seen)
+                if index is not None:
+                    observed = seen[index] if index < len(seen) else None
+                    return Difference(number, rank, quantity, index, box.center[index], observed, box.radius[index])
     return None
 
 
-def outside(box: Enclosure, observed: Observed) -> int | None:
+def outside(box: Enclosure, observed: Vector) -> int | None:
     """The first entry of ``observed`` that is missing or not in ``box``."""
     for index, (center, radius, value) in enumerate(zip_longest(box.center, box.radius, observed)):
-        exact = rational((value,))
-        if center is None or exact is None or abs(exact[0] - center) > radius:
+        exact = exactly(value)
+        if center is None or exact is None or abs(exact - center) > radius:
             return min(index, len(box.center) - 1)
     return None
 
@@ -79,7 +79,7 @@ class Divergence:
 
     window: int
     step: int
-    weights: tuple[Observed, ...]
+    weights: tuple[Vector, ...]
 
 
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
@@ -97,6 +97,6 @@ def _differ(one: Attempt, other: Attempt) -> bool:
     return (one.stepped, one.window) != (other.stepped, other.window) or not same(one.weights, other.weights)
 
 
-def same(one: Observed, other: Observed) -> bool:
+def same(one: Vector, other: Vector) -> bool:
     """Whether two ranks hold the same numbers; all NaNs are equal, and so are both zeros."""
     return one == other or [str(value) for value in one] == [str(value) for value in other]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sysconfig
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -12,16 +11,10 @@ from typing import Literal
 
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.paths import LIBRARIES
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
-_PATHS = sysconfig.get_paths()
-_NOT_THE_TRAINERS = (
-    "<",
-    *(
-        path + os.sep
-        for path in (str(Path(__file__).parents[1]), *map(_PATHS.__getitem__, ("stdlib", "purelib", "platlib")))
-    ),
-)
+_NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
 
 
 def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HANG", "CRASH"], str] | None:

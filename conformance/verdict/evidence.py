@@ -10,10 +10,9 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
+from conformance.results.records import Vector
 from conformance.runner.outcome import RankOutcome
 from conformance.workloads.layout import Window
-
-Observed = tuple[float | None, ...]
 
 # Growth and backoff factor, and the interval of growth, of apex's LossScaler (apex/amp/scaler.py).
 _APEX_RULE = (2.0, 0.5, 2000)
@@ -23,14 +22,16 @@ _APEX_RULE = (2.0, 0.5, 2000)
 class Attempt:
     """One accumulation window as this rank ended it: with an optimizer step, or skipped by a GradScaler or apex.
 
+    ``window``: the one that it ends by the plan; ``seen_in``: the one of its last forward, by the rows that went in.
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
     ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known for skips only.
     """
 
     window: int
+    seen_in: int | None
     stepped: bool
-    gradients: Observed
-    weights: Observed
+    gradients: Vector
+    weights: Vector
     scale: float | None
     gradients_finite: bool | None = None
 
@@ -60,7 +61,7 @@ class RankEvidence:
     updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
     rows: tuple[tuple[int | None, ...], ...]
-    final_weights: Observed | None
+    final_weights: Vector | None
     raised: dict[str, Any] | None
     other_optimizer: dict[str, Any] | None
     took_gradients: bool
@@ -69,12 +70,6 @@ class RankEvidence:
     @property
     def steps(self) -> tuple[Attempt, ...]:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """The window in which each attempt was seen."""
-        events = [event for event in self.outcome.events if event["event"] in ("step", "skip")]
-        return tuple(parts[-1]["window"] for parts in _together(events))
 
     @property
     def trained_collectively(self) -> bool:
@@ -130,10 +125,11 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
         attempts.append(
             Attempt(
                 window=by_forwards if len(together) < len(windows) else following,
+                seen_in=last["window"],
                 stepped=all(part["event"] == "step" for part in parts),
                 gradients=_overlaid([values(part["gradients"]) for part in parts]),
                 weights=values(last["weights"]),
-                scale=None if last["scale"] is None else _number(last["scale"]),
+                scale=None if last["scale"] is None else float(last["scale"]),
                 gradients_finite=all(part.get("gradients_finite", True) for part in parts),
             )
         )
@@ -155,7 +151,7 @@ def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
         elif event["event"] in ("step", "skip"):
             if exits:
                 scale = exits[0]["scale"]
-                updates.append(Update(_number(scale), _number(exits[-1]["scale_after"]), *_APEX_RULE))
+                updates.append(Update(float(scale), float(exits[-1]["scale_after"]), *_APEX_RULE))
                 exits = []
             steps.append(event if event["scale"] is not None else {**event, "scale": scale})
     return steps, updates
@@ -175,7 +171,7 @@ def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
         yield parts
 
 
-def _overlaid(layers: Sequence[Observed]) -> Observed:
+def _overlaid(layers: Sequence[Vector]) -> Vector:
     """Each value from the first layer that has it."""
     return tuple(next((value for value in column if value is not None), None) for column in zip(*layers, strict=True))
 
@@ -192,19 +188,15 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def _update(event: dict[str, Any]) -> Update:
     return Update(
-        _number(event["scale_before"]),
-        _number(event["scale_after"]),
-        _number(event["growth_factor"]),
-        _number(event["backoff_factor"]),
+        float(event["scale_before"]),
+        float(event["scale_after"]),
+        float(event["growth_factor"]),
+        float(event["backoff_factor"]),
         event["growth_interval"],
     )
 
 
-def _number(value: float | str) -> float:
-    return float(value)
-
-
-def values(recorded: Sequence[float | str | None]) -> Observed:
+def values(recorded: Sequence[float | str | None]) -> Vector:
     """Recorded numbers as floats."""
     return tuple(None if value is None else float(value) for value in recorded)
 
@@ -215,7 +207,6 @@ def named(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
-def rational(values: Observed) -> tuple[Fraction, ...] | None:
-    """The values as rationals; None if one is missing or not finite."""
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
-    return tuple(map(Fraction, numbers)) if len(numbers) == len(values) else None
+def exactly(value: float | None) -> Fraction | None:
+    """The value as a rational; None if it is missing or not finite."""
+    return None if value is None or not math.isfinite(value) else Fraction(value)

@@ -8,8 +8,9 @@ from itertools import chain
 
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
+from conformance.results.records import Vector
 from conformance.verdict.comparison import same
-from conformance.verdict.evidence import Observed, RankEvidence, named, rational
+from conformance.verdict.evidence import RankEvidence, exactly, named
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     return tuple(check(case, ranks) for check in checks)
 
 
+def _on_every_rank(name: str, without: Sequence[int], text: str) -> Guard:
+    """A guard that holds if no rank is ``without`` what it asks for."""
+    everywhere = "on every rank"
+    return Guard(name, not without, everywhere, f"not on {named(without)}" if without else everywhere, text)
+
+
 def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     without = [rank.outcome.rank for rank in ranks if not rank.attempts]
     other = next((rank.other_optimizer for rank in ranks if rank.other_optimizer), None)
@@ -46,13 +53,7 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
             f"{named(without)} stepped parameters of shape {other['shapes']}, which are not the task's model; "
             "train the module that task.model() returns"
         )
-    return Guard(
-        "optimizer steps seen",
-        not without,
-        "on every rank",
-        "on every rank" if not without else f"none on {named(without)}",
-        text,
-    )
+    return _on_every_rank("optimizer steps seen", without, text)
 
 
 def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -69,24 +70,14 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     silent = [rank.outcome.rank for rank in ranks if not rank.trained_collectively]
-    return Guard(
-        "collectives while training",
-        not silent,
-        "at least one on every rank",
-        "seen" if not silent else f"none on {named(silent)}",
-        f"{named(silent)} never exchanged gradients: no collective and no message was seen while training",
-    )
+    text = f"{named(silent)} never exchanged gradients: no collective and no message was seen while training"
+    return _on_every_rank("collectives while training", silent, text)
 
 
 def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     own = [rank.outcome.rank for rank in ranks if not rank.took_gradients]
-    return Guard(
-        "gradients from elsewhere",
-        not own,
-        "at least once on every rank",
-        "seen" if not own else f"none on {named(own)}",
-        f"{named(own)} never exchanged gradients: its optimizer saw only those of its own backwards",
-    )
+    text = f"{named(own)} never exchanged gradients: the optimizer saw only those of the rank's own backwards"
+    return _on_every_rank("gradients from elsewhere", own, text)
 
 
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -131,22 +122,16 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     still = [
         rank.outcome.rank
         for rank in ranks
-        if rank.steps and all(rational(step.weights) == start_of(rank.outcome.rank) for step in rank.steps)
+        if rank.steps and all(tuple(map(exactly, step.weights)) == start_of(rank.outcome.rank) for step in rank.steps)
     ]
-    return Guard(
-        "weights moved",
-        not still,
-        "on every rank",
-        "they did" if not still else f"not on {named(still)}",
-        f"the weights of {named(still)} never changed",
-    )
+    return _on_every_rank("weights moved", still, f"the weights of {named(still)} never changed")
 
 
 def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """Weights must not change in a skipped window, nor after the last step."""
     changed = []
     for rank in ranks:
-        before: Observed = tuple(map(float, case.problem.workload.start_of(0)))
+        before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
         for attempt in rank.attempts:
             if not attempt.stepped and not same(attempt.weights, before):
                 changed.append(f"rank {rank.outcome.rank}, skipped window {attempt.window}")

@@ -19,7 +19,7 @@ from conformance.trace.events import MalformedEvent
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, diagnosis
 from conformance.verdict.ending import ending
-from conformance.verdict.evidence import RankEvidence, rational, read
+from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import Guard, guards
 from conformance.verdict.parameter_server import with_served
 from conformance.verdict.precision_check import ignored_precision
@@ -57,30 +57,29 @@ _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
 
 def judge(case: Case, outcome: Outcome) -> Judgement:
     """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
-    on the ranks' traces: a broken law fails a trainer with right numbers, and explains why others fail.
+    on the ranks' traces: a broken law fails a trainer with right numbers, and explains wrong ones.
     """
     judgement = _by_numbers(case, outcome)
     try:
         judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
     except MalformedEvent as error:
-        return _without_laws(judgement, f"the laws could not be checked: {error}")
+        reason = f"the laws could not be checked: {error}"
+        # Right numbers alone do not make a pass; wrong ones stay wrong.
+        if judgement.verdict in _OPEN_TO_LAWS:
+            _overrule(judgement, "INCONCLUSIVE", reason)
+        else:
+            judgement.notes.append(reason)
+        return judgement
     judgement.laws = check(judgement.run)
     forbidden = [finding for finding in judgement.findings if finding.law.level == "MUST"]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
-        judgement.notes.insert(0, judgement.headline)
-        judgement.verdict = "FAIL (law)"
-        judgement.headline = f"{forbidden[0].law.id}: {forbidden[0].broken.however}"
+        _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
     return judgement
 
 
-def _without_laws(judgement: Judgement, reason: str) -> Judgement:
-    """Right numbers alone do not make a pass; wrong ones stay wrong."""
-    if judgement.verdict in _OPEN_TO_LAWS:
-        judgement.notes.insert(0, judgement.headline)
-        judgement.verdict, judgement.headline = "INCONCLUSIVE", reason
-    else:
-        judgement.notes.append(reason)
-    return judgement
+def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
+    judgement.notes.insert(0, judgement.headline)
+    judgement.verdict, judgement.headline = verdict, headline
 
 
 def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
@@ -153,9 +152,9 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
     history = None
     if problem.precision.scaled and attempts:
         stepped = {attempt.window for attempt in attempts if attempt.stepped}
-        scales = rational(tuple(attempt.scale for attempt in attempts)) or ()
+        scales = tuple(scale for attempt in attempts if (scale := exactly(attempt.scale)))
         skips = frozenset(range(problem.workload.steps)) - stepped
-        history = ScalerHistory(skips, scales if all(scales) else ())
+        history = ScalerHistory(skips, scales if len(scales) == len(attempts) else ())
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
     return [

@@ -5,13 +5,7 @@ from __future__ import annotations
 from conformance.laws import checking
 from conformance.laws import timeline as drawn
 from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
-from conformance.trace.events import Event
 from conformance.verdict.judge import Judgement
-
-
-def laws(judgement: Judgement) -> dict[str, int]:
-    """The number of windows in which each law was checked, without laws that had none."""
-    return {verified.law.id: verified.checked for verified in judgement.laws if verified.checked}
 
 
 def findings(judgement: Judgement) -> tuple[Finding, ...]:
@@ -22,9 +16,8 @@ def findings(judgement: Judgement) -> tuple[Finding, ...]:
 
 def timeline(judgement: Judgement) -> Timeline | None:
     """What the ranks did, for a case with something to explain."""
-    if not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE"):
-        return None
-    if judgement.run is None:
+    nothing_to_explain = not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE")
+    if judgement.run is None or nothing_to_explain:
         return None
     shown = drawn.timeline(judgement.run, _window(judgement), judgement.findings)
     return Timeline(
@@ -49,7 +42,7 @@ def _finding(finding: checking.Finding, observed: str | None) -> Finding:
         effect=broken.effect,
         observed=observed if law.level == "MUST" else None,
         window=finding.window,
-        where=_line(broken.event),
+        where=None if broken.event.where is None else broken.event.line,
         slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
     )
 
@@ -58,13 +51,13 @@ def _observed(judgement: Judgement) -> str | None:
     """What the numbers did, in a sentence."""
     difference = judgement.difference
     if judgement.verdict == "FAIL (law)":
-        return "The numbers of this case are right nevertheless."
+        return "The numbers of this case are right all the same."
     if difference is None or difference.observed is None:
         return None
-    what = "gradient" if difference.quantity == "gradient" else "weights"
+    what = "gradient" if difference.quantity == "gradient" else "weight"
     return (
-        f"In step {difference.step} the {what} of rank {difference.rank} came out as {difference.observed:.6g} where "
-        f"{float(difference.expected):.6g} was right."
+        f"In step {difference.step}, a {what} of rank {difference.rank} was {difference.observed:.6g}, but should be "
+        f"{float(difference.expected):.6g}."
     )
 
 
@@ -92,7 +85,3 @@ def _moment(moment: drawn.Moment) -> Moment:
         micro_batch=event.micro_batch,
         marked=moment.marked,
     )
-
-
-def _line(event: Event) -> str | None:
-    return None if event.where is None else event.line

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conformance.adapter.backends import BACKENDS
-from conformance.verdict.evidence import Attempt, Observed, RankEvidence, values
+from conformance.results.records import Vector
+from conformance.verdict.evidence import Attempt, RankEvidence, values
 
 
 def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEvidence, ...]:
@@ -25,18 +26,18 @@ def with_served(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEviden
 
 def _served(rank: RankEvidence, server: RankEvidence) -> tuple[Attempt, ...]:
     held = _held_after(rank)
-    ends = {window: number for number, window in enumerate(server.windows)}
+    last = {attempt.seen_in: attempt for attempt in server.attempts}
     return tuple(
-        replace(attempt, weights=held[window]) if window in held and ends[window] == number else attempt
-        for number, (attempt, window) in enumerate(zip(server.attempts, server.windows, strict=True))
-        if window in held
+        replace(attempt, weights=held[attempt.seen_in]) if attempt is last[attempt.seen_in] else attempt
+        for attempt in server.attempts
+        if attempt.seen_in in held
     )
 
 
-def _held_after(rank: RankEvidence) -> dict[int, Observed]:
+def _held_after(rank: RankEvidence) -> dict[int, Vector]:
     """The weights that a rank held after each of its windows."""
     begins = [event for event in rank.outcome.events if event["event"] == "forward" and event["weights"] is not None]
-    held: dict[int, Observed] = {event["window"] - 1: values(event["weights"]) for event in begins}
+    held: dict[int, Vector] = {event["window"] - 1: values(event["weights"]) for event in begins}
     if begins and rank.final_weights is not None:
         held[begins[-1]["window"]] = rank.final_weights
     return held

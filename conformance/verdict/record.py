@@ -12,9 +12,9 @@ from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import CaseRecord, Vector, Verdict
-from conformance.verdict.evidence import RankEvidence, rational
+from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judge import Judgement
-from conformance.verdict.law_fields import findings, laws, timeline
+from conformance.verdict.law_fields import findings, timeline
 from conformance.verdict.paths import shortened
 from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
@@ -75,7 +75,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         semantics=judgement.semantics,
         ranks=tuple(_rank(rank) for rank in judgement.ranks),
         traffic=None if judgement.run is None else traffic(judgement.run),
-        laws=laws(judgement),
+        laws={verified.law.id: verified.checked for verified in judgement.laws if verified.checked},
         findings=findings(judgement),
         timeline=timeline(judgement),
     )
@@ -128,10 +128,9 @@ def _steps(
 
 def _errors(box: Enclosure, observed: Vector, ulps_of: Format | None = None) -> Vector:
     """How far each value is from the center, in units in the last place if a format is given."""
-    values = [rational((value,)) for value in observed]
     return tuple(
-        None if value is None else _float(abs(value[0] - center) / (1 if ulps_of is None else ulps_of.ulp(center)))
-        for value, center in zip(values, box.center, strict=False)
+        None if value is None else _float(abs(value - center) / (1 if ulps_of is None else ulps_of.ulp(center)))
+        for value, center in zip(map(exactly, observed), box.center, strict=False)
     )
 
 
@@ -145,7 +144,7 @@ def _difference(judgement: Judgement, parameters: Sequence[str]) -> records.Firs
         parameter=parameters[difference.index],
         expected=_float(difference.expected),
         observed=difference.observed,
-        error=difference.error,
+        error=None if difference.error is None else _float(difference.error),
         bound=_float(difference.bound),
     )
 
