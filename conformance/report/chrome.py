@@ -2,8 +2,8 @@
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-A rank is a process, and has a lane for each kind of thing that it did. Of most things one moment is known and no
-length, and Perfetto writes no name beside what has no length: the name of the lane has to say what it was.
+A rank is a process, and has a lane for each kind of event. Most events have no duration, and Perfetto draws those
+without their name: the name of the lane says what they are.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ SPANS = {
     **{f"{name}_enter": name for name in _ENTERED},
     **{f"{name}_exit": name for name in _ENTERED},
 }
-"""Kinds of event that begin or end something, and what; each has a lane of its own, for they need not nest."""
+"""Kinds of event that begin or end something, and what. Each has its own lane, because they need not nest."""
 
 _BEGINS = ("_begin", "_enter")
 _HEAD = ("event", "rank", "time")
 _SHORTEST = 1.0
-"""Microseconds that a collective is drawn with: what is known of it is when it was issued, but what has no length can
-have no arrow."""
+"""Microseconds for which a collective is drawn. Only its start is known, but arrows need a duration."""
 
 
 class _Lanes:
-    """What stands below what on every rank: the laws that were broken, then each kind in the order in which it came."""
+    """The lanes of every rank, from the top: broken laws, then kinds of event in the order in which they first came."""
 
     def __init__(self, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]]) -> None:
         lanes = (_lane(event) for events in ranks for event in events)
@@ -45,15 +44,15 @@ class _Lanes:
     def of(self, title: str, rank: int) -> Drawn:
         """The lane of a rank that has this title.
 
-        No lane has the number 0 or that of its process: Perfetto 52 takes both for the process's main thread, and draws
-        what is in them in one lane. See https://github.com/thoren-d/tracing-chrome/issues/32.
+        No lane has the number 0 or that of its process: Perfetto 52 takes both for the process's main thread and draws
+        them as one lane. See https://github.com/thoren-d/tracing-chrome/issues/32.
         """
         return {"pid": rank, "tid": rank * len(self.titles) + self._numbers[title]}
 
 
 def chrome(case: str, ranks: Sequence[Sequence[Event]], broken: Sequence[tuple[Law, Broken]] = ()) -> dict[str, Any]:
-    """The object to write as JSON: a process for each rank, arrows where its collectives meet those of others, and a
-    lane for each law in `broken`, which is marked where it was."""
+    """The object to write as JSON: a process for each rank, arrows between ranks in one collective, and a lane for each
+    law in `broken`, with a mark wherever it was broken."""
     began = min((event.time for events in ranks for event in events), default=0.0)
     lanes = _Lanes(ranks, broken)
     drawn: list[Drawn] = []
@@ -77,7 +76,7 @@ def _names(rank: int, case: str, lanes: _Lanes) -> Iterator[Drawn]:
 
 
 def _windows(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
-    """Windows with their micro-batches in them, each from its forward to that of the next."""
+    """Windows with their micro-batches in them, each from its forward to the next one's."""
     at = lanes.of(WINDOWS, rank)
     opened: list[str] = []
     for event in events:
@@ -93,7 +92,7 @@ def _windows(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) ->
 
 
 def _rank(rank: int, events: Sequence[Event], lanes: _Lanes, began: float) -> Iterator[Drawn]:
-    """A span that was not ended ends with the trace; one that was begun before it is left out."""
+    """A span without an end ends with the trace; one without a beginning is left out."""
     opened = dict.fromkeys(SPANS.values(), 0)
     for event in events:
         lane = _lane(event)
@@ -156,8 +155,8 @@ def _microseconds(time: float, began: float) -> float:
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    """All that is known of an event; a place in a file as file:line, and text of several lines as these, for Perfetto
-    shows escapes as they stand."""
+    """The recorded fields of an event: a line as file:line, text of several lines as a list, because Perfetto does not
+    break lines."""
     arguments = {name: value for name, value in vars(event).items() if name not in _HEAD}
     for name, value in arguments.items():
         if name in ("where", "called_from") and value is not None:
