@@ -157,7 +157,7 @@ def _any(step: _Running) -> bool:
 
 def _learning_rate(optimizer: torch.optim.Optimizer, watched: Watched) -> float | None:
     for group in optimizer.param_groups:
-        if any(map(watched.knows, group["params"])):
+        if watched.numbers(group["params"]):
             rate = group.get("lr")
             return None if rate is None else float(rate)
     return None

@@ -25,12 +25,11 @@ class Watched:
 
     shapes: those of the parameters of the task's model, a `torch.nn.Linear`, by which a copy of it is recognised.
     Without them only the very models that are added are known.
-    knows_copies: whether it was given shapes.
     is_readable: whether the model is so small that values are read.
     """
 
     def __init__(self, shapes: Shapes | None = None) -> None:
-        self.knows_copies = shapes is not None
+        self._knows_copies = shapes is not None
         self._measure(shapes or [])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._latest: Found = ()
@@ -45,7 +44,7 @@ class Watched:
         parameters = tuple(model.parameters())
         self._models[id(model)] = weakref.ref(model)
         self._hand_out(parameters)
-        if not self.knows_copies:
+        if not self._knows_copies:
             self._measure([tuple(parameter.shape) for parameter in parameters])
         for act in self._followers:
             act(model)
@@ -67,7 +66,7 @@ class Watched:
         known = self._models.get(id(module))
         if known is not None and known() is module:
             return True
-        if not self.knows_copies or not isinstance(module, torch.nn.Linear):
+        if not self._knows_copies or not isinstance(module, torch.nn.Linear):
             return False
         own = [parameter for parameter in module._parameters.values() if parameter is not None]
         if [tuple(parameter.shape) for parameter in own] != self._shapes and not self.numbers(own[:1]):
@@ -85,10 +84,6 @@ class Watched:
         known = self._numbers
         return sorted({known[identity] for identity in map(id, tensors) if identity in known})
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a watched parameter."""
-        return id(tensor) in self._found
-
     def owners(self, gradients: Iterable[torch.Tensor]) -> list[int]:
         """The positions of the parameters whose `.grad` is among `gradients`."""
         identities = {id(gradient) for gradient in gradients}
@@ -100,7 +95,7 @@ class Watched:
             for parameter in group["params"]:
                 if id(parameter) in self._found:
                     return self._found[id(parameter)]
-        if not self.knows_copies:
+        if not self._knows_copies:
             return None
         by_shape: list[torch.Tensor | None] = []
         for shape in self._shapes:
