@@ -1,7 +1,7 @@
 """Writes docs/WORKLOADS.md and its figures: what the trainers are given, in tables and drawings.
 
     pip install -c constraints.txt -e ".[docs]"
-    python tools/workloads_page.py
+    python -m tools.workloads_page
 
 Only the figures need matplotlib. Each carries a digest of what it draws, so that a test sees when it is out of date.
 """
@@ -16,8 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.oracle.float_descents import Descents, descents, distance
-from conformance.oracle.learning_rate import (
+from conformance.workloads.exercise import LINE, NOISY_LINE, Points, points
+from conformance.workloads.multivariate import COEFFICIENTS, SAMPLES, SHARD, multivariate
+from conformance.workloads.recipes import RECIPES
+from tools.distribution import ALPHA, Check, checks, columns_of
+from tools.float_descents import Descents, descents, distance
+from tools.learning_rate import (
     Batches,
     diverges_from,
     factors,
@@ -25,13 +29,6 @@ from conformance.oracle.learning_rate import (
     outcome,
     settled,
 )
-from conformance.oracle.normal_form import NormalForm
-from conformance.workloads.distribution import ALPHA, Check, checks, columns_of
-from conformance.workloads.exercise import LINE, NOISY_LINE, Points, points
-from conformance.workloads.layout import Window
-from conformance.workloads.multivariate import COEFFICIENTS, SAMPLES, SHARD, multivariate
-from conformance.workloads.recipes import RECIPES
-from conformance.workloads.workload import as_rational
 
 DOCS = Path(__file__).parents[1] / "docs"
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
@@ -49,7 +46,7 @@ def page() -> str:
 
 def _exercise() -> Iterable[str]:
     yield "# The workloads"
-    yield "What the trainers are given. This page is generated: `python tools/workloads_page.py`."
+    yield "What the trainers are given. This page is generated: `python -m tools.workloads_page`."
     yield "## The exercise"
     yield "Gradient descent on one weight m, with the loss (m x − ytrue)². Losses at m = 2:"
     losses = [(x, y, float(WEIGHT * x), _loss([(x, y)], len(LINE))) for x, y in LINE]
@@ -118,19 +115,14 @@ def _certified() -> Iterable[str]:
     yield _table(["workload", ""], [(f"`{recipe.name}`", recipe.summary) for recipe in RECIPES.values()])
 
 
-def _form(data: Points, n: int) -> NormalForm:
-    """The loss of ``data`` where each squared error is divided by ``n``."""
-    window = Window(0, points(data), ((tuple(range(len(data))),),), 1)
-    return NormalForm.of(window, (Fraction(1, n),) * len(data), bias=False)
-
-
 def _loss(data: Points, n: int) -> float:
-    return float(_form(data, n).loss((WEIGHT,)))
+    """The loss of ``data`` at WEIGHT, where each squared error is divided by ``n``."""
+    return float(sum((WEIGHT * Fraction(x) - Fraction(y)) ** 2 for x, y in data) / n)
 
 
 def _gradient(data: Points) -> float:
-    [gradient] = _form(data, len(data)).gradient((WEIGHT,))
-    return float(gradient)
+    """The derivative of the mean loss of ``data`` at WEIGHT."""
+    return float(sum(2 * Fraction(x) * (WEIGHT * Fraction(x) - Fraction(y)) for x, y in data) / len(data))
 
 
 def _pairs(data: Points) -> str:
@@ -162,21 +154,21 @@ def learning_rates(figure: Any) -> None:
         axes.set_xlim(edges[0], edges[-1])
         axes.set_xlabel("learning rate")
     for rate in RATES:
-        name = outcome(ONE_BY_ONE, as_rational(rate))
-        cycle = [] if name == "diverging" else [float(weight) for weight in settled(ONE_BY_ONE, as_rational(rate))]
+        name = outcome(ONE_BY_ONE, Fraction(rate))
+        cycle = [] if name == "diverging" else [float(weight) for weight in settled(ONE_BY_ONE, Fraction(rate))]
         left.plot([rate] * len(cycle), cycle, "o-", color=COLOURS[name], linewidth=0.8, markersize=4)
     left.set_ylabel("weights after training, point by point")
     left.legend(loc="upper left", fontsize="small")
     curve = np.geomspace(RATES[0] / 1.5, RATES[-1] * 1.5, 81).tolist()
     right.plot(curve, [_factor(rate) for rate in curve], color="black", linewidth=0.8)
     for rate in RATES:
-        right.plot([rate], [_factor(rate)], "o", color=COLOURS[outcome(TOGETHER, as_rational(rate))], markersize=4)
+        right.plot([rate], [_factor(rate)], "o", color=COLOURS[outcome(TOGETHER, Fraction(rate))], markersize=4)
     right.set_ylim(-3.2, 1.2)
     right.set_ylabel("factor of the error in a step on all points")
 
 
 def _factor(rate: float) -> float:
-    [value] = factors(TOGETHER, as_rational(rate))
+    [value] = factors(TOGETHER, Fraction(rate))
     return float(value)
 
 

@@ -2,7 +2,7 @@
 
 Fractions are slow, and a thousand samples are many: a window's samples are brought to a common denominator once, and
 every fault's coefficients are applied to the same products. Rational types written in C are slower at that: gmpy2's mpq
-and python-flint's fmpq take twice the time over 24 samples, and 13 times over 1000.
+and python-flint's fmpq take twice the time for 24 samples, and 13 times for 1000.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def tabulated(window: Window, bias: bool) -> Table:
 
 @dataclass(frozen=True)
 class NormalForm:
-    """``sum_i c_i (x_i . w + b - y_i)^2``, and the magnitudes that the rounding errors of its gradient scale with.
+    """``sum_i c_i (x_i . w + b - y_i)^2``, and the magnitudes to which its gradient's rounding errors are proportional.
 
     ``factors`` are the c_i, in units of 1 / ``unit``.
     """
@@ -87,11 +87,6 @@ class NormalForm:
         """A w - r, in exact arithmetic."""
         return tuple(dot(row, weights, -offset) for row, offset in zip(self.matrix, self.offset, strict=True))
 
-    def loss(self, weights: Vector) -> Fraction:
-        """sum_i c_i (x_i . w + b - y_i)^2."""
-        half = [dot(row, weights, -2 * offset) / 2 for row, offset in zip(self.matrix, self.offset, strict=True)]
-        return dot(weights, half, self._sum([y * y for y in self.table.targets]) / 2)
-
     def _sum(self, column: Column) -> Fraction:
         """``2 sum_i c_i column[i]`` for a column of products."""
         return Fraction(2 * sum(map(mul, self.factors, column)), self.unit * self.table.unit**2)
@@ -102,6 +97,6 @@ class NormalForm:
 
 
 def _symmetric(upper: list[list[Fraction]]) -> tuple[Vector, ...]:
-    """The matrix of which ``upper[i]`` holds row i from its diagonal on."""
+    """The symmetric matrix; ``upper[i]`` holds row i from its diagonal on."""
     size = range(len(upper))
     return tuple(tuple(upper[min(i, j)][abs(i - j)] for j in size) for i in size)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tools import workloads_page
 
-spec = importlib.util.spec_from_file_location("workloads_page", ROOT / "tools" / "workloads_page.py")
-assert spec is not None
-assert spec.loader is not None
-workloads_page = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(workloads_page)
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_that_of_the_code():
-    """Else: python tools/workloads_page.py."""
+    """Else: python -m tools.workloads_page."""
     assert (ROOT / "docs/WORKLOADS.md").read_text(encoding="utf-8") == workloads_page.page()
 
 

@@ -6,7 +6,6 @@ five digits where the exercise does so.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
@@ -18,7 +17,6 @@ from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS, exerci
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import as_rational
 
 RATES = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256]
 
@@ -65,22 +63,10 @@ def by_hand(batches, lr, iterations):
     m, visited = Fraction(0), []
     for iteration in range(iterations):
         batch = batches[iteration % len(batches)]
-        slope = sum(-2 * as_rational(x) * (as_rational(y) - m * as_rational(x)) for x, y in batch) / len(batch)
-        m -= slope * as_rational(lr)
+        slope = sum(-2 * Fraction(x) * (Fraction(y) - m * Fraction(x)) for x, y in batch) / len(batch)
+        m -= slope * Fraction(lr)
         visited.append(m)
     return visited
-
-
-def test_q3_losses():
-    assert [form([point], 4).loss((Fraction(2),)) for point in LINE] == [Fraction(1, 4), 1, Fraction(9, 4), 4]
-    assert form(LINE, 4).loss((Fraction(2),)) == Fraction(15, 2)
-
-
-def test_q3_loss_of_a_workload_at_its_start():
-    workload = replace(exercise("q3", [LINE], 0.001, 1), start=(Fraction(2),))
-    layout = Layout.of(workload, "batched")
-    rule, window = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])), layout.window(workload, 0)
-    assert rule.form(window, rule.coefficients(window)).loss(workload.start) == Fraction(15, 2)
 
 
 def test_q5_gradients():
@@ -92,7 +78,7 @@ def test_q5_gradients():
 
 def test_q6_one_iteration_is_exact():
     [step] = train([[(1, 1)]], lr=0.001, iterations=1)
-    assert step.weights.center == (as_rational(0.002),)
+    assert step.weights.center == (Fraction(0.002),)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +108,7 @@ def test_q7_and_q8_far_too_low_and_far_too_high(lr, data):
 @pytest.mark.parametrize("lr", RATES)
 def test_q9_a_thousand_iterations(lr):
     """Over an epoch the error is multiplied with the product of (1 - 2 lr x^2): that decides what becomes of it."""
-    factors = [1 - 2 * as_rational(lr) * as_rational(x) ** 2 for x, _ in NOISY_LINE]
+    factors = [1 - 2 * Fraction(lr) * Fraction(x) ** 2 for x, _ in NOISY_LINE]
     settled = by_hand(one_by_one(NOISY_LINE), lr, 4)[-1] / (1 - prod(factors))
     steps = train(one_by_one(NOISY_LINE), lr=lr, iterations=1000)
     assert steps[-1].weights.holds((settled * (1 - prod(factors) ** 250),))
@@ -173,7 +159,7 @@ def averaging_workers(shards, lr, iterations):
     m, visited = Fraction(0), []
     for iteration in range(iterations):
         gradients = [grad_multi(m, shard[iteration % len(shard)]) for shard in shards]
-        m -= as_rational(lr) * sum(gradients) / len(gradients)
+        m -= Fraction(lr) * sum(gradients) / len(gradients)
         visited.append(m)
     return visited
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.workloads.distribution import checks, columns_of
 from conformance.workloads.multivariate import multivariate
+from tools.distribution import checks, columns_of
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conformance.oracle.learning_rate import (
+from conformance.workloads.exercise import LINE, NOISY_LINE, points
+from tools.learning_rate import (
     PRECISION,
     crossings,
     diverges_from,
@@ -19,8 +20,6 @@ from conformance.oracle.learning_rate import (
     outcome,
     settled,
 )
-from conformance.workloads.exercise import LINE, NOISY_LINE, points
-from conformance.workloads.workload import as_rational
 
 ONE_BY_ONE = [points([point]) for point in NOISY_LINE]
 RATES = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256]
@@ -108,7 +107,7 @@ def test_what_has_settled_stays(several, part):
 
 def test_the_exercise_sweep():
     """Converging up to 1/32, where the step on x = 4 goes past; then settling on a cycle; diverging at 0.256."""
-    found = [outcome(ONE_BY_ONE, as_rational(rate)) for rate in RATES]
+    found = [outcome(ONE_BY_ONE, Fraction(rate)) for rate in RATES]
     assert found == ["converging"] * 5 + ["oscillating"] * 3 + ["diverging"]
     assert oscillates_from(ONE_BY_ONE) == Fraction(1, 32)
     low, high = diverges_from(ONE_BY_ONE)
@@ -117,10 +116,10 @@ def test_the_exercise_sweep():
     assert [round(float(rate), 4) for rate, _ in crossings(ONE_BY_ONE)] == [0.1518, 0.4986, 0.5014]
     assert outcome(ONE_BY_ONE, Fraction(1, 2)) == "oscillating"
     for rate in RATES[:-1]:
-        steps = descended(Fraction(0), as_rational(rate), ONE_BY_ONE, 10)
-        last = settled(ONE_BY_ONE, as_rational(rate))[-1]
+        steps = descended(Fraction(0), Fraction(rate), ONE_BY_ONE, 10)
+        last = settled(ONE_BY_ONE, Fraction(rate))[-1]
         # The start's part shrinks by the product of the factors in each epoch.
-        assert last - steps[10] == last * prod(factors(ONE_BY_ONE, as_rational(rate))) ** 10
+        assert last - steps[10] == last * prod(factors(ONE_BY_ONE, Fraction(rate))) ** 10
 
 
 def test_all_four_points_a_step():

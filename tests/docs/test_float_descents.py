@@ -7,12 +7,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conformance.oracle.float_descents import NODES, descents, distance
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
 from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SHARD, multivariate
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
+from tools.float_descents import NODES, descents, distance
 
 
 @pytest.fixture(scope="module")
