@@ -17,7 +17,7 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Case:
-    """Names only, so that a case is cheap to make and to send; ``problem`` is what they stand for."""
+    """Only names, so that a case is cheap to create and to send; ``problem`` builds what they name."""
 
     backend: str
     layout: LayoutKind
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The fields of the id in order; a field may have hyphens of its own."""
+        """The fields of the id in order; a field may contain hyphens."""
         parts: list[str] = [self.device] if self.device != "cpu" else []
         parts.append(self.backend)
         parts += [f"w{self.world_size}"] if self.world_size > 1 else []
@@ -55,7 +55,7 @@ class Case:
 
     @cached_property
     def problem(self) -> Problem:
-        """What the trainer is asked to do.
+        """What the trainer must do.
 
         Raises:
             ValueError: no global batch of this workload divides over the layout.
@@ -113,7 +113,7 @@ def _micro_batches(problem: Problem) -> list[list[list[int]]]:
 def _samples(workload: Workload) -> dict[str, list[Any]]:
     """The samples of all batches, cached: many cases share them, and each case builds its spec more than once.
 
-    What is returned is shared by all of them: nobody may change it.
+    Do not change the result: all these cases share it.
     """
     samples = [sample for batch in workload.batches for sample in batch]
     return {
@@ -131,6 +131,6 @@ def _optimizer(workload: Workload) -> dict[str, Any]:
     spec = workload.optimizer
     common = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay)}
     if isinstance(spec, SGD):
-        momentum: dict[str, Any] = {"momentum": float(spec.momentum), "dampening": float(spec.dampening)}
+        momentum = {"momentum": float(spec.momentum), "dampening": float(spec.dampening)}
         return {"kind": "sgd", **common, **momentum, "nesterov": spec.nesterov}
     return {"kind": "adamw", **common, "betas": _floats([spec.beta1, spec.beta2]), "eps": float(spec.eps)}

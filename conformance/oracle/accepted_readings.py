@@ -1,4 +1,4 @@
-"""Where more than one answer is right: what a trainer may do with a short window or an uneven last micro-batch."""
+"""Problems with more than one right answer: short windows, uneven last micro-batches, and when to average."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from conformance.workloads.workload import Vector
 class AveragedInEveryMicroBatch(Recurrence):
     """Ranks average after every backward, as DDP does without ``no_sync``.
 
-    Each average divides earlier averages again and sums them over the ranks again. That changes only the rounding: with
-    an odd world size a running average is not a multiple of it, so exactness cannot be proved.
+    Each average divides and sums up the earlier averages again. That changes only the rounding: with an odd world size
+    a running average is not a multiple of it, so exactness cannot be proved.
     """
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -29,10 +29,10 @@ class AveragedInEveryMicroBatch(Recurrence):
         form = self.form(window, coefficients)
         gradient(problem, window, form, weights, self.loss_scale, textbook)
         if textbook.exact:
-            # Up to the first average nothing rounds; from there on only the master format does.
+            # Before the first average nothing rounds; after it, only operations in the master format do.
             weights = as_cast(weights, problem.precision)
             problem = replace(problem, precision=replace(problem.precision, compute=master))
-        # An average adds a term up over the ranks and multiplies it with a rounded constant.
+        # An average sums over the ranks and multiplies with a rounded constant.
         further = window.length * (window.world_size + 1)
         return enclosed(problem, window, form, weights, self.loss_scale, further)
 
@@ -45,7 +45,7 @@ Deviations = tuple[Deviation[Recurrence], ...]
 
 @dataclass(frozen=True)
 class Reading:
-    """An accepted reading: a problem as it is read, and deviations. ``name`` is None if it is the only one."""
+    """One accepted reading of a problem, and its deviations. ``name`` is None if it is the only one."""
 
     name: str | None
     problem: Problem
@@ -62,7 +62,7 @@ class Reading:
 
 
 def readings(problem: Problem) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first: all combinations of the decisions that a window leaves open."""
+    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make."""
     return tuple(
         Reading("; ".join(name for name in (short, uneven, often) if name) or None, read, (*counting, *averaging))
         for short, read in _of_a_short_window(problem)
@@ -86,7 +86,7 @@ def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
 def _of_an_uneven_window(problem: Problem) -> list[tuple[str | None, Deviations]]:
     """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops.
 
-    Not with a weighted loss: it says what every sample counts, and a mean of means is a catalogued fault.
+    Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault.
     """
     sizes = {len(micro_batch) for share in problem.windows[-1].shares for micro_batch in share}
     if len(sizes) == 1 or problem.workload.loss == "weighted":

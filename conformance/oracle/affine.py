@@ -19,9 +19,12 @@ from operator import add
 import numpy as np
 import numpy.typing as npt
 
+from conformance.workloads.workload import Vector
+
 Noise = npt.NDArray[np.float64]
-Rows = Sequence[Sequence[Fraction]]
-Vector = tuple[Fraction, ...]
+Interval = tuple[Fraction, Fraction]
+#: Infinity for two different exact values.
+Gap = Fraction | float
 
 #: Centers with longer denominators are rounded to this grid, and the rounding becomes noise: hundreds of exact steps
 #: over real-valued data would otherwise cost megabytes a number.
@@ -43,8 +46,8 @@ class Unbounded(ArithmeticError):
 class Enclosure:
     """A closed box: entry ``i`` lies within ``radius[i]`` of ``center[i]``. An exact value has radius zero."""
 
-    center: tuple[Fraction, ...]
-    radius: tuple[Fraction, ...]
+    center: Vector
+    radius: Vector
 
     @property
     def exact(self) -> bool:
@@ -54,20 +57,14 @@ class Enclosure:
         """Whether the point ``values`` lies in the box."""
         return all(abs(v - c) <= r for v, c, r in zip(values, self.center, self.radius, strict=True))
 
-    def gap(self, other: Enclosure) -> Fraction | None:
-        """How many times over the two boxes are apart: |c - c'| / (r + r') in the worst entry.
+    def gap(self, other: Enclosure) -> Gap:
+        """The distance of two boxes in multiples of their size: the largest |c - c'| / (r + r') of all entries.
 
-        Above 1 no point lies in both. None stands for infinity: two different exact values.
+        Above 1 no point lies in both.
         """
-        if self.exact and other.exact:
-            return Fraction(0) if self.center == other.center else None
-        worst = Fraction(0)
-        for c, r, d, s in zip(self.center, self.radius, other.center, other.radius, strict=True):
-            if c != d and not r + s:
-                return None
-            if c != d:
-                worst = max(worst, abs(c - d) / (r + s))
-        return worst
+        entries = zip(self.center, self.radius, other.center, other.radius, strict=True)
+        gaps = (abs(c - d) / (r + s) if r + s else inf for c, r, d, s in entries if c != d)
+        return max(gaps, default=Fraction(0))
 
 
 class Affine:
@@ -83,7 +80,7 @@ class Affine:
 
     @cached_property
     def exact(self) -> bool:
-        return not self.noise.size or not self.noise.any()
+        return not self.noise.any()
 
     @cached_property
     def radius(self) -> Vector:
@@ -94,9 +91,9 @@ class Affine:
             sums = np.abs(self.noise).sum(axis=1).tolist()
         if not all(map(isfinite, sums)):
             raise Unbounded("the rounding errors outgrow every format")
-        inflation, unit = 2**52 + self.noise.shape[1] + 2, 2**52
-        ratios = [value.as_integer_ratio() for value in sums]
-        return tuple(Fraction(numerator * inflation, denominator * unit) for numerator, denominator in ratios)
+        # Twice what a sum of so many floats can lose to rounding.
+        inflation = 1 + Fraction(self.noise.shape[1] + 2, 2**52)
+        return tuple(inflation * Fraction(value) for value in sums)
 
     @cached_property
     def magnitude(self) -> Vector:
@@ -106,7 +103,7 @@ class Affine:
     def enclosure(self) -> Enclosure:
         return Enclosure(self.center, self.radius)
 
-    def interval(self, index: int) -> tuple[Fraction, Fraction]:
+    def interval(self, index: int) -> Interval:
         radius = self.radius[index]
         return self.center[index] - radius, self.center[index] + radius
 
@@ -114,7 +111,7 @@ class Affine:
         """The same vector with a new, independent error of up to ``radii[i]`` in entry ``i``."""
         return self._new(self.center, self.noise, [_float_up(radius) for radius in radii])
 
-    def transform(self, rows: Rows, offset: Sequence[Fraction]) -> Affine:
+    def transform(self, rows: Sequence[Sequence[Fraction]], offset: Sequence[Fraction]) -> Affine:
         """``rows @ self + offset``."""
         center = [dot(row, self.center, constant) for row, constant in zip(rows, offset, strict=True)]
         if self.exact:
@@ -169,10 +166,11 @@ class Affine:
         return self._new(center, noise, radii)
 
     def _slack(self, spread: Noise, operations: int) -> list[float]:
+        """What ``operations`` in a row may have rounded off noise coefficients of the magnitudes ``spread``."""
         return [value * (operations + 1) * 2 * _FLOAT_ROUNDOFF + 5e-324 for value in spread.tolist()]
 
     def _new(self, center: Sequence[Fraction], noise: Noise, fresh: Sequence[float] = ()) -> Affine:
-        """A vector, put on the grid if need be, with ``noise`` and new symbols for the errors ``fresh``, if any."""
+        """A vector with ``noise`` and a new symbol for each error in ``fresh``; long centers are put on the grid."""
         if any(value.denominator > _LONGEST_DENOMINATOR for value in center):
             center, rounded = zip(*map(_on_grid, center), strict=True)
             fresh = list(map(add, fresh, rounded)) if fresh else rounded
@@ -193,15 +191,14 @@ class Symbols:
     def exactly(self, values: Sequence[Fraction]) -> Affine:
         return Affine(values, self.none(len(values)), self)
 
-    def between(self, bounds: Sequence[tuple[Fraction, Fraction]]) -> Affine:
+    def between(self, bounds: Sequence[Interval]) -> Affine:
         """Independent entries, each somewhere in its own interval."""
         centers = [(low + high) / 2 for low, high in bounds]
         return self.exactly(centers).widen([(high - low) / 2 for low, high in bounds])
 
     def extended(self, noise: Noise, radii: Sequence[float]) -> Noise:
         """``noise`` with one new symbol for each entry."""
-        wide = np.zeros((noise.shape[0], self._count + len(radii)))
-        wide[:, : noise.shape[1]] = noise
+        wide = _padded(noise, self._count + len(radii))
         wide[np.arange(len(radii)), self._count + np.arange(len(radii))] = radii
         self._count += len(radii)
         return wide
@@ -218,13 +215,13 @@ def dot(row: Sequence[Fraction], column: Sequence[Fraction], constant: Fraction)
 
 
 def _on_grid(value: Fraction) -> tuple[Fraction, float]:
-    """``value`` with a denominator that is not too long, and the error of that."""
+    """``value``, rounded to the grid if its denominator is too long, and a bound of the error."""
     if value.denominator <= _LONGEST_DENOMINATOR:
         return value, 0.0
     return Fraction(round(value * 2**GRID_BITS), 2**GRID_BITS), 2.0**-GRID_BITS
 
 
-def square_root(value: Fraction) -> tuple[Fraction, Fraction]:
+def square_root(value: Fraction) -> Interval:
     """Two rationals around the root of ``value`` >= 0, relatively 2^-250 or less apart; equal where it is rational."""
     root = isqrt(value.numerator), isqrt(value.denominator)
     if root[0] ** 2 == value.numerator and root[1] ** 2 == value.denominator:

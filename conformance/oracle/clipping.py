@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from conformance.oracle.affine import Affine, square_root
+from conformance.oracle.affine import Affine, Interval, square_root
 from conformance.oracle.rounding import Ledger, gamma
 from conformance.workloads.precision import Format
 from conformance.workloads.workload import Clip
@@ -14,7 +14,7 @@ NORM_GUARD = Fraction(1e-6)
 
 
 def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger) -> Affine:
-    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the limit."""
+    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold."""
     if clip.kind == "value":
         if not fmt.holds(clip.threshold):
             ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")
@@ -32,8 +32,8 @@ def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger) -> Affine
     return scaled.widen([fmt.unit_roundoff * size + fmt.quantum for size in scaled.magnitude])
 
 
-def _norm(gradient: Affine, fmt: Format) -> tuple[Fraction, Fraction]:
-    """The 2-norm in ``fmt``: squares, sums over entries and over tensors, and two square roots round."""
+def _norm(gradient: Affine, fmt: Format) -> Interval:
+    """Bounds of the 2-norm in ``fmt``: squares, sums over entries and over tensors, and two square roots round."""
     bounds = [gradient.interval(index) for index in range(len(gradient))]
     least = sum((Fraction(0) if low <= 0 <= high else min(low * low, high * high) for low, high in bounds), Fraction(0))
     most = sum((max(low * low, high * high) for low, high in bounds), Fraction(0))

@@ -1,8 +1,8 @@
 """Deviations: a textbook with some of its decisions changed.
 
-A textbook is a class of which each method is one decision. A deviation overrides one or a few of them and asks
-``super()`` for what it leaves as it is, so that several can be made at once. Whether it is wrong, accepted, or only a
-probe of the comparison is for the catalogue to say that it is in.
+A textbook is a class in which each method is one decision. A deviation overrides one or a few of them and calls
+``super()`` for what it does not change, so that you can combine several. The catalogue that holds a deviation says
+whether it is wrong, accepted, or only a probe of the comparison.
 """
 
 from __future__ import annotations

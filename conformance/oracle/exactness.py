@@ -18,10 +18,10 @@ from conformance.workloads.workload import Vector
 
 @dataclass(frozen=True)
 class _Terms:
-    """All that is added up, or only held, from the weights to the gradient.
+    """All that is added up, or only stored, from the weights to the gradient.
 
-    The residuals, times two and their samples' weights, are integers in units of some power of two, where anything is
-    exact.
+    The residuals, times two and their samples' weights, are integers in units of a power of two wherever a proof is
+    possible.
     """
 
     forward: Sums
@@ -46,7 +46,7 @@ def _terms(loss: str, bias: bool, window: Window, weights: Vector) -> _Terms:
         dots.append([*map(mul, row, point), -target * fine])
         residuals.append(2 * sum(dots[-1]) * (weight if loss == "weighted" else unit))
         terms.append([residuals[-1] * x for x in row])
-    # All terms of the window, because a trainer may deal samples otherwise, and put them through the model at once.
+    # All terms of the window: a trainer may share samples out in another way, or compute them in one forward.
     columns = [list(column) for column in zip(*terms, strict=True)]
     return _Terms(
         forward=Sums.over([*_each(inputs), *dots], fine * unit),
@@ -63,7 +63,7 @@ def _each(values: Iterable[int]) -> list[list[int]]:
 
 @lru_cache(maxsize=256)
 def proofs(problem: Problem, window: Window, weights: Vector, scale: Fraction, finite: bool) -> tuple[StageProof, ...]:
-    """The proofs up to the first refusal. Faults begin where the right answer does: what holds there is kept."""
+    """The proofs up to the first refusal, cached: every fault starts from the same weights as the right answer."""
     ledger = Ledger()
     ledger.window = window.index
     _proved(problem, window, weights, scale, finite, ledger)
@@ -120,9 +120,10 @@ def _divisors(loss: str, window: Window, total: Fraction) -> tuple[int, ...]:
 def _constants(loss: str, window: Window, total: Fraction) -> Iterator[tuple[Fraction, ...]]:
     """What a correct trainer may multiply a term with on the way, in the order in which it may round.
 
-    Every factor may also be applied on its own, to a loss, a gradient or a sum of gradients; merged into one constant
-    before a residual is multiplied with it, factors round one after the other. A quotient is rounded once: the product
-    of two rounded reciprocals, as of ``loss * (1 / 3) * (1 / 3)``, is further off than any certificate allows.
+    A trainer may also apply each factor by itself, to a loss, a gradient or a sum of gradients. If it merges factors
+    into one constant before it multiplies a residual with them, they round one after the other. A quotient is rounded
+    once: the product of two rounded reciprocals, as in ``loss * (1 / 3) * (1 / 3)``, is further off than any
+    certificate allows.
     """
     world = Fraction(window.world_size)
     yield (1 / total, world)

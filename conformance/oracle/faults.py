@@ -1,8 +1,8 @@
 """The catalogue of numeric faults: what trainers get wrong, each as one deviation from the textbook.
 
-A fault has a trajectory of its own. A comparison has *power* against it if the fault's enclosure and the right answer's
-have no point in common at some step: then no trainer with that fault can pass. And a trainer whose numbers lie in a
-fault's enclosure has, most likely, that fault.
+Each fault has its own trajectory. A comparison has *power* against it if at some step the fault's enclosure and the
+right answer's have no point in common: then no trainer with that fault can pass. A trainer with numbers inside a
+fault's enclosure most likely has that fault.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Micro = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Fault(Deviation[Recurrence]):
-    """``conditions``: what must hold for a problem in which a trainer can have this fault."""
+    """``conditions``: what must hold for a problem if a trainer can have this fault in it."""
 
     conditions: tuple[Condition, ...]
 
@@ -143,7 +143,7 @@ class LossSummed(Recurrence):
 
 @fault("steps on its own rank's gradient, without averaging over ranks", _distributed)
 class NotSynchronised(Recurrence):
-    # A trainer that does not average over ranks makes no mistake in that average.
+    # A trainer that does not average over ranks cannot do it wrong.
     over_ranks = Recurrence.over_ranks
 
     def counted(self, window: Window) -> Vector:
@@ -195,7 +195,7 @@ class MeanOfRankMeans(Recurrence):
 
 
 def _mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
-    """The mean over ``groups``, which share out all samples, of the means in each."""
+    """The mean of the means of ``groups``, which divide up all samples."""
     result = list(right)
     for group in groups:
         weight = len(groups) * sum((right[index] for index in group), Fraction(0))
@@ -238,7 +238,7 @@ class ClipPerMicroBatch(Recurrence):
 
 
 def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[Iterable[Micro]]) -> Affine:
-    """The mean of the clipped gradients of ``parts``, each of some micro-batches, which share out all of them."""
+    """The mean of the clipped gradients of ``parts``, which divide up all micro-batches."""
     coefficients, count = rule.coefficients(window), len(parts)
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
     for part in parts:

@@ -25,7 +25,7 @@ def as_cast(weights: Affine, precision: Precision) -> Affine:
     """The weights as autocast's forward sees them.
 
     A weight within a quarter of an ulp of a number of the compute format is cast to that number (half an ulp, or a
-    quarter just below a power of two, is where rounding to nearest would leave it), so its own small error is gone.
+    quarter just below a power of two, is where rounding to nearest would leave it), so the cast removes its error.
     """
     compute = precision.compute
     snaps = precision.mixed and all(
@@ -64,15 +64,11 @@ def gradient(
     else:
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
     wire = precision.wire
-    if precision.compressed and _largest_sum(problem, window, form, weights) > wire.largest / 2:
+    # The largest sum that ranks may add up before any division, but for the roundings on the way.
+    undivided = max(problem.total_weight(window), Fraction(window.world_size)) * max(_magnitudes(form, weights))
+    if precision.compressed and undivided > wire.largest / 2:
         raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
     return enclosed(problem, window, form, weights, loss_scale)
-
-
-def _largest_sum(problem: Problem, window: Window, form: NormalForm, weights: Affine) -> Fraction:
-    """The magnitude of what ranks may have to add up, before any division, but for the roundings on the way."""
-    undivided = max(problem.total_weight(window), Fraction(window.world_size))
-    return undivided * max(_magnitudes(form, weights))
 
 
 def _magnitudes(form: NormalForm, weights: Affine) -> list[Fraction]:
@@ -89,30 +85,24 @@ def enclosed(
     loss_scale: Fraction,
     further_roundings: int = 0,
 ) -> Affine:
-    """The gradient with its rounding-error bound, of which ``further_roundings`` are not the textbook's."""
-    weights = as_cast(weights, problem.precision)
-    value = weights.transform(form.matrix, [-entry for entry in form.offset])
-    return value.widen(_radii(problem.precision, window, form, weights, loss_scale, further_roundings))
+    """The gradient with its rounding-error bound, for ``further_roundings`` more than the textbook's.
 
-
-def _radii(
-    precision: Precision, window: Window, form: NormalForm, weights: Affine, scale: Fraction, further_roundings: int
-) -> list[Fraction]:
-    """The largest error of each entry: relative to the magnitudes of all its terms, plus what may underflow."""
+    The largest error of each entry is relative to the magnitudes of all its terms, plus what may underflow.
+    """
+    precision = problem.precision
     compute, master, wire = precision.compute, precision.master, precision.wire
+    weights = as_cast(weights, precision)
     size = len(weights)
     # Casting x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
-    # micro-batch, or over all that a rank reads where a trainer puts it through the model at once, is a part of the
-    # sum over the batch.
+    # micro-batch, or over all samples of a rank that computes them in one forward, is a part of the sum over the batch.
     largest_share = max(sum(map(len, share)) for share in window.shares) if precision.mixed else 0
     inner = gamma(3 + size + 3 + largest_share, compute)
     outer = gamma(len(window.batch) + 2 * _SCALINGS + further_roundings, master)
     across = gamma(window.world_size + 4 + further_roundings, wire) if precision.compressed else Fraction(0)
     relative = (1 + inner) * (1 + outer) * (1 + across) - 1
-    descale = max(Fraction(1), 1 / scale)
+    descale = max(Fraction(1), 1 / loss_scale)
     operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings
     tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
-    return [
-        relative * magnitude + tiny * (1 + row)
-        for magnitude, row in zip(_magnitudes(form, weights), form.row_magnitude, strict=True)
-    ]
+    magnitudes = zip(_magnitudes(form, weights), form.row_magnitude, strict=True)
+    value = weights.transform(form.matrix, [-entry for entry in form.offset])
+    return value.widen([relative * magnitude + tiny * (1 + row) for magnitude, row in magnitudes])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from conformance.oracle.affine import Affine, Symbols, dot, square_root
+from conformance.oracle.affine import Affine, Interval, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
 from conformance.workloads.precision import Format
 from conformance.workloads.workload import SGD, AdamW
@@ -18,8 +18,8 @@ class SGDRule:
     The first step sets ``buf = g`` whatever the dampening is; weight decay adds ``weight_decay w`` to g.
     """
 
-    def __init__(self, spec: SGD, fmt: Format, ledger: Ledger, symbols: Symbols) -> None:
-        self.spec, self._fmt, self._ledger, self._symbols = spec, fmt, ledger, symbols
+    def __init__(self, spec: SGD, fmt: Format, ledger: Ledger) -> None:
+        self.spec, self._fmt, self._ledger = spec, fmt, ledger
         self.buffer: Affine | None = None
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
@@ -38,17 +38,17 @@ class SGDRule:
         return self._combine("update", (ONE, weights), (-lr, gradient))
 
     def _combine(self, stage: str, *parts: tuple[Fraction, Affine]) -> Affine:
-        return combined(stage, parts, self._fmt, self._ledger, self._symbols)
+        return combined(stage, parts, self._fmt, self._ledger)
 
 
 class AdamWRule:
     """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
 
-    def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger, symbols: Symbols) -> None:
-        self.spec, self._fmt, self._ledger, self._symbols = spec, fmt, ledger, symbols
+    def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger) -> None:
+        self.spec, self._fmt, self._ledger = spec, fmt, ledger
         self._steps = 0
-        self._first: list[tuple[Fraction, Fraction]] = []
-        self._second: list[tuple[Fraction, Fraction]] = []
+        self._first: list[Interval] = []
+        self._second: list[Interval] = []
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec, size = self.spec, len(weights)
@@ -58,12 +58,12 @@ class AdamWRule:
             self._first = self._second = [(Fraction(0), Fraction(0))] * size
         gradients = [gradient.interval(i) for i in range(size)]
         squares = [_square(bounds) for bounds in gradients]
-        # Each moment passes at most six roundings: both factors, both products, a difference (lerp) and the sum.
+        # Each moment is rounded at most six times: both factors, both products, a difference (lerp) and the sum.
         self._first = [self._blend(m, g, spec.beta1) for m, g in zip(self._first, gradients, strict=True)]
         self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
         rates = [lr / correction for correction in _bias_correction(spec.beta1, self._steps)]
-        corrections = _bias_correction(spec.beta2, self._steps)
-        correction_low, correction_high = square_root(corrections[0])[0], square_root(corrections[1])[1]
+        least, most = _bias_correction(spec.beta2, self._steps)
+        correction_low, correction_high = square_root(least)[0], square_root(most)[1]
         steps = []
         for m, v in zip(self._first, self._second, strict=True):
             low = square_root(max(v[0], Fraction(0)))[0] / correction_high + spec.eps
@@ -75,18 +75,13 @@ class AdamWRule:
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((min(moves), max(moves)))
         decayed = weights.scaled(1 - lr * spec.weight_decay)
-        moved = decayed.plus(self._symbols.between([(-high, -low) for low, high in steps]))
+        moved = decayed.plus(weights.symbols.between([(-high, -low) for low, high in steps]))
         rounding = gamma(4, self._fmt)
-        return moved.widen(
-            [
-                rounding * (before + max(map(abs, step))) + 2 * self._fmt.quantum
-                for before, step in zip(weights.magnitude, steps, strict=True)
-            ]
-        )
+        sizes = [size + max(map(abs, step)) for size, step in zip(weights.magnitude, steps, strict=True)]
+        return moved.widen([rounding * size + 2 * self._fmt.quantum for size in sizes])
 
-    def _blend(
-        self, old: tuple[Fraction, Fraction], new: tuple[Fraction, Fraction], beta: Fraction
-    ) -> tuple[Fraction, Fraction]:
+    def _blend(self, old: Interval, new: Interval, beta: Fraction) -> Interval:
+        """``beta * old + (1 - beta) * new``, with its roundings."""
         slack = gamma(6, self._fmt) * (max(map(abs, old)) + 2 * (1 - beta) * max(map(abs, new)))
         slack += 4 * self._fmt.quantum
         parts = (beta, 1 - beta)
@@ -94,14 +89,14 @@ class AdamWRule:
         return _short(low, down=True), _short(high, down=False)
 
 
-def _bias_correction(beta: Fraction, steps: int) -> tuple[Fraction, Fraction]:
-    """Bounds of 1 - beta^steps as doubles give it: a power that is an ulp off, and a difference that cancels."""
+def _bias_correction(beta: Fraction, steps: int) -> Interval:
+    """Bounds of 1 - beta^steps in double precision: the power is off by an ulp, and the difference cancels digits."""
     exact, error = 1 - beta**steps, Fraction(1, 2**52)
     return exact - error, exact + error
 
 
-def _square(bounds: tuple[Fraction, Fraction]) -> tuple[Fraction, Fraction]:
-    low, high = sorted(abs(bound) for bound in bounds)
+def _square(bounds: Interval) -> Interval:
+    low, high = sorted(map(abs, bounds))
     return (Fraction(0) if bounds[0] <= 0 <= bounds[1] else low * low), high * high
 
 
@@ -111,8 +106,6 @@ def _short(value: Fraction, *, down: bool) -> Fraction:
     return Fraction(value.numerator * grid // value.denominator + (0 if down else 1), grid)
 
 
-def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger, symbols: Symbols) -> SGDRule | AdamWRule:
-    """A fresh optimizer with empty state."""
-    if isinstance(spec, SGD):
-        return SGDRule(spec, fmt, ledger, symbols)
-    return AdamWRule(spec, fmt, ledger, symbols)
+def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger) -> SGDRule | AdamWRule:
+    """An optimizer with empty state."""
+    return SGDRule(spec, fmt, ledger) if isinstance(spec, SGD) else AdamWRule(spec, fmt, ledger)

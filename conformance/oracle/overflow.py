@@ -19,11 +19,11 @@ Overflow = Literal["certain", "possible", "impossible"]
 def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fraction) -> Overflow:
     """Classify a window at ``weights``.
 
-    The smallest that a correct trainer can make the scaled gradient of a prediction is ``2 c e scale / W`` with all
-    divisions before the backward pass (a total weight W below one is left out: it would enlarge it). If that exceeds
-    the format's range for one sample, whatever the forward pass rounds off its error e, the overflow is certain. The
-    largest is the undivided sum of magnitudes over as many samples as a rank reads, whichever it is dealt; if that and
-    every sum of magnitudes in the forward pass fit, the overflow is impossible.
+    For a sample of weight c and error e, a correct trainer cannot make the scaled gradient of the prediction smaller
+    than ``2 c e scale / W``: all divisions before the backward pass (a total weight W below one is left out, because it
+    would enlarge it). If that exceeds the format's range for one sample, whatever the forward pass rounds off e, the
+    overflow is certain. Nor can it be larger than the undivided sum of magnitudes over as many samples as a rank reads,
+    whichever these are; if that and every sum of magnitudes in the forward pass fit, the overflow is impossible.
     """
     workload, fmt, total = problem.workload, problem.precision.compute, problem.total_weight(window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
@@ -34,7 +34,7 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
     sizes = [abs(center) + radius for center, radius in zip(point, radii, strict=True)]
     # Casting x, w and y, the products, their sum, and the residual.
     rounding = gamma(len(sizes) + 4, fmt)
-    # What a sample's least error times its weight may come to, in multiples of rounding.denominator times both units.
+    # The most that weight times least error may be without a certain overflow, times rounding.denominator and units.
     enough = fmt.largest * max(total, Fraction(1)) * rounding.denominator * unit * table.unit // scale
     widest = max(sizes) * table.unit
     scaled = []

@@ -1,6 +1,6 @@
-"""Whether a comparison can fail: how far from the right answer is what it must not accept.
+"""Whether a comparison can fail: how far the answers that it must reject are from the right one.
 
-That is what each catalogued fault would give, and, as a probe, the right answer with one sample misplaced.
+These are the answer of each catalogued fault and, as a probe, the right answer with one sample misplaced.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Unbounded
+from conformance.oracle.affine import Gap, Unbounded
 from conformance.oracle.deviation import Deviation
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
@@ -22,23 +22,22 @@ from conformance.workloads.workload import Vector
 
 @dataclass(frozen=True)
 class Power:
-    """``gap``: the distance between right and wrong over the sum of both error radii; None for exact against exact.
+    """``gap``: the distance between right and wrong over the sum of both error radii.
 
     ``fault`` is the catalogued fault that comes nearest. Above 1 the enclosures of right and wrong have no point in
     common, so no evaluation of the fault, whatever its rounding errors, can pass as right.
     """
 
-    gap: Fraction | None
+    gap: Gap
     fault: Fault
 
     @property
     def sufficient(self) -> bool:
-        return self.gap is None or self.gap > 1
+        return self.gap > 1
 
 
 class OneSampleMoved(Recurrence):
-    """In every window one sample is read in place of another: one of the neighbouring rank, else of the next micro-
-    batch.
+    """In every window one sample is read in place of another: the neighbouring rank's, else another micro-batch's.
 
     With one rank and one micro-batch it is the neighbouring sample.
     """
@@ -63,20 +62,19 @@ PROBE = Deviation("reads one sample in place of a neighbour", OneSampleMoved)
 
 
 def bounded(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps up to the first that has no finite bound: what deviates may outgrow every format."""
+    """The steps before the first without a finite bound: a deviation's numbers may outgrow every format."""
     with suppress(Unbounded):
         yield from steps
 
 
-def separation(right: Step, wrong: Step) -> Fraction | None:
-    """The larger of the gaps between two steps' gradients and weights; None stands for infinity."""
-    gaps = right.gradient.gap(wrong.gradient), right.weights.gap(wrong.weights)
-    return None if None in gaps else max(gap for gap in gaps if gap is not None)
+def separation(right: Step, wrong: Step) -> Gap:
+    """The larger of the gaps between two steps' gradients and weights."""
+    return max(right.gradient.gap(wrong.gradient), right.weights.gap(wrong.weights))
 
 
 @lru_cache(maxsize=512)
 def power(reading: Reading, right: Trajectory, limit: int | None = None) -> Power | None:
-    """The power against the fault that comes nearest, a lower bound: each fault is followed until it shows.
+    """A lower bound of the power against the fault that comes nearest: each fault is followed until it shows.
 
     Args:
         reading: what ``right`` is the answer to.
@@ -85,24 +83,18 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None) -> Powe
     Returns:
         None if no catalogued fault applies.
     """
-    nearest: Power | None = None
-    for fault in applicable(reading.problem):
-        wrong = reading.recurrence(right.history, fault)
-        found = Power(_largest_gap(right, bounded(wrong.steps(limit))), fault)
-        if nearest is None or _below(found.gap, nearest.gap):
-            nearest = found
-    return nearest
+    found = [
+        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).steps(limit))), fault)
+        for fault in applicable(reading.problem)
+    ]
+    return min(found, key=lambda one: one.gap, default=None)
 
 
-def _largest_gap(right: Trajectory, wrong: Iterable[Step]) -> Fraction | None:
-    largest = Fraction(0)
+def _largest_gap(right: Trajectory, wrong: Iterable[Step]) -> Gap:
+    """The first gap above 1, else the largest."""
+    largest: Gap = Fraction(0)
     for expected, other in zip(right.steps, wrong, strict=False):
-        gap = separation(expected, other)
-        if gap is None or gap > 1:
-            return gap
-        largest = max(largest, gap)
+        largest = max(largest, separation(expected, other))
+        if largest > 1:
+            break
     return largest
-
-
-def _below(gap: Fraction | None, other: Fraction | None) -> bool:
-    return gap is not None and (other is None or gap < other)

@@ -51,21 +51,21 @@ class Certificate:
 
     def tightest(self) -> tuple[StageProof, ...]:
         """For each stage its first refusal, else the proof with the fewest spare bits."""
-        worst: dict[str, StageProof] = {}
+        stages: dict[str, list[StageProof]] = {}
         for proof in self.proofs:
-            known = worst.get(proof.stage)
-            if known is None or (
-                known.exact and (not proof.exact or proof.available - proof.bits < known.available - known.bits)
-            ):
-                worst[proof.stage] = proof
-        return tuple(worst.values())
+            stages.setdefault(proof.stage, []).append(proof)
+        # A refusal comes before any proof.
+        return tuple(
+            min(proofs, key=lambda one: (one.exact, one.exact and one.available - one.bits))
+            for proofs in stages.values()
+        )
 
 
 @dataclass(frozen=True)
 class ScalerHistory:
     """What a loss scaler did: the windows that it skipped, and its scale in each window.
 
-    Where ``scales`` ends, the scale goes on as the workload's scaler has it.
+    After the last of ``scales`` the scale is that of the workload's own scaler.
     """
 
     skips: frozenset[int]
@@ -74,7 +74,7 @@ class ScalerHistory:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A whole run. ``scales[window]`` is the loss scale during that window, one more entry for the scale at the end.
+    """A whole run. ``scales[window]`` is the loss scale during that window; a last entry holds the scale at the end.
 
     ``overflows[window]`` says whether the window overflows at that scale. Both are empty where nothing is scaled.
     """
@@ -95,15 +95,14 @@ class Recurrence:
     """Runs one problem.
 
     Args:
-        history: what the loss scaler of a trainer really did. None: the workload's scaler decides, by exact arithmetic.
+        history: what a trainer's loss scaler did. None: the workload's scaler decides, by exact arithmetic.
     """
 
     def __init__(self, problem: Problem, history: ScalerHistory | None = None) -> None:
         self.problem, self.history = problem, history
         self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
-        self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger, self.symbols)
-        self._skipped: set[int] = set()
+        self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger)
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []
@@ -147,7 +146,7 @@ class Recurrence:
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return self._rule.step(weights, vector, self.learning_rate(step))
 
-    # Shared by the right answer and all that deviates from it.
+    # What the right answer and all deviations share.
 
     def coefficients(self, window: Window) -> Vector:
         """What each sample's squared error is multiplied with."""
@@ -164,6 +163,7 @@ class Recurrence:
 
     def form(self, window: Window, coefficients: Vector) -> NormalForm:
         """The window's loss as a quadratic form, kept for the next epoch."""
+        # No dictionary: to hash a thousand fractions takes long; to find that they are the same ones does not.
         kept = self._forms.setdefault(window.index % len(self.problem.workload.batches), [])
         known = next((form for of, form in kept if of == coefficients), None)
         if known is None:
@@ -172,40 +172,36 @@ class Recurrence:
         return known
 
     def run(self, limit: int | None = None) -> Trajectory:
-        """All of the first ``limit`` windows. Call it once.
+        """The first ``limit`` windows, or all. Call it once.
 
         Raises:
             Unbounded: the precision has no finite error bound for sums of this length.
         """
         self._classifies_all = True
         steps = tuple(self.steps(limit))
-        return Trajectory(
-            steps,
-            frozenset(self._skipped),
-            tuple(self._scales),
-            tuple(self._overflows),
-            Certificate(tuple(self.ledger.proofs)),
-        )
+        skips = {window.index for window in self.problem.windows[:limit]}.difference(step.window for step in steps)
+        certificate = Certificate(tuple(self.ledger.proofs))
+        return Trajectory(steps, frozenset(skips), tuple(self._scales), tuple(self._overflows), certificate)
 
     def steps(self, limit: int | None = None) -> Iterator[Step]:
-        """The optimizer steps of the first ``limit`` windows one by one, for those who need only a few. Call it once.
+        """The optimizer steps of the first ``limit`` windows one by one, so that you can stop early. Call it once.
 
         Raises:
             Unbounded: the precision has no finite error bound for sums of this length.
         """
         scaler = Scaler(self.problem.workload.scale)
         scaled = self.problem.precision.scaled
+        seen = () if self.history is None else self.history.scales
         weights = self.symbols.exactly(self.problem.workload.start)
         taken = 0
         for window in self.problem.windows[:limit]:
             self.ledger.window = window.index
             if scaled:
-                self.loss_scale = self._scale(window.index, scaler)
+                self.loss_scale = seen[window.index] if window.index < len(seen) else scaler.scale
                 self._scales.append(self.loss_scale)
                 skipped = self._skips(window, weights)
                 scaler.update(overflowed=skipped)
                 if skipped:
-                    self._skipped.add(window.index)
                     continue
             vector = self.window_gradient(window, weights)
             weights = self.update(weights, vector, taken)
@@ -214,12 +210,8 @@ class Recurrence:
         if scaled:
             self._scales.append(scaler.scale)
 
-    def _scale(self, window: int, scaler: Scaler) -> Fraction:
-        seen = () if self.history is None else self.history.scales
-        return seen[window] if window < len(seen) else scaler.scale
-
     def _skips(self, window: Window, weights: Affine) -> bool:
-        # Classifying costs more than the step, and where skips were observed only a whole run reports overflows.
+        # To classify a window costs more than its step, and where skips were observed only `run` reports overflows.
         if self.history is not None and not self._classifies_all:
             return window.index in self.history.skips
         verdict = overflow(self.problem, window, weights.enclosure(), self.loss_scale)

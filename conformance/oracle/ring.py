@@ -1,9 +1,9 @@
-"""Ring all-reduce: who sends which segment to whom in which step, and who holds what after it.
+"""Ring all-reduce: which rank sends which segment in which step, and what each rank holds after it.
 
 A gradient is cut into as many segments as there are ranks. In the first N - 1 steps (reduce-scatter) every rank adds
-what it receives, after which rank r holds the whole sum of segment r; in the next N - 1 steps (all-gather) every rank
-keeps what it receives in place of its own. All messages of a step are under way at once, one from each rank to the
-next, each a segment long: a rank sends 2 (N - 1) / N of the gradient, however many ranks there are (Patarasuk and Yuan,
+what it receives, so that rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank
+replaces its own segment by what it receives. In each step every rank sends one segment to the next rank, all at the
+same time: a rank sends 2 (N - 1) / N of the gradient, however many ranks there are (Patarasuk and Yuan,
 "Bandwidth optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
 """
 
@@ -21,7 +21,7 @@ Pieces = tuple[tuple[T, ...], ...]
 
 @dataclass(frozen=True)
 class Message:
-    """One segment on its way from a rank to the next, where it is added (``adds``) or takes the place of another."""
+    """One segment sent from a rank to the next, where it is added to that rank's segment (``adds``) or replaces it."""
 
     sender: int
     receiver: int
@@ -48,7 +48,7 @@ def schedule(world_size: int) -> tuple[tuple[Message, ...], ...]:
 
 
 def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Pieces[T]]:
-    """What every rank holds of every segment at the start and after each step; ``pieces[rank][segment]`` at first."""
+    """What every rank holds of every segment, at the start (``pieces``) and after each step."""
     states = [tuple(map(tuple, pieces))]
     for messages in schedule(len(pieces)):
         before = states[-1]
@@ -61,6 +61,8 @@ def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Piec
 
 
 def contributions(world_size: int) -> list[Pieces[tuple[int, ...]]]:
-    """Whose gradients are in each segment that a rank holds, at the start and after each step, ascending."""
+    """The ranks, ascending, of which each segment that a rank holds contains the gradients: at the start, and after
+    each step.
+    """
     start = [[(rank,)] * world_size for rank in range(world_size)]
     return played(start, lambda own, arrived: tuple(sorted(own + arrived)))

@@ -16,13 +16,13 @@ from functools import cached_property, lru_cache, reduce
 from math import lcm
 from operator import or_
 
-from conformance.oracle.affine import Affine, Symbols, Unbounded, dot
+from conformance.oracle.affine import Affine, Unbounded, dot
 from conformance.workloads.precision import Format
 
 
 @dataclass(frozen=True)
 class StageProof:
-    """What the certificate found for one stage of one window."""
+    """The proof of one stage of one window: the bits that its sums need and have, or the ``reason`` why it failed."""
 
     stage: str
     window: int
@@ -49,26 +49,23 @@ def gamma(operations: int, fmt: Format) -> Fraction:
 
 
 def odd_part(number: int) -> int:
-    return number // (number & -number)
+    return number // _power_of_two(number)
 
 
 def is_dyadic(value: Fraction) -> bool:
-    return value.denominator & (value.denominator - 1) == 0
+    return value.denominator == _power_of_two(value.denominator)
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Groups of terms, and all that rounding sees of each: the sum of its magnitudes and the power of two in its terms.
+    """Groups of terms, each as all that rounding depends on: the sum of its magnitudes and the power of two in its
+    terms.
 
     Both are integers in units of 1 / ``unit``; that power, the largest that divides every term, is 0 if all are zero.
     """
 
     unit: int
     groups: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, groups: Iterable[Sequence[Fraction]]) -> Sums:
-        return cls.over(*integers(groups))
 
     @classmethod
     def over(cls, groups: Iterable[Sequence[int]], unit: int) -> Sums:
@@ -96,7 +93,7 @@ def _power_of_two(number: int) -> int:
 
 
 class Ledger:
-    """Collects the stage proofs of one run: the certificate in the making."""
+    """Collects the stage proofs of one run, which make up its certificate."""
 
     def __init__(self) -> None:
         self.proofs: list[StageProof] = []
@@ -106,25 +103,20 @@ class Ledger:
     def exact(self) -> bool:
         return all(proof.exact for proof in self.proofs)
 
-    def sums(self, stage: str, groups: Sums | Iterable[Sequence[Fraction]], fmt: Format) -> bool:
-        """Prove that each group of terms adds up exactly in ``fmt``, in every order; note the tightest group."""
-        worst = (groups if isinstance(groups, Sums) else Sums.of(groups)).bits
+    def sums(self, stage: str, sums: Sums, fmt: Format) -> bool:
+        """Prove that each group of terms adds up exactly in ``fmt``, in every order; keep the proof of the tightest."""
+        worst = sums.bits
         if worst is None:
-            return self._note(stage, 0, fmt, "a term is not a dyadic rational")
+            return self.refuse(stage, fmt, "a term is not a dyadic rational")
         if worst > fmt.p:
-            return self._note(stage, worst, fmt, f"a sum needs {worst} bits, {fmt.name} has {fmt.p}")
-        return self._note(stage, worst, fmt)
+            return self.refuse(stage, fmt, f"a sum needs {worst} bits, {fmt.name} has {fmt.p}", worst)
+        self.proofs.append(StageProof(stage, self.window, worst, fmt.p))
+        return True
 
     def range(
-        self,
-        stage: str,
-        groups: Sums | Iterable[Sequence[Fraction]],
-        fmt: Format,
-        shrink: Fraction = Fraction(1),
-        grow: Fraction = Fraction(1),
+        self, stage: str, sums: Sums, fmt: Format, shrink: Fraction = Fraction(1), grow: Fraction = Fraction(1)
     ) -> bool:
         """Prove that each group's terms, all dyadic, and sums stay in range, scaled by ``shrink`` to ``grow``."""
-        sums = groups if isinstance(groups, Sums) else Sums.of(groups)
         # Integers are compared with the integer below a bound: fractions are slow.
         largest = fmt.largest * sums.unit // grow if grow else None
         # A dyadic term is an odd multiple of 1 / denominator, and an odd divisor leaves that as it is. The quantum is a
@@ -132,9 +124,9 @@ class Ledger:
         finest = odd_part(shrink.denominator) * fmt.quantum.denominator // shrink.denominator
         for magnitude, power in sums.groups:
             if largest is not None and magnitude > largest:
-                return self._note(stage, 0, fmt, f"a value may overflow {fmt.name}")
+                return self.refuse(stage, fmt, f"a value may overflow {fmt.name}")
             if max(1, sums.unit // power if power else 1) > finest:
-                return self._note(stage, 0, fmt, f"a value may underflow {fmt.name}")
+                return self.refuse(stage, fmt, f"a value may underflow {fmt.name}")
         return True
 
     def constants(self, stage: str, chains: Iterable[Sequence[Fraction]], fmt: Format) -> bool:
@@ -143,25 +135,23 @@ class Ledger:
 
         A chain's constants are its products of one, two, ... factors, rounded after each. With c (1 + delta) in the
         place of c, a result k becomes k (1 + delta) before it is rounded. It rounds to k for every representable k if
-        abs(delta) <= u / 2, because half an ulp of k is more than k u / 2. Only below a power of two it is no more than
-        that, and then the tie goes to the power of two, whose significand is even.
+        abs(delta) <= u / 2, because half an ulp of k is more than k u / 2. Only just below a power of two they are
+        equal, and such a tie goes to the power of two, because its significand is even.
         """
         for chain in chains:
             wrong = _inexact_constant(tuple(chain), fmt)
             if wrong is not None:
-                return self._note(stage, 0, fmt, f"multiplying by the rounded {wrong} is not exact in {fmt.name}")
+                return self.refuse(stage, fmt, f"multiplying by the rounded {wrong} is not exact in {fmt.name}")
         return True
 
     def divisors(self, stage: str, divisors: Iterable[int], fmt: Format) -> bool:
         """Prove that dividing a multiple of d by d is exact in ``fmt``, also as a product with the rounded 1/d."""
         return self.constants(stage, [(Fraction(1, odd_part(divisor)),) for divisor in divisors], fmt)
 
-    def refuse(self, stage: str, fmt: Format, reason: str) -> bool:
-        return self._note(stage, 0, fmt, reason)
-
-    def _note(self, stage: str, bits: int, fmt: Format, reason: str | None = None) -> bool:
+    def refuse(self, stage: str, fmt: Format, reason: str, bits: int = 0) -> bool:
+        """Record why the stage cannot be proved exact. Always False, the result of a failed proof."""
         self.proofs.append(StageProof(stage, self.window, bits, fmt.p, reason))
-        return reason is None
+        return False
 
 
 @lru_cache(maxsize=4096)
@@ -183,14 +173,13 @@ def nearest(value: Fraction, fmt: Format) -> Fraction:
     return round(value / ulp) * ulp
 
 
-def combined(
-    stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, ledger: Ledger, symbols: Symbols
-) -> Affine:
+def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, ledger: Ledger) -> Affine:
     """``sum_k factor_k * vector_k`` as an optimizer evaluates it in ``fmt``: exactly if provable, else with its error.
 
     The factors reach the kernel as doubles and are rounded to ``fmt``. Each term passes at most its factor's rounding
     (twice, where it was computed in double before), one product and ``len(parts)`` sums.
     """
+    symbols = parts[0][1].symbols
     if all(vector.exact for _, vector in parts):
         terms, unit = integers(zip(*([factor * c for c in vector.center] for factor, vector in parts), strict=True))
         total = symbols.exactly([Fraction(sum(term), unit) for term in terms])

@@ -1,4 +1,4 @@
-"""How much each rank sends in an optimizer step, by the formulas of the algorithms that average gradients."""
+"""How many bytes each rank sends in an optimizer step: the formulas of the algorithms that average gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conformance.oracle.ring import schedule
 class Expected:
     """Bytes of gradients and weights in one optimizer step of one rank.
 
-    sent, received: in messages to and from other ranks. reduced: handed to all-reduce, which sends for itself.
+    sent, received: in messages to and from other ranks. reduced: passed to all-reduce, which sends its own messages.
     """
 
     sent: int
@@ -23,14 +23,14 @@ class Expected:
 
 
 def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expected, ...] | None:
-    """What the ranks send, in order, for a gradient of ``elements`` numbers of ``width`` bytes; None if unknown.
+    """The traffic of each rank for a gradient of ``elements`` numbers of ``width`` bytes; None without a formula.
 
-    With G bytes of gradients, N ranks, and weights as large as their gradients:
+    With G bytes of gradients, N ranks, and weights as large as their gradients, a rank sends:
 
-    - ring: 2 (N - 1) / N G a rank if N divides the elements, else the same up to one element for each phase;
-    - ring-gather: 2 G, of ranks 0 and N - 1 only G;
-    - parameter-server, rank 0, which works too: (N - 1) G each way; a worker: G each way;
-    - all-reduce (ddp, horovod): G is handed to all-reduce.
+    - ring: 2 (N - 1) / N G if N divides the elements, else the same up to one element in each phase;
+    - ring-gather: 2 G, but ranks 0 and N - 1 only G;
+    - parameter-server: rank 0, which computes gradients too, (N - 1) G each way; a worker G each way;
+    - all-reduce (ddp, horovod): G passed to all-reduce.
 
     Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
     Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
@@ -47,20 +47,20 @@ def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expec
         sent = [whole if rank in (0, ranks - 1) else 2 * whole for rank in range(ranks)]
     else:
         return None
-    # What a rank receives is what the one before sends.
+    # A rank receives what the rank before it sends.
     return tuple(Expected(own, sent[rank - 1], 0) for rank, own in enumerate(sent))
 
 
 def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:
     """The mean bytes that a rank sends in an all-reduce of ``payload`` bytes around a ring: 2 (N - 1) / N of them.
 
-    No all-reduce can do with less (Patarasuk and Yuan, 2009, section 3).
+    No all-reduce needs less (Patarasuk and Yuan, 2009, section 3).
     """
     return 2 * Fraction(ranks - 1, ranks) * payload
 
 
 def _ring(ranks: int, elements: int) -> list[int]:
-    """The elements that each rank sends in reduce-scatter and all-gather; the first segments have one more."""
+    """The elements that each rank sends in reduce-scatter and all-gather. The first segments may be one longer."""
     sizes = [elements // ranks + (segment < elements % ranks) for segment in range(ranks)]
     sent = [0] * ranks
     for message in chain.from_iterable(schedule(ranks)):

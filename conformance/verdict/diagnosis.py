@@ -60,10 +60,8 @@ def _explains(
             if outside(step.gradient, seen.gradients) is not None or outside(step.weights, seen.weights) is not None:
                 return False, steps
             # A bound that also contains the right answer explains nothing.
-            if steps == first_difference:
-                gap = separation(right.steps[steps], step)
-                if gap is not None and gap <= 1:
-                    return False, steps
+            if steps == first_difference and separation(right.steps[steps], step) <= 1:
+                return False, steps
             steps += 1
     except Unbounded:
         return False, steps

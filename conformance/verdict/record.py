@@ -8,7 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from conformance.cases.case import Case
-from conformance.oracle.affine import Enclosure
+from conformance.oracle.affine import Enclosure, Gap
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import CaseRecord, Vector, Verdict
@@ -99,7 +99,7 @@ def _power(judgement: Judgement) -> records.Power | None:
     if judgement.power is None:
         return None
     gap, fault = judgement.power.gap, judgement.power.fault
-    return records.Power(math.inf if gap is None else _float(gap), fault.name, fault.text)
+    return records.Power(_float(gap), fault.name, fault.text)
 
 
 def _steps(
@@ -167,7 +167,7 @@ def _floats(values: Sequence[Fraction]) -> Vector:
     return tuple(map(_float, values))
 
 
-def _float(value: Fraction) -> float:
+def _float(value: Gap) -> float:
     try:
         return float(value)
     except OverflowError:

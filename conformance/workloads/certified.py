@@ -1,9 +1,9 @@
 """Workloads over small dyadic rationals, on which correct trainers agree to the bit.
 
-Weights live on a coarse grid and never leave it: each step's targets are set so that the residuals are small
-multiples of the odd divisor, and a batch is drawn again until the state after the step lies on the grid. So the bits
-needed do not grow with the number of steps, and eight of them (bf16's) are enough for a whole run. The arithmetic
-here only steers; what proves exactness is the certificate in :mod:`conformance.oracle`.
+Weights stay on a coarse grid: each step's targets are chosen so that the residuals are small multiples of the odd
+divisor, and batches are drawn until the state after the step lies on the grid. So the bits needed do not grow with the
+number of steps, and eight of them (bf16's) are enough for a whole run. The arithmetic here only chooses the data;
+exactness is proved by the certificate in :mod:`conformance.oracle`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import numpy.typing as npt
 from conformance.workloads.workload import SGD, Clip, LossScale, Sample, Vector, Workload
 
 STEPS = 6
-#: Far outside fp16's range once it is multiplied with any loss scale of the recipes.
+#: Times any loss scale of the recipes it is far outside fp16's range.
 OUTLIER = Fraction(-(2**15))
 STEEPER = 4.0
-#: What bf16 has: a whole global batch adds up in that many, however it is dealt to micro-batches.
+#: The significand bits of bf16: enough to add up a whole global batch, whatever its micro-batches are.
 _BITS = 8
 _CANDIDATES = 512
 _ATTEMPTS = 400
@@ -37,9 +37,9 @@ class Recipe:
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
         short: samples in a short last batch, if there is one.
-        overflow_at: the step whose batch ends with a sample that overflows fp16.
-        seed: draws other numbers, where the first ones happen to hide a fault in some layout.
-        steeper_at: the step whose residuals are multiplied by STEEPER, so that its gradient alone exceeds a norm.
+        overflow_at: the batch of this step ends with a sample that overflows fp16.
+        seed: another one draws other numbers, for workloads in which the first ones hide a fault in some layout.
+        steeper_at: the residuals of this step are multiplied by STEEPER, so that only its gradient exceeds a norm.
     """
 
     name: str
@@ -78,10 +78,10 @@ def certified(recipe: Recipe, batch_size: int) -> Workload:
         samples = recipe.short if recipe.short and step == recipe.steps - 1 else batch_size
         batch, after = _draw(recipe, samples, state, generator)
         if recipe.overflow_at == step:
-            # Every rank skips this window, so the state stays as it was.
+            # Every rank skips this window, so the state does not change.
             batch = (*batch[:-1], replace(batch[-1], y=OUTLIER))
         elif recipe.steeper_at == step:
-            # The clipped step rounds. What follows is bounded anyway and need not know where exactly it leads.
+            # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
             state = replace(state, steps=after.steps)
         else:
             state = after
@@ -135,13 +135,13 @@ def _draw(
         fits = np.flatnonzero(
             (after.weights % grid == 0).all(axis=1)
             & (float(recipe.optimizer.momentum) * after.buffer % grid == 0).all(axis=1)
-            # A small error of a zero survives any cast, where that of another number is rounded away.
+            # A cast rounds away a small error, but not that of a zero.
             & (after.weights != 0).all(axis=1)
             & (np.abs(after.weights) <= recipe.largest_weight).all(axis=1)
             & (after.weights != state.weights).any(axis=1)
             & _clips_as_meant(recipe, gradients, state.steps)
         )
-        # What looks at every sample's term takes longest, and few candidates come this far.
+        # Last, because checking every sample's term takes longest, and few candidates are left.
         terms = factors[fits, :, None] * rows[fits]
         fits = fits[(np.abs(terms).sum(axis=1) < 2**_BITS * 2 * unit).all(axis=1) & _distinct(terms)]
         if fits.size:
@@ -158,7 +158,7 @@ def _draw(
 def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
     """Which candidates, of shape (candidates, samples, parameters), hold no two samples with the same gradient.
 
-    Samples of weight zero all have the gradient zero.
+    Samples of weight zero, which all have the gradient zero, do not count.
     """
     key = terms @ (100.0 ** np.arange(terms.shape[2]))
     ordered = np.sort(key, axis=1)

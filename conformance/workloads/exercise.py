@@ -1,11 +1,11 @@
-"""The datasets of the gradient-averaging exercise: a line through the origin, a noisy line, and two workers' shards."""
+"""The data sets of the gradient-averaging exercise: a line through the origin, a noisy line, two workers' shards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 
-from conformance.workloads.workload import SGD, Sample, Workload, as_rational
+from conformance.workloads.workload import SGD, Sample, Workload
 
 Points = Sequence[tuple[float, float]]
 
@@ -16,7 +16,7 @@ TWO_WORKERS: Sequence[Sequence[Points]] = ((LINE[:2], LINE[2:]), (NOISY_LINE[:2]
 
 
 def points(pairs: Points) -> tuple[Sample, ...]:
-    return tuple(Sample((as_rational(x),), as_rational(y)) for x, y in pairs)
+    return tuple(Sample((Fraction(x),), Fraction(y)) for x, y in pairs)
 
 
 def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summary: str = "") -> Workload:
@@ -24,7 +24,7 @@ def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summa
     return Workload(
         name=name,
         batches=tuple(points(batch) for batch in batches),
-        optimizer=SGD(as_rational(lr)),
+        optimizer=SGD(Fraction(lr)),
         start=(Fraction(0),),
         epochs=epochs,
         summary=summary,
@@ -40,6 +40,6 @@ def noisy_line() -> Workload:
 
 
 def two_workers() -> Workload:
-    """The shards of the exercise's last question, dealt out so that two ranks read what its two workers read."""
+    """The shards of the exercise's last question, in an order in which two ranks read what its two workers read."""
     batches = [(*first, *second) for first, second in zip(*TWO_WORKERS, strict=True)]
     return exercise("two-workers", batches, 0.001, 10, "The two workers' shards of the distributed exercise.")

@@ -14,7 +14,7 @@ Shares = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Window:
-    """One accumulation window: what lies between two optimizer steps.
+    """One accumulation window: the micro-batches between two optimizer steps.
 
     ``shares[rank][micro_batch]`` lists the indices of the samples in ``batch``. ``nominal`` is the accumulation length
     of a full window, which a short last window does not reach.
@@ -40,10 +40,9 @@ class Layout:
     """``world_size`` ranks, each reading ``accumulation`` micro-batches of ``micro_batch_size`` samples per step.
 
     Micro-batch ``t`` of rank ``r`` is chunk number ``t * world_size + r`` of the global batch. That is how frameworks
-    that deal out whole batches shard a stream, and any other deal gives the same gradient.
+    that hand out whole batches shard a stream, and any other order gives the same gradient.
     """
 
-    kind: LayoutKind
     world_size: int
     accumulation: int
     micro_batch_size: int
@@ -56,23 +55,14 @@ class Layout:
             ValueError: the global batch does not divide into ``world_size * accumulation`` equal micro-batches.
         """
         if kind == "samples":
-            return cls(kind, 1, workload.batch_size, 1)
+            return cls(1, workload.batch_size, 1)
         size, rest = divmod(workload.batch_size, world_size * accumulation)
         if rest or not size:
             raise ValueError(
                 f"workload {workload.name}: {workload.batch_size} samples do not divide into "
                 f"{world_size} ranks x {accumulation} micro-batches"
             )
-        return cls(kind, world_size, accumulation, size)
-
-    @property
-    def path(self) -> str:
-        """The layout as a part of a case id: ``samples``, ``w2``, ``acc3``, ``w2-acc3`` ..."""
-        if self.kind == "samples":
-            return "samples"
-        parts = [f"w{self.world_size}"] if self.world_size > 1 else []
-        parts += [f"acc{self.accumulation}"] if self.kind == "accumulated" else []
-        return "-".join(parts) or "batched"
+        return cls(world_size, accumulation, size)
 
     def window(self, workload: Workload, step: int) -> Window:
         """The ``step``-th window: a full one, or a shorter last one split evenly over the ranks.
@@ -89,7 +79,7 @@ class Layout:
         return Window(step, batch, _dealt(per_rank, self.world_size, self.micro_batch_size), self.accumulation)
 
     def windows(self, workload: Workload) -> tuple[Window, ...]:
-        """All windows of a run in which nothing is skipped."""
+        """All windows of a run."""
         return tuple(self.window(workload, step) for step in range(workload.steps))
 
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from conformance.workloads.workload import SGD, Sample, Workload, as_rational
+from conformance.workloads.workload import SGD, Sample, Workload
 
 SEED = 42
 SAMPLES = 1000
@@ -16,13 +16,13 @@ COEFFICIENTS = (5, 3, 2, 1)
 LEARNING_RATE = 0.01
 EPOCHS = 400
 SHARD = 250
-#: Features are rounded to multiples of this: it leaves the distribution alone and the targets representable in fp32.
+#: Features are rounded to multiples of this, which leaves their distribution as it is; fp32 then holds all targets.
 GRID = Fraction(1, 1024)
 
 
 @cache
 def multivariate() -> Workload:
-    """Full-batch gradient descent, so that shards of 250 (four ranks, or four micro-batches) give one trajectory."""
+    """Full-batch gradient descent: shards of 250, for four ranks or four micro-batches, give the same trajectory."""
     generator = np.random.default_rng(SEED)
     columns = generator.standard_normal((SAMPLES, FEATURES)) + np.arange(FEATURES)
     rows = np.rint(columns / float(GRID)).astype(int)
@@ -30,12 +30,12 @@ def multivariate() -> Workload:
     for row in rows.tolist():
         x = tuple(entry * GRID for entry in row)
         samples.append(Sample(x, sum((c * v for c, v in zip(COEFFICIENTS, x, strict=True)), Fraction(0))))
-    start = tuple(as_rational(value) for value in np.round(generator.standard_normal(FEATURES), 3).tolist())
+    start = np.round(generator.standard_normal(FEATURES), 3).astype(np.float32)
     return Workload(
         name="multivariate",
         batches=(tuple(samples),),
-        optimizer=SGD(as_rational(LEARNING_RATE)),
-        start=tuple(Fraction(np.float32(float(value)).item()) for value in start),
+        optimizer=SGD(Fraction(LEARNING_RATE)),
+        start=tuple(map(Fraction, start.tolist())),
         epochs=EPOCHS,
         summary="1000 samples of 4 uncorrelated normal features; gradient descent recovers 5 3 2 1.",
     )

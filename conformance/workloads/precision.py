@@ -42,7 +42,7 @@ class Format:
         numerator, denominator = abs(value.numerator), value.denominator
         if not numerator:
             return True
-        # A multiple of the quantum has no other denominators than powers of two up to the quantum's own.
+        # The denominator of a multiple of the quantum is a power of two, at most the quantum's own.
         if denominator & (denominator - 1) or denominator.bit_length() - 1 > self.p - 1 - self.min_exponent:
             return False
         length = numerator.bit_length()
@@ -68,7 +68,7 @@ FP16 = Format("fp16", "float16", 2, 11, 15, -14)
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision variant of a case.
+    """The formats of a case.
 
     ``compute``: the format of forward and backward inside a micro-batch. ``master``: the format of weights, gradients,
     their accumulation and the optimizer. ``wire``: the format in which gradients cross ranks. ``amp``: the library
@@ -106,8 +106,8 @@ PRECISIONS: dict[str, Precision] = {
         Precision("bf16", BF16, FP32, FP32, amp="torch"),
         Precision("fp16", FP16, FP32, FP32, amp="torch", scaled=True),
         Precision("fp16-compression", FP32, FP32, FP16),
-        # O1 leaves the weights in fp32 and casts what goes into linear operations (apex/amp/frontend.py, amp.py and
-        # lists/functional_overrides.py): to the numbers it is autocast. Gradients arrive in the type of the weights.
+        # O1 leaves the weights in fp32 and casts the inputs of linear operations (apex/amp/frontend.py, amp.py and
+        # lists/functional_overrides.py): the same numbers as autocast. Gradients arrive in the type of the weights.
         Precision("apex-O1", FP16, FP32, FP32, amp="apex", scaled=True),
     )
 }

@@ -20,22 +20,22 @@ class Problem:
     precision: Precision
 
     def __hash__(self) -> int:
-        """Of names only: hashing all the fractions takes long, and equality compares them anyway."""
+        """The hash of the names only: all the fractions take long to hash, and equality compares them anyway."""
         return hash((self.workload.name, self.layout, self.precision.name))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """All accumulation windows of a run in which nothing is skipped."""
+        """All accumulation windows of a run."""
         return self.layout.windows(self.workload)
 
     def total_weight(self, window: Window) -> Fraction:
-        """What the correct gradient divides by: the samples, or their weight, over all ranks and micro-batches."""
+        """The divisor of the correct gradient: the samples, or their weight, of all ranks and micro-batches."""
         if self.workload.loss == "mean":
             return Fraction(len(window.batch))
         return sum((sample.weight for sample in window.batch), Fraction(0))
 
     def coefficients(self, window: Window) -> Vector:
-        """What each sample's squared error is multiplied with in the right loss; they sum to one."""
+        """The factor of each sample's squared error in the right loss; they sum to one."""
         if self.workload.loss == "mean":
             return _evenly(len(window.batch))
         total = self.total_weight(window)

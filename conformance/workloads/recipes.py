@@ -1,4 +1,4 @@
-"""The standard certified workloads: each varies what plain SGD on a plain mean would hide."""
+"""The standard certified workloads: each shows bugs that plain SGD on a plain mean hides."""
 
 from __future__ import annotations
 
@@ -81,8 +81,7 @@ RECIPES: dict[str, Recipe] = {
 
 @cache
 def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
-    """The certified workload ``name`` with global batches of ``batch_size``, the last one of ``short`` samples if
-    given.
+    """The certified workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given.
 
     Raises:
         KeyError: no such recipe.
@@ -91,7 +90,7 @@ def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
 
 
 def adamw(batch_size: int) -> Workload:
-    """The data of the plain SGD workload under AdamW, whose square root and quotient round."""
+    """The data of the plain SGD workload with AdamW, which rounds in its square root and quotient."""
     return replace(
         recipe("sgd", batch_size),
         name="adamw",

@@ -19,15 +19,16 @@ Build = Callable[[int, int], Workload]
 
 @dataclass(frozen=True)
 class Standard:
-    """``build(batch_size, accumulation)`` makes the workload; a fixed data set has the one ``batch_size`` it has."""
+    """``build(batch_size, accumulation)`` makes the workload, with the first of ``batch_sizes`` that divides over the
+    layout. A fixed data set has only one.
+    """
 
     build: Build
-    batch_size: int | None = None
     batch_sizes: tuple[int, ...] = BATCH_SIZES
 
 
 def _short(batch_size: int, accumulation: int) -> int:
-    """Samples of a last window that is one micro-batch short or more."""
+    """Samples of a last window that lacks at least one micro-batch."""
     return batch_size // 3 if accumulation == 3 else batch_size // 2
 
 
@@ -38,12 +39,12 @@ def _certified(name: str) -> Standard:
 STANDARD: dict[str, Standard] = {
     **{name: _certified(name) for name in RECIPES},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
-    "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), batch_sizes=(16,)),
+    "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
-    "line": Standard(lambda batch_size, accumulation: line(), 4),
-    "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), 4),
-    "two-workers": Standard(lambda batch_size, accumulation: two_workers(), 4),
-    "multivariate": Standard(lambda batch_size, accumulation: multivariate(), 1000),
+    "line": Standard(lambda batch_size, accumulation: line(), (4,)),
+    "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), (4,)),
+    "two-workers": Standard(lambda batch_size, accumulation: two_workers(), (4,)),
+    "multivariate": Standard(lambda batch_size, accumulation: multivariate(), (1000,)),
 }
 
 
@@ -55,8 +56,7 @@ def standard(name: str, kind: LayoutKind, world_size: int, accumulation: int) ->
         ValueError: no global batch of this workload divides over the layout.
     """
     entry = STANDARD[name]
-    sizes = (entry.batch_size,) if entry.batch_size else entry.batch_sizes
-    for size in sizes:
+    for size in entry.batch_sizes:
         if size % (world_size * accumulation) == 0:
             workload = entry.build(size, accumulation)
             return workload, Layout.of(workload, kind, world_size, accumulation)

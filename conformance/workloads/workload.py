@@ -1,7 +1,7 @@
 """What is trained: a linear regression, its data, loss, optimizer, schedule and clip, in exact rationals.
 
-Every number is a :class:`fractions.Fraction`. Where a trainer is handed a float (a learning rate of ``0.001``), the
-workload holds the rational value *of that float*, so that what is judged is the arithmetic and never the notation.
+Every number is a :class:`fractions.Fraction`. Where a trainer receives a float (a learning rate of ``0.001``), the
+workload holds the rational value *of that float*: the harness judges the arithmetic, never the decimal notation.
 """
 
 from __future__ import annotations
@@ -11,11 +11,6 @@ from fractions import Fraction
 from typing import Literal
 
 Vector = tuple[Fraction, ...]
-
-
-def as_rational(value: float | int | str | Fraction) -> Fraction:
-    """The rational value of ``value`` as a trainer receives it: strings and ints exactly, floats as doubles."""
-    return Fraction(value)
 
 
 @dataclass(frozen=True)
@@ -43,10 +38,10 @@ class AdamW:
     """Adam with decoupled weight decay as :class:`torch.optim.AdamW` defines it."""
 
     lr: Fraction
-    beta1: Fraction = as_rational(0.9)
-    beta2: Fraction = as_rational(0.999)
-    eps: Fraction = as_rational(1e-8)
-    weight_decay: Fraction = as_rational(0.01)
+    beta1: Fraction = Fraction(0.9)
+    beta2: Fraction = Fraction(0.999)
+    eps: Fraction = Fraction(1e-8)
+    weight_decay: Fraction = Fraction(0.01)
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,9 @@ class Clip:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The dynamics of :class:`torch.amp.GradScaler`: it grows after ``growth_interval`` clean steps in a row."""
+    """The loss scale as :class:`torch.amp.GradScaler` updates it: it grows after ``growth_interval`` steps in a row
+    without an overflow.
+    """
 
     initial: Fraction
     growth_interval: int = 2**31 - 1
@@ -75,10 +72,10 @@ class LossScale:
 class Workload:
     """A training job.
 
-    ``batches`` are the global batches of one epoch: each is what all ranks and micro-batches of one optimizer step read
-    together. Every batch but the last has the same number of samples. ``schedule`` multiplies the learning rate, one
-    entry per optimizer step. ``start`` holds the initial weights, then the bias if
-    there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast makes them one.
+    ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
+    optimizer step read together. Every batch but the last has the same number of samples. ``schedule`` multiplies the
+    learning rate, one entry per optimizer step. ``start`` holds the initial weights, then the bias if there is one.
+    With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast makes them equal.
 
     Raises:
         ValueError: the batches are empty, of uneven length before the last, or disagree in the number of features.
@@ -93,7 +90,7 @@ class Workload:
     epochs: int = 1
     schedule: Vector | None = None
     clip: Clip | None = None
-    scale: LossScale = field(default_factory=lambda: LossScale(Fraction(2**7)))
+    scale: LossScale = LossScale(Fraction(2**7))
     ranks_start_apart: bool = False
     summary: str = ""
 
@@ -135,7 +132,5 @@ class Workload:
         return self.batches[step % len(self.batches)]
 
     def start_of(self, rank: int) -> Vector:
-        """The weights that ``rank`` holds before anything was made equal across ranks."""
-        if not self.ranks_start_apart:
-            return self.start
-        return tuple(value + rank for value in self.start)
+        """The weights that ``rank`` holds before a broadcast makes them equal."""
+        return tuple(value + rank for value in self.start) if self.ranks_start_apart else self.start

@@ -20,7 +20,6 @@ from conformance.workloads.exercise import exercise
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import as_rational
 
 
 @pytest.mark.parametrize("function", QUESTIONS)
@@ -115,7 +114,7 @@ def test_training_is_the_oracles_recurrence(call):
 def test_training_starts_where_it_is_told():
     arguments = {"m": 0.3, "lr": 0.1, "dataset": [(2, 1)], "iterations": 1}
     [right] = answer("train_loop", arguments).center
-    assert right == as_rational(0.3) - as_rational(0.1) * (-4 * (1 - 2 * as_rational(0.3)))
+    assert right == Fraction(0.3) - Fraction(0.1) * (-4 * (1 - 2 * Fraction(0.3)))
 
 
 def numbers(answer, function):

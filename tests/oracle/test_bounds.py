@@ -19,7 +19,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
-from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Sample, Workload, as_rational
+from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Sample, Workload
 
 from .strategies import shapes
 from .training import PLACEMENTS, Style, styles, train
@@ -29,16 +29,16 @@ precisions = st.sampled_from(list(PRECISIONS))
 
 @st.composite
 def optimizers(draw):
-    lr = as_rational(draw(st.sampled_from([0.001, 0.01, 0.1, 0.3])))
-    decay = as_rational(draw(st.sampled_from([0.0, 0.01, 0.3])))
+    lr = Fraction(draw(st.sampled_from([0.001, 0.01, 0.1, 0.3])))
+    decay = Fraction(draw(st.sampled_from([0.0, 0.01, 0.3])))
     if draw(st.booleans()):
         betas = draw(st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.0, 0.99)]))
-        eps = as_rational(draw(st.sampled_from([1e-8, 1e-3])))
-        return AdamW(lr, *map(as_rational, betas), eps=eps, weight_decay=decay)
+        eps = Fraction(draw(st.sampled_from([1e-8, 1e-3])))
+        return AdamW(lr, *map(Fraction, betas), eps=eps, weight_decay=decay)
     momentum = draw(st.sampled_from([0.0, 0.3, 0.9]))
     nesterov = bool(momentum) and draw(st.booleans())
     dampening = 0.0 if nesterov else draw(st.sampled_from([0.0, 0.1, 0.7]))
-    return SGD(lr, as_rational(momentum), as_rational(dampening), nesterov, decay)
+    return SGD(lr, Fraction(momentum), Fraction(dampening), nesterov, decay)
 
 
 @st.composite
@@ -48,25 +48,25 @@ def real_jobs(draw):
     numbers = random.Random(draw(st.integers(0, 2**32)))
     features, bias, weighted = draw(st.integers(1, 4)), draw(st.booleans()), draw(st.booleans())
     spread = draw(st.sampled_from([0.01, 1.0, 1.0, 20.0]))
-    start = tuple(as_rational(numbers.gauss(0, 1)) for _ in range(features + bias))
+    start = tuple(Fraction(numbers.gauss(0, 1)) for _ in range(features + bias))
     short = draw(st.integers(1, accumulation * size)) * world
     steps = draw(st.integers(1, 5))
     batches = []
     for step in range(steps):
         length = short if step == steps - 1 else world * accumulation * size
-        weights = [as_rational(numbers.choice([0.0, numbers.uniform(0.1, 3)])) for _ in range(length)]
-        weights[0] = as_rational(0.7)
+        weights = [Fraction(numbers.choice([0.0, numbers.uniform(0.1, 3)])) for _ in range(length)]
+        weights[0] = Fraction(0.7)
         batches.append(
             tuple(
                 Sample(
-                    tuple(as_rational(numbers.gauss(0.5, spread)) for _ in range(features)),
-                    as_rational(numbers.gauss(0, 2)),
+                    tuple(Fraction(numbers.gauss(0.5, spread)) for _ in range(features)),
+                    Fraction(numbers.gauss(0, 2)),
                     weight if weighted else Fraction(1),
                 )
                 for weight in weights
             )
         )
-    clip = draw(st.sampled_from([None, None, Clip("norm", as_rational(0.7)), Clip("value", as_rational(0.3))]))
+    clip = draw(st.sampled_from([None, None, Clip("norm", Fraction(0.7)), Clip("value", Fraction(0.3))]))
     workload = Workload(
         name="real",
         batches=tuple(batches),
@@ -74,11 +74,11 @@ def real_jobs(draw):
         start=start,
         bias=bias,
         loss="weighted" if weighted else "mean",
-        schedule=draw(st.sampled_from([None, tuple(map(as_rational, (1.0, 0.3, 0.7, 0.1, 0.5)))])),
+        schedule=draw(st.sampled_from([None, tuple(map(Fraction, (1.0, 0.3, 0.7, 0.1, 0.5)))])),
         clip=clip,
         scale=LossScale(Fraction(2 ** draw(st.integers(0, 10))), growth_interval=draw(st.integers(1, 4))),
     )
-    return workload, Layout("accumulated" if accumulation > 1 else "batched", world, accumulation, size)
+    return workload, Layout(world, accumulation, size)
 
 
 def fitting(style, workload, layout):
@@ -141,9 +141,9 @@ def test_double_precision_has_no_slack_to_hide_in(kind, job, style):
     """Where coefficients are doubles too, their own rounding counts as much as the arithmetic's."""
     workload, layout = job
     if kind == "AdamW":
-        optimizer = AdamW(as_rational(0.1), weight_decay=as_rational(0.01))
+        optimizer = AdamW(Fraction(0.1), weight_decay=Fraction(0.01))
     else:
-        optimizer = SGD(as_rational(0.1), as_rational(0.9), as_rational(0.1), weight_decay=as_rational(0.1))
+        optimizer = SGD(Fraction(0.1), Fraction(0.9), Fraction(0.1), weight_decay=Fraction(0.1))
     workload = replace(workload, optimizer=optimizer, clip=None)
     target(assert_enclosed(workload, layout, "fp64", fitting(style, workload, layout)))
 

@@ -15,7 +15,7 @@ from conformance.oracle.clipping import clipped
 from conformance.oracle.optimizers import update_rule
 from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
-from conformance.workloads.workload import SGD, AdamW, Clip, as_rational
+from conformance.workloads.workload import SGD, AdamW, Clip
 
 from .training import DTYPES, exactly
 
@@ -38,7 +38,7 @@ def sgd(draw):
     nesterov = bool(momentum) and draw(st.booleans())
     dampening = 0.0 if nesterov else draw(st.sampled_from([0.0, 0.1, 0.9]))
     decay, lr = draw(st.sampled_from([0.0, 0.1])), draw(st.sampled_from([0.1, 0.001]))
-    return SGD(*map(as_rational, (lr, momentum, dampening)), nesterov, as_rational(decay))
+    return SGD(*map(Fraction, (lr, momentum, dampening)), nesterov, Fraction(decay))
 
 
 @st.composite
@@ -46,7 +46,7 @@ def adamw(draw):
     betas = draw(st.sampled_from([(0.9, 0.999), (0.5, 0.9), (0.99, 0.9999), (0.9, 0.99999), (0.0, 0.5)]))
     lr, eps = draw(st.sampled_from([1.0, 0.01])), draw(st.sampled_from([1e-8, 1e-12, 1e-3]))
     decay = draw(st.sampled_from([0.0, 0.1]))
-    return AdamW(as_rational(lr), *map(as_rational, (*betas, eps, decay)))
+    return AdamW(Fraction(lr), *map(Fraction, (*betas, eps, decay)))
 
 
 def torchs(spec, parameter, flags):
@@ -63,7 +63,7 @@ def torchs(spec, parameter, flags):
 def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
     """In double precision the bias corrections of AdamW round as much as anything else: their difference cancels."""
     symbols = Symbols()
-    rule = update_rule(spec, fmt, Ledger(), symbols)
+    rule = update_rule(spec, fmt, Ledger())
     parameter = torch.nn.Parameter(numbers(source, DTYPES[fmt.name]))
     optimizer = torchs(spec, parameter, flags)
     weights = symbols.exactly(exactly([parameter]))
@@ -82,7 +82,7 @@ def test_torchs_clipping_stays_in_the_bound(source, fmt, kind, threshold, foreac
     for parameter in parameters:
         parameter.grad = numbers(source, DTYPES[fmt.name])
     gradient = Symbols().exactly(exactly([parameter.grad for parameter in parameters]))
-    right = clipped(gradient, Clip(kind, as_rational(threshold)), fmt, Ledger())
+    right = clipped(gradient, Clip(kind, Fraction(threshold)), fmt, Ledger())
     if kind == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, threshold, foreach=foreach)
     else:
@@ -120,7 +120,7 @@ def test_clipping_by_value_is_exact_if_the_threshold_is():
 def sgd_steps(**changes):
     """Weights after gradients 1, 1, 1, from a weight of 0 with a learning rate of 1."""
     symbols = Symbols()
-    rule = update_rule(SGD(Fraction(1), **changes), FP64, Ledger(), symbols)
+    rule = update_rule(SGD(Fraction(1), **changes), FP64, Ledger())
     weights, visited = symbols.exactly([Fraction(0)]), []
     for _ in range(3):
         weights = rule.step(weights, symbols.exactly([Fraction(1)]), Fraction(1))

@@ -17,7 +17,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
-from conformance.workloads.workload import SGD, LossScale, Sample, Workload, as_rational
+from conformance.workloads.workload import SGD, LossScale, Sample, Workload
 
 from .strategies import shapes
 from .training import PLACEMENTS, Style, train
@@ -35,9 +35,9 @@ def large_jobs(draw):
     lightest = draw(st.sampled_from([1.0, 2.0**-12]))
     batch = tuple(
         Sample(
-            tuple(as_rational(numbers.gauss(0, x_size)) for _ in range(features)),
-            as_rational(numbers.gauss(0, y_size)),
-            as_rational(numbers.choice([1.0, 2.0, 5.0]) * lightest) if weighted else Fraction(1),
+            tuple(Fraction(numbers.gauss(0, x_size)) for _ in range(features)),
+            Fraction(numbers.gauss(0, y_size)),
+            Fraction(numbers.choice([1.0, 2.0, 5.0]) * lightest) if weighted else Fraction(1),
         )
         for _ in range(world * accumulation * size)
     )
@@ -45,11 +45,11 @@ def large_jobs(draw):
         name="large",
         batches=(batch,),
         optimizer=SGD(Fraction(1, 1024)),
-        start=tuple(as_rational(numbers.gauss(0, w_size)) for _ in range(features)),
+        start=tuple(Fraction(numbers.gauss(0, w_size)) for _ in range(features)),
         loss="weighted" if weighted else "mean",
         scale=LossScale(Fraction(2 ** draw(st.integers(0, 12)))),
     )
-    return workload, Layout("accumulated" if accumulation > 1 else "batched", world, accumulation, size)
+    return workload, Layout(world, accumulation, size)
 
 
 def classified(workload, layout):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.rounding import Ledger, gamma, is_dyadic, nearest, odd_part
+from conformance.oracle.rounding import Ledger, Sums, gamma, integers, is_dyadic, nearest, odd_part
 from conformance.workloads.precision import BF16, FP16, FP32, FP64, Format
 
 from .training import DTYPES, tree_sum
@@ -34,9 +34,13 @@ def groups(draw: st.DrawFn, spare: tuple[int, int] = (-2, 2)) -> tuple[list[Frac
     return [unit * Fraction(2) ** exponent for unit in units], fmt
 
 
+def summed(groups):
+    return Sums.over(*integers(groups))
+
+
 def certified(terms, fmt):
     ledger = Ledger()
-    return ledger.sums("stage", [terms], fmt) and ledger.range("stage", [terms], fmt)
+    return ledger.sums("stage", summed([terms]), fmt) and ledger.range("stage", summed([terms]), fmt)
 
 
 def brute_force(terms, fmt, order):
@@ -85,7 +89,7 @@ def test_the_last_bit_is_used_and_not_one_more(fmt, parts, data):
 def test_a_term_that_is_not_dyadic_is_refused_with_a_reason():
     ledger = Ledger()
     ledger.window = 3
-    assert not ledger.sums("forward", [[Fraction(1)], [Fraction(1, 3)]], FP32)
+    assert not ledger.sums("forward", summed([[Fraction(1)], [Fraction(1, 3)]]), FP32)
     [proof] = ledger.proofs
     assert (proof.stage, proof.window, proof.exact) == ("forward", 3, False)
     assert proof.reason == "a term is not a dyadic rational"
@@ -93,8 +97,8 @@ def test_a_term_that_is_not_dyadic_is_refused_with_a_reason():
 
 def test_a_proof_says_how_many_bits_were_needed():
     ledger = Ledger()
-    assert ledger.sums("forward", [[Fraction(1), Fraction(3, 4)], [Fraction(5)]], BF16)
-    assert not ledger.sums("forward", [[Fraction(256), Fraction(1)]], BF16)
+    assert ledger.sums("forward", summed([[Fraction(1), Fraction(3, 4)], [Fraction(5)]]), BF16)
+    assert not ledger.sums("forward", summed([[Fraction(256), Fraction(1)]]), BF16)
     assert [(proof.bits, proof.available, proof.reason) for proof in ledger.proofs] == [
         (3, 8, None),
         (9, 8, "a sum needs 9 bits, bf16 has 8"),
@@ -112,7 +116,7 @@ def test_a_range_holds_every_partial_sum_at_every_scale(group, one, other, divis
     terms = [term * odd_part(divisor) for term in terms]
     shrink, grow = min(one, other) / divisor, max(one, other)
     ledger = Ledger()
-    assume(ledger.sums("stage", [terms], fmt) and ledger.range("stage", [terms], fmt, shrink, grow))
+    assume(ledger.sums("stage", summed([terms]), fmt) and ledger.range("stage", summed([terms]), fmt, shrink, grow))
     part = sum(data.draw(st.lists(st.sampled_from(terms), max_size=len(terms), unique_by=id)), Fraction(0))
     scale = one
     while scale <= grow:
@@ -128,8 +132,8 @@ def test_a_range_holds_every_partial_sum_at_every_scale(group, one, other, divis
 def test_a_range_ends_where_the_format_ends(inside, outside, reason):
     terms = [Fraction(2**9), Fraction(2**-9)]
     ledger = Ledger()
-    assert ledger.range("stage", [terms], FP16, min(inside, Fraction(1)), max(inside, Fraction(1)))
-    assert not ledger.range("stage", [terms], FP16, min(outside, Fraction(1)), max(outside, Fraction(1)))
+    assert ledger.range("stage", summed([terms]), FP16, min(inside, Fraction(1)), max(inside, Fraction(1)))
+    assert not ledger.range("stage", summed([terms]), FP16, min(outside, Fraction(1)), max(outside, Fraction(1)))
     assert ledger.proofs[-1].reason == f"a value may {reason} fp16"
 
 
@@ -251,6 +255,6 @@ def test_formats_are_told_apart():
     """A sum that is exact in one format is refused in the next shorter one."""
     for longer, shorter in ((FP64, FP32), (FP32, FP16), (FP16, BF16)):
         terms = [[Fraction(2 ** (shorter.p)), Fraction(1)]]
-        assert Ledger().sums("stage", terms, longer)
-        assert not Ledger().sums("stage", terms, shorter)
+        assert Ledger().sums("stage", summed(terms), longer)
+        assert not Ledger().sums("stage", summed(terms), shorter)
         assert not all(map(shorter.holds, [sum(chain.from_iterable(terms))]))

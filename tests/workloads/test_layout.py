@@ -78,17 +78,3 @@ def test_a_last_batch_that_does_not_divide_over_the_ranks_is_refused():
     assert layout.window(job, 0).shares == (((0, 1),), ((2, 3),))
     with pytest.raises(ValueError, match=r"\Aworkload counting: 3 samples do not divide over 2 ranks\Z"):
         layout.windows(job)
-
-
-@pytest.mark.parametrize(
-    ("kind", "world", "accumulation", "path"),
-    [
-        ("samples", 1, 1, "samples"),
-        ("batched", 1, 1, "batched"),
-        ("batched", 2, 1, "w2"),
-        ("accumulated", 1, 3, "acc3"),
-        ("accumulated", 2, 3, "w2-acc3"),
-    ],
-)
-def test_a_layout_has_a_readable_path(kind, world, accumulation, path):
-    assert Layout.of(workload(12), kind, world, accumulation).path == path

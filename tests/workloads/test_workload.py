@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from conformance.workloads.workload import SGD, Sample, Workload, as_rational
+from conformance.workloads.workload import SGD, AdamW, Sample, Workload
 
 
 def batch(*points: tuple[int, int]) -> tuple[Sample, ...]:
@@ -22,10 +22,10 @@ WORKLOAD = Workload(
 )
 
 
-def test_a_float_is_taken_at_its_binary_value():
-    assert as_rational(0.1) == Fraction(3602879701896397, 2**55)
-    assert as_rational("0.1") == Fraction(1, 10)
-    assert as_rational(3) == 3
+def test_a_default_that_is_a_float_is_taken_at_its_binary_value():
+    decay = AdamW(Fraction(1)).weight_decay
+    assert decay == Fraction(5764607523034235, 2**59)
+    assert decay != Fraction(1, 100)
 
 
 @pytest.mark.parametrize(
