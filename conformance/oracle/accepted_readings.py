@@ -40,7 +40,7 @@ class AveragedInEveryMicroBatch(Recurrence):
 AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
 
-Deviations = tuple[Deviation[Recurrence], ...]
+Deviations = tuple[Deviation, ...]
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Reading:
         """Whether it applies to ranks whose trace shows an average before the last micro-batch of a window."""
         return AVERAGES_EARLY in self.deviations
 
-    def recurrence(self, history: ScalerHistory | None = None, *further: Deviation[Recurrence]) -> Recurrence:
+    def recurrence(self, history: ScalerHistory | None = None, *further: Deviation) -> Recurrence:
         """The right answer by this reading, or one with ``further`` deviations."""
-        return deviating(Recurrence, (*further, *self.deviations))(self.problem, history)
+        return deviating((*further, *self.deviations))(self.problem, history)
 
 
 def readings(problem: Problem) -> tuple[Reading, ...]:

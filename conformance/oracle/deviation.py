@@ -1,6 +1,6 @@
-"""Deviations: a textbook with some of its decisions changed.
+"""Deviations: the textbook with some of its decisions changed.
 
-A textbook is a class in which each method is one decision. A deviation overrides one or a few of them and calls
+The textbook is a class in which each method is one decision. A deviation overrides one or a few of them and calls
 ``super()`` for what it does not change, so that you can combine several. The catalogue that holds a deviation says
 whether it is wrong, accepted, or only a probe of the comparison.
 """
@@ -10,32 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Generic, TypeVar
 
-Textbook = TypeVar("Textbook")
-Changed = TypeVar("Changed", covariant=True)
+from conformance.oracle.recurrence import Recurrence
 
 
 @dataclass(frozen=True)
-class Deviation(Generic[Changed]):
+class Deviation:
     """``text`` completes "it is a trainer that ...", ``textbook`` overrides the decisions."""
 
     text: str
-    textbook: type[Changed]
+    textbook: type[Recurrence]
 
     @property
     def decisions(self) -> frozenset[str]:
         return frozenset(name for name in vars(self.textbook) if not name.startswith("__"))
 
 
-AnyDeviation = TypeVar("AnyDeviation", bound=Deviation[object])
+def deviating(deviations: Sequence[Deviation]) -> type[Recurrence]:
+    """The textbook with all of these deviations; if two change the same decision, the first wins."""
+    return type("Deviating", (*(one.textbook for one in deviations), Recurrence), {})
 
 
-def deviating(textbook: type[Textbook], deviations: Sequence[Deviation[Textbook]]) -> type[Textbook]:
-    """``textbook`` with all of these deviations; if two change the same decision, the first wins."""
-    return type("Deviating", (*(one.textbook for one in deviations), textbook), {})
-
-
-def pairs(deviations: Sequence[AnyDeviation]) -> Iterator[tuple[AnyDeviation, AnyDeviation]]:
+def pairs(deviations: Sequence[Deviation]) -> Iterator[tuple[Deviation, Deviation]]:
     """All pairs of deviations that change different decisions."""
     return ((one, two) for one, two in combinations(deviations, 2) if not one.decisions & two.decisions)

@@ -26,7 +26,7 @@ Micro = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Fault(Deviation[Recurrence]):
+class Fault(Deviation):
     """``conditions``: what must hold for a problem if a trainer can have this fault in it."""
 
     conditions: tuple[Condition, ...]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.deviation import pairs
-from conformance.oracle.faults import Fault, applicable
+from conformance.oracle.deviation import Deviation, pairs
+from conformance.oracle.faults import applicable
 from conformance.oracle.power import separation
 from conformance.oracle.recurrence import Recurrence, Trajectory
 from conformance.verdict.comparison import Difference, outside
@@ -28,7 +28,7 @@ def diagnosis(reading: Reading, right: Trajectory, difference: Difference, ranks
     rank = ranks[difference.rank]
     windows = min(len(rank.steps) + len(right.skips), HORIZON)
 
-    def explains(*faults: Fault) -> tuple[bool, int]:
+    def explains(*faults: Deviation) -> tuple[bool, int]:
         """Whether the faults reproduce all windows, and how many steps from the first one they reproduce."""
         return _explains(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
 

@@ -9,7 +9,6 @@ import pytest
 from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import deviating
 from conformance.oracle.faults import CATALOGUE, NotClipped, SumOverRanks, SumOverWindow, applicable
-from conformance.oracle.recurrence import Recurrence
 
 #: Where each fault shows: the first of these cases that it applies to.
 CASES = (
@@ -73,7 +72,7 @@ def test_two_faults_are_told_by_the_one_that_shows_first(follow):
 )
 def test_two_faults_at_once_are_both_named(follow, name, one, two):
     faults = [fault for fault in CATALOGUE if fault.name in (one, two)]
-    judgement = follow(name, deviating(Recurrence, faults)).judged()
+    judgement = follow(name, deviating(faults)).judged()
     assert judgement.verdict == "FAIL (numerics)"
     causes = judgement.diagnosis.removeprefix("the numbers are those of a trainer that ").split(", or ")
     assert f"{faults[0].text}, and {faults[1].text}" in causes
@@ -82,7 +81,7 @@ def test_two_faults_at_once_are_both_named(follow, name, one, two):
 def test_two_faults_are_not_named_where_one_makes_the_same_numbers(follow):
     """Two ranks and two micro-batches: two of these three cancel."""
     faults = [fault for fault in CATALOGUE if fault.name in ("sum-over-ranks", "window-divided-twice", "loss-summed")]
-    diagnosis = follow("ddp-w2-acc2-fp32-momentum", deviating(Recurrence, faults)).judged().diagnosis
+    diagnosis = follow("ddp-w2-acc2-fp32-momentum", deviating(faults)).judged().diagnosis
     assert diagnosis == ("the numbers are those of a trainer that reduces the loss by a sum where a mean belongs")
 
 
