@@ -102,7 +102,9 @@ class SpreadCase:
             raise RunnerError(f"{self._spec['case']}: {self._harness_failure}")
         ranks = [rank for node in self._nodes for rank in node.outcomes(self._supervision.first_failed)]
         timed_out = any(node.outcome is not None and node.outcome.timed_out for node in self._nodes)
-        return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out)
+        return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out).placed(
+            self._spec
+        )
 
     def _begin(self, node: NodeMember, port: int | None) -> None:
         """``port``: where the rendezvous listens; None for the node that hosts it. Raises what `ForkServer` raises."""

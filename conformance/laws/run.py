@@ -20,6 +20,7 @@ from conformance.adapter.backends import BACKENDS
 from conformance.trace.events import (
     KINDS,
     Attempt,
+    AutogradGrad,
     BackwardBegin,
     BackwardEnd,
     Event,
@@ -171,8 +172,8 @@ class Window(_Events):
     events: from its first training forward up to the next window's.
     index: its position among the rank's windows.
     ended: whether the rank finished or began its next window, so that the events of this one are complete.
-    backwards: the beginnings of its backward passes. attempts: optimizer steps, including those that a GradScaler
-        skipped.
+    forwards: its training forwards. backwards: the beginnings of its backward passes.
+    attempts: optimizer steps, including those that a GradScaler skipped.
     """
 
     def __init__(self, rank: Rank, index: int, events: tuple[Event, ...], ended: bool) -> None:
@@ -181,7 +182,8 @@ class Window(_Events):
         assert number is not None
         self.number, self.rank, self.index, self.ended = number, rank, index, ended
         self.run, self.plan = rank.run, rank.run.plan
-        self.forwards, self.backwards, self.attempts = self.of(Forward), self.of(BackwardBegin), self.of(Attempt)
+        self.forwards = [event for event in self.of(Forward) if not event.extra]
+        self.backwards, self.attempts = self.of(BackwardBegin), self.of(Attempt)
 
     @property
     def planned(self) -> int:
@@ -231,7 +233,7 @@ class Rank(_Events):
         starts = [0]
         current: int | None = None
         for index, event in enumerate(events):
-            if type(event) is Forward and (event.window != current or len(starts) == 1):
+            if type(event) is Forward and not event.extra and (event.window != current or len(starts) == 1):
                 starts.append(index)
                 current = event.window
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
@@ -307,11 +309,19 @@ class Run:
         return stepping[0] if len(stepping) == 1 else None
 
 
+@fact
+def with_gradients(rank: Rank) -> set[int]:
+    """The forwards through which gradients were computed."""
+    events: list[BackwardEnd | AutogradGrad] = [*rank.of(BackwardEnd), *rank.of(AutogradGrad)]
+    return {forward for event in events for forward in event.forwards}
+
+
 _ENDS = (Forward, BackwardEnd, Attempt, Update, Schedule)
 
 
 def _after_the_end(events: tuple[Event, ...]) -> tuple[Event, ...]:
     for index in range(len(events), 0, -1):
-        if isinstance(events[index - 1], _ENDS):
+        event = events[index - 1]
+        if isinstance(event, _ENDS) and not (isinstance(event, Forward) and event.extra):
             return events[index:]
     return events

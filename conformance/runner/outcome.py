@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from conformance.adapter.declaration import Declaration
 from conformance.runner.system.protocol import Lines, to_json
+from conformance.trace.events import MalformedEvent
+from conformance.trace.hindsight.placing import placed
 
 
 class RunnerError(Exception):
@@ -91,11 +93,25 @@ class Outcome:
     def from_dict(cls, values: Mapping[str, Any]) -> Outcome:
         return cls(**{**values, "ranks": tuple(RankOutcome(**rank) for rank in values["ranks"])})
 
+    def placed(self, spec: Mapping[str, Any]) -> Outcome:
+        """This outcome with each event in its place in the plan, see `conformance.trace.hindsight`.
+
+        The events of a rank that wrote something else into its trace stay as they are; reading them reports it.
+        """
+        return replace(self, ranks=tuple(replace(rank, events=_placed(spec, rank)) for rank in self.ranks))
+
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
         """The outcome of a case that delivered nothing: the same ``exit`` for every rank."""
         ranks = tuple(RankOutcome(rank, (), False, exit, "", None) for rank in range(world_size))
         return cls(ranks, seconds, timed_out=False)
+
+
+def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> Sequence[dict[str, Any]]:
+    try:
+        return placed(spec, rank.rank, rank.events)
+    except MalformedEvent:
+        return rank.events
 
 
 def describe_status(status: int) -> str:

@@ -35,7 +35,6 @@ def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, gr
         "elements": sum(tensor.numel() for tensor in tensors),
         "group": group,
         "via": via,
-        "phase": "training" if recording.forwards else "construction",
         "during": recording.during,
     }
 
@@ -45,11 +44,9 @@ def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Num
     parameters = recording.watched.find(optimizer)
     if parameters is None:
         return
-    recording.progress.stepped()
     gradients = recording.watched.gradients(parameters)
     recording.note(
         "skip",
-        forwards=recording.forwards,
         scale=scale,
         gradients_finite=None if gradients is None else not any(isinstance(gradient, str) for gradient in gradients),
         gradients=gradients,

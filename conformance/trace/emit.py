@@ -19,7 +19,6 @@ from conformance.trace.state.gradients import Gradients
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.progress import Progress
 from conformance.trace.state.rows import Rows
 from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by, unwrapped
@@ -34,7 +33,7 @@ class Recording:
     """Notes what observers see, and holds what they share.
 
     watched: the parameters of the watched model. wrappers: what the model is wrapped in.
-    progress: the position in the plan. rows: the samples of the task, None without one.
+    rows: the samples of the task, None without one.
     numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
     gradients: what is known of the watched model's. flow: which forwards a backward reaches.
     payloads, copies: what collectives and messages carry.
@@ -59,20 +58,19 @@ class Recording:
         self._doing = Nested[object]()
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
-        self.progress = Progress.of(spec, rank)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
         self.watched = Watched(None if spec is None else shapes(spec["model"]))
         self.payloads = Payloads(self.watched)
         self.copies = Copies(self.watched, self.payloads)
-        self.flow = Flow(self.progress.used)
+        self.flow = Flow()
         self.wrappers = Wrappers()
         self.forwards = self.backwards = self.roots = self.steps = 0
         self.scale: Number = None
         self.gradients = Gradients(self.watched, self.payloads)
 
     def note(self, event: str, **fields: Any) -> None:
-        """Emit {"event", "rank", "seq", "time", "window", "micro_batch", "where", **fields}, and "called_from" if that
-        is elsewhere. The fields are plain JSON values."""
+        """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
+        are plain JSON values."""
         where, called_from = self.sites.of(sys._getframe(1))
         self._last_seq = next(self._seq)
         noted = {
@@ -80,8 +78,6 @@ class Recording:
             "rank": self._rank,
             "seq": self._last_seq,
             "time": time.monotonic(),
-            "window": self.progress.window,
-            "micro_batch": self.progress.micro_batch,
             "where": where,
         }
         if called_from is not None:

@@ -1,8 +1,9 @@
 """The kinds of event that a rank reports, one class each: when it is noted, its fields, and its label for people.
 
-The recorder writes an event as a JSON object with these fields (`conformance.trace.recorder`); `read` makes it an
-instance of its class. `python -m conformance.trace.schema` renews what is generated from here: the tables of TRACE.md
-and trace-schema.json.
+A trace holds events as JSON objects with these fields; `read` makes them instances of their classes. The recorder
+writes them (`conformance.trace.recorder`), except for what only a whole trace shows: `conformance.trace.hindsight` adds
+that when a rank has ended. `python -m conformance.trace.schema` renews what is generated from here: the tables of
+TRACE.md and trace-schema.json.
 
 Weights and gradients are those of the watched model: all elements of its parameters, in the order of
 ``model.parameters()``, null where there is no value. Of models of more than 4096 elements no values are read: there the
@@ -49,7 +50,8 @@ class Event:
     window: Annotated[
         int | None,
         "the accumulation window of the last training forward, as far as its rows show; null before the first. Events "
-        "between the end of a window and the first forward of the next one have the number of the earlier window",
+        "between the end of a window and the first forward of the next one have the number of the earlier window. A "
+        "training forward is one that a backward reaches, or whose place in the plan nothing else takes",
     ]
     micro_batch: Annotated[int | None, "the micro-batch of that forward in its window"]
     where: Annotated[
@@ -148,7 +150,7 @@ class AutocastExit(_Autocast, noted="on leaving it", label="leave autocast"):
     pass
 
 
-class Forward(Event, noted="before a forward in training mode with gradients enabled, unless a backward recomputes it"):
+class Forward(Event, noted="before a forward with gradients enabled, unless a backward recomputes it"):
     forward: Annotated[int, "its number"]
     rows: Annotated[
         Sequence[int | None],
@@ -158,6 +160,8 @@ class Forward(Event, noted="before a forward in training mode with gradients ena
     syncs: Annotated[bool | None, "whether DDP will average in its backward, null without DDP"]
     computes: Annotated[str | None, "the dtype that the model computes in, null if its own `forward` may cast"]
     weights: Annotated[Vector | None, "at the beginning of a window, null within one"]
+    training: Annotated[bool, "whether the model is in training mode"] = True
+    extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
 
     @property
     def label(self) -> str:

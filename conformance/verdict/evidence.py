@@ -105,7 +105,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
         updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
-        rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward"),
+        rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward" and not event.get("extra")),
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
         other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),

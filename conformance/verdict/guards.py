@@ -81,7 +81,10 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Ranks whose shards differ in the plan must have read different samples in their first window."""
+    """Ranks whose shards differ in the plan must have read different samples in their first window.
+
+    Rows that are none of the samples, such as transformed ones, do not tell which samples a rank read.
+    """
     first = case.problem.windows[0]
     planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
     read = [frozenset(chain.from_iterable(rank.rows[: len(first.shares[0])])) for rank in ranks]
@@ -89,7 +92,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         (one, two)
         for one in range(len(ranks))
         for two in range(one + 1, len(ranks))
-        if planned[one] != planned[two] and read[one] == read[two] and read[one]
+        if planned[one] != planned[two] and read[one] == read[two] and read[one] and None not in read[one]
     ]
     pairs = ", ".join(f"{one} and {two}" for one, two in alike)
     return Guard(

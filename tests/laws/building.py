@@ -69,6 +69,7 @@ PLAUSIBLE = {
     "lr_before": [0.5],
     "lr_after": [0.25],
     "found_inf": False,
+    "training": True,
     "set_to_none": True,
     "state": "same",
     "wrapper": "DistributedDataParallel",

@@ -23,6 +23,11 @@ BREAKING = {
             [forward(0, computes="float32"), backward(), step(), forward(1, computes="float32"), backward(), step()],
             precision="bf16",
         ),
+        "in one micro-batch only": lambda: a_run(
+            [forward(0, computes="bfloat16"), backward(), forward(computes="float32"), backward(), step()],
+            precision="bf16",
+        ),
+        "another type": lambda: a_run([forward(0, computes="float16"), backward(), step()], precision="bf16"),
     },
     "amp/backward-on-scaled-loss": {
         "never": lambda: a_run([forward(0), backward(), unscale(), taken()]),
@@ -99,8 +104,13 @@ ALLOWED = {
     "an unscaled backward that was cleared": lambda: a_run(
         [forward(0), backward(), event("zero_grad"), scaled(None), unscale(), taken()]
     ),
-    "computed in float32 now and then": lambda: a_run(
-        [forward(0, computes="bfloat16"), backward(), step(), forward(1, computes="float32"), backward(), step()],
+    "a penalty in float32 beside it": lambda: a_run(
+        [
+            forward(0, computes="bfloat16"),
+            forward(computes="float32", micro_batch=0),
+            backward(forwards=[0, 1]),
+            step(),
+        ],
         precision="bf16",
     ),
     "no telling what it is computed in": lambda: a_run([forward(0), backward(), step()], precision="bf16"),

@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from conformance.adapter.task import Task
+from conformance.trace.hindsight.placing import placed
 from conformance.trace.recorder import Recorder
 
 from ..trainers.tasks import make_spec
@@ -15,16 +16,19 @@ class Recording:
     """A recorder with its task and the events so far."""
 
     def __init__(self, spec):
+        self.spec = spec
         self.events = []
         self.recorder = Recorder(self.events.append, spec, 0)
         self.task = Task(spec, 0, self.recorder)
 
     def of_kind(self, kind):
-        return [event for event in self.events if event["event"] == kind]
+        """In their places in the plan."""
+        return [event for event in placed(self.spec, 0, self.events) if event["event"] == kind]
 
     def kinds(self, *wanted):
-        """The kinds of all events, or of those that are of a wanted kind."""
-        return [event["event"] for event in self.events if not wanted or event["event"] in wanted]
+        """The kinds of all events in their places in the plan, or of those that are of a wanted kind."""
+        kinds = [event["event"] for event in placed(self.spec, 0, self.events)]
+        return [kind for kind in kinds if not wanted or kind in wanted]
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_cut_off(folder):
 def test_a_line_that_is_no_event_is_named(tmp_path):
     folder = tmp_path / "a case"
     file.write(folder, make_spec(), [[event(0, 0), event(0, 1, colour="red")]], VERSIONS)
-    with pytest.raises(file.TraceError, match=r"rank0.jsonl: line 3: loss_scaled has a field 'colour'"):
+    with pytest.raises(file.TraceError, match=r"rank0.jsonl: line 3: loss_scaled has an unknown field 'colour'"):
         file.read(folder)
 
 

@@ -37,7 +37,8 @@ def test_a_window_begins_with_its_weights(record):
         with torch.no_grad():
             model.weight.add_(1.0)
     weights = [event["weights"] for event in recording.of_kind("forward")]
-    first = recording.of_kind("start")[0]["weights"]
+    [start] = recording.of_kind("start")
+    first = start["weights"]
     raised = [value + 1.0 for value in first[: model.weight.numel()]] + first[model.weight.numel() :]
     assert weights[:4] == [first, None, raised, None]
 
@@ -77,16 +78,27 @@ def test_inputs_of_a_wrong_shape_are_the_models_to_refuse(record, shape):
     assert rows(recording) == [[]]
 
 
-def test_forwards_that_do_not_train_are_not_noted(record):
+def test_forwards_that_no_gradient_can_reach_are_not_noted(record):
     recording = record()
     model = recording.task.model()
     batch = next(iter(recording.task.dataloader()))
     with torch.no_grad():
         model(batch.inputs)
-    model.eval()
-    model(batch.inputs)
     torch.nn.Linear(2, 7)(batch.inputs)
     assert rows(recording) == []
+
+
+def test_a_model_in_eval_mode_trains_too(record):
+    """As in fine-tuning, where dropout stays off. An evaluation is told by its gradients."""
+    recording = record(size=4, steps=1)
+    model = recording.task.model().eval()
+    for batch in recording.task.dataloader():
+        model(batch.inputs)
+        model(batch.inputs).sum().backward()
+    forwards = recording.of_kind("forward")
+    assert [(event["training"], event["extra"]) for event in forwards] == [(False, True), (False, False)] * 2
+    assert [event["micro_batch"] for event in forwards if not event["extra"]] == [0, 0]
+    assert [event["window"] for event in forwards if not event["extra"]] == [0, 1]
 
 
 def test_a_wrapped_model_is_noted_once_and_a_copy_too(record):

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.adapter.task import Task
+from conformance.trace.hindsight.placing import placed
 from conformance.trace.recorder import Recorder
 
 Spec = dict[str, Any]
@@ -99,7 +100,7 @@ def train(function: Callable[[Task], None], spec: Spec, rank: int = 0) -> Events
         task = Task(spec, rank, recorder)
         function(task)
         recorder.finished()
-    return events
+    return placed(spec, rank, events)
 
 
 def of_kind(events: Sequence[dict[str, Any]], kind: str) -> Events:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from conformance.laws.averaging import Averaged, averages
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.loss_scale import scale_of
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.run import Window, with_gradients
 from conformance.trace.events import (
     Attempt,
     BackwardBegin,
@@ -61,24 +61,14 @@ def _backpropagated_twice(window: Window) -> Broken | None:
     return None
 
 
-@fact
-def _backpropagated(rank: Rank) -> set[int]:
-    """The forwards that some backward reached."""
-    return {forward for event in rank.of(BackwardEnd) for forward in event.forwards}
-
-
 def _never_backpropagated(window: Window) -> Broken | None:
-    through = _backpropagated(window.rank)
-    # Without any backward, gradients have another source, such as torch.autograd.grad.
-    if not window.backwards or all(event.forward in through for event in window.forwards):
+    # Without any backward, gradients have another source.
+    if not window.backwards:
         return None
-    following = window.following
-    nearby = (*window.forwards, *(following.forwards if following else ()))
-    # A micro-batch may go forward again only for its outputs; one of its forwards has a backward then.
-    trained = {tuple(event.rows) for event in nearby if event.forward in through}
+    through = with_gradients(window.rank)
     for event in window.forwards:
-        rows = tuple(event.rows)
-        if event.forward in through or rows in trained or not rows or None in rows:
+        rows = event.rows
+        if event.forward in through or not rows or None in rows:
             continue
         return Broken(
             event,

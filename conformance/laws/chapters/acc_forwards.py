@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import Rank, Window, fact
-from conformance.trace.events import AutogradGrad, BackwardBegin, BackwardEnd, Forward
+from conformance.laws.run import Window, with_gradients
+from conformance.trace.events import BackwardBegin, Forward
 
 
 @law(
@@ -29,24 +29,19 @@ def one_forward_per_loss(window: Window) -> Outcomes:
         yield OK if pair is None else _wasted(window, *pair)
 
 
-@fact
-def _used(rank: Rank) -> set[int]:
-    """The forwards through which gradients were computed."""
-    events: list[BackwardEnd | AutogradGrad] = [*rank.of(BackwardEnd), *rank.of(AutogradGrad)]
-    return {forward for event in events for forward in event.forwards}
-
-
 def _idle(window: Window) -> tuple[Forward, Forward] | None:
     """A forward without a backward, and the forward of the same micro-batch that has one.
 
     If no forward of the micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
     backward of the training do not count: they happen once, for example to inspect the model.
     """
-    used = _used(window.rank)
-    idle = [event for event in window.forwards if event.forward not in used]
+    idle = [event for event in window.of(Forward) if event.extra and event.training]
     if not idle:
         return None
-    trained = {tuple(event.rows): event for event in window.forwards if event.forward in used}
+    used = with_gradients(window.rank)
+    # What goes forward before the first training forward of a window is still in the window before.
+    nearby = (*window.forwards, *(window.following.forwards if window.following else ()))
+    trained = {tuple(event.rows): event for event in nearby if event.forward in used}
     began = window.rank.of(BackwardBegin)[0].seq
     for event in idle:
         rows = tuple(event.rows)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
+
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.run import Window
 from conformance.trace.events import (
     BackwardEnd,
     Forward,
@@ -15,7 +18,6 @@ from conformance.trace.events import (
     Update,
 )
 
-_WIDE = ("float32", "float64")
 _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
 
 
@@ -36,26 +38,27 @@ def autocast_around_forward(window: Window) -> Outcomes:
     if window.plan.precision.amp != "torch":
         return
     wanted = window.plan.precision.compute.dtype
-    # If some forwards run in half precision, the others may be intended.
-    if _is_wide(window.rank):
-        yield _wide(window.forwards[0], wanted)
-    elif any(forward.computes == wanted for forward in window.forwards):
+    seen = False
+    # A penalty, say, may go forward in float32 beside the forward that trains in half precision.
+    for _, forwards in groupby(window.forwards, key=attrgetter("micro_batch")):
+        first, *others = forwards
+        types = {forward.computes for forward in (first, *others)}
+        if wanted not in types and None not in types:
+            yield _not_autocast(first, wanted)
+            return
+        seen |= wanted in types
+    if seen:
         yield OK
 
 
-@fact
-def _is_wide(rank: Rank) -> bool:
-    return all(forward.computes in _WIDE for forward in rank.of(Forward))
-
-
-def _wide(forward: Forward, wanted: str) -> Broken:
+def _not_autocast(forward: Forward, wanted: str) -> Broken:
     return Broken(
         forward,
         must=f"the forward must run under autocast of {wanted}",
         because="the case asks for this precision",
-        however=f"{forward} ran in {forward.computes}, and so did every other forward",
+        however=f"{forward} of micro-batch {forward.micro_batch} ran in {forward.computes}",
         shows=(forward,),
-        effect="Weights and gradients are those of a run without autocast.",
+        effect=f"Its gradients are those of a run in {forward.computes}.",
     )
 
 

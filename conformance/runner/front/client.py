@@ -88,7 +88,7 @@ class ForkServer:
         if answer is not None:
             if "failure" in answer:
                 raise RunnerError(f"{spec['case']}: {answer['failure']}")
-            return Outcome.from_dict(answer)
+            return Outcome.from_dict(answer).placed(spec)
         return Outcome.without_evidence(spec["world_size"], self.abandon(patience), monotonic() - began)
 
     def channel(self) -> Channel:

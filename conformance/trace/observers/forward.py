@@ -13,7 +13,7 @@ from conformance.trace.seams.patching import Seams, replaced
 
 
 def observe(recording: Recording) -> Seams:
-    """Records training forwards, and tracks which of them a backward reaches."""
+    """Records forwards that gradients can flow through, and tracks which of them a backward reaches."""
     yield _forwards(recording)
 
 
@@ -27,9 +27,8 @@ def _forwards(recording: Recording) -> Iterator[None]:
     owners: set[type] = set()
 
     def run(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        is_training = module.training and torch.is_grad_enabled()
         # Checkpointing computes a forward again within the backward.
-        if not is_training or recording.is_inside("backward") or not recording.watched.is_model(module):
+        if not torch.is_grad_enabled() or recording.is_inside("backward") or not recording.watched.is_model(module):
             return original(module, *args, **kwargs)
         # A class that is observed may call the forward of its base, which may be observed too.
         if recording.is_inside(("forward of", id(module))):
@@ -60,15 +59,11 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     # Looking at the gradients of a large model takes long, and its backward will look at them.
     if recording.watched.is_readable:
         recording.look()
-    if recording.forwards == 0:
-        recording.note("start", weights=recording.watched.weights())
     inputs = args[0] if args and isinstance(args[0], torch.Tensor) else None
     rows = [] if recording.rows is None or inputs is None else recording.rows.of(inputs)
-    window = recording.progress.window
     number = recording.forwards
     recording.forwards += 1
     recording.copies.forget()
-    recording.progress.forward(rows, number)
     wrapper = recording.wrappers.enter_model()
     recording.note(
         "forward",
@@ -77,7 +72,8 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         wrapper=None if wrapper is None else type(wrapper).__name__,
         syncs=recording.wrappers.syncs,
         computes=_computes(module, inputs),
-        weights=None if recording.progress.window == window else recording.watched.weights(),
+        training=module.training,
+        weights=recording.watched.weights(),
     )
     return number
 

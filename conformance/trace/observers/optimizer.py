@@ -73,17 +73,15 @@ class _Steps:
             return
         recording = self._recording
         recording.watched.stepped(ended.parameters)
-        recording.progress.stepped()
         if not ended.is_applied:
             return
-        if recording.forwards == 0 and not _any(ended):
+        if recording.backwards == 0 and not _any(ended):
             recording.note("state_init", weights=recording.watched.weights())
         else:
             recording.topology()
             recording.note(
                 "step",
                 step=recording.steps,
-                forwards=recording.forwards,
                 gradients=ended.gradients,
                 weights=recording.watched.weights(),
                 lr=_learning_rate(optimizer, recording.watched),

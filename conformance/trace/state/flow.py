@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -14,12 +13,9 @@ class Flow:
     """Tracks which forwards a backward reaches, by hooks on their outputs.
 
     The graph owns the hooks; nothing here keeps a graph alive.
-
-    used: called with the number of each forward that a backward reaches.
     """
 
-    def __init__(self, used: Callable[[int], None]) -> None:
-        self._used = used
+    def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._reached: set[int] = set()
 
@@ -28,7 +24,6 @@ class Flow:
 
         def reached(_gradients: Any) -> None:
             self._reached.add(forward)
-            self._used(forward)
 
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
         for tensor in tensors_in(output):

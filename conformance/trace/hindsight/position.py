@@ -26,6 +26,8 @@ class Position:
 
     window, micro_batch: those of the last rows; None before the first. ``micro_batch`` may be set back for rows that
     were forwarded again.
+    has_stepped: whether an optimizer has stepped in the window, which the caller sets. Rows that come again after that
+    are of another window.
 
     Rows belong to the window that they complete; after all rows of a window, to the next one that has them. Rows of a
     later window mean that samples were dropped. Several micro-batches at once count as the first of them.
@@ -37,6 +39,7 @@ class Position:
     def __init__(self, windows: Sequence[MicroBatches]) -> None:
         self.window: int | None = None
         self.micro_batch: int | None = None
+        self.has_stepped = False
         self._windows = windows
         self._plan = [
             _Planned(number, micro_batch, tuple(rows))
@@ -54,6 +57,11 @@ class Position:
 
     def advance(self, rows: Rows) -> None:
         """Move to the micro-batch of these rows."""
+        window = self.window
+        self._advance(rows)
+        self.has_stepped &= self.window == window
+
+    def _advance(self, rows: Rows) -> None:
         following = self._next
         # Nearly all forwards are as planned: this has to be quick.
         if self._is_as_planned and rows and rows == following.rows:
@@ -107,7 +115,7 @@ class Position:
     def _window_of(self, rows: Counter[int]) -> int | None:
         """The window that has all these rows; None if no such window is near."""
         left = sum(self._left, Counter[int]())
-        if rows <= left or (left and rows in self._forwarded):
+        if rows <= left or (left and rows in self._forwarded and not self.has_stepped):
             return self.window
         found = [n for n, window in enumerate(self._windows) if rows <= Counter(chain(*window))]
         later = (n for n in found if self.window is None or n > self.window)

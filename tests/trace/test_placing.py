@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.adapter import loading
-from conformance.trace.state.progress import Progress
+from conformance.trace.hindsight.placing import placed
+from conformance.trainers.accumulated import train as accumulated
 
-from ..trainers.tasks import make_spec, train
+from ..trainers.tasks import make_spec, of_kind, train
 
 WINDOWS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8]]]
 
 
-def places(progress, *forwards):
+def lines(*entries):
     """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step."""
-    found = []
-    for entry in forwards:
+    forward = 0
+    for entry in (*entries, "finished"):
         if isinstance(entry, list):
-            progress.forward(entry, len(found))
-            found.append((progress.window, progress.micro_batch))
-        elif not entry:
-            progress.stepped()
-        for number in entry if isinstance(entry, tuple) else ():
-            progress.used(number)
-    return found
+            yield {"event": "forward", "forward": forward, "rows": entry, "weights": [float(forward)]}
+            forward += 1
+        elif entry == "finished":
+            yield {"event": "finished"}
+        else:
+            yield {"event": "backward_end", "forwards": list(entry)} if entry else {"event": "step"}
+
+
+def placed_from(windows, raw):
+    """The events of a rank that should read these windows, in their places."""
+    spec = {
+        "samples": {"x": [[float(row)] for row in range(30)]},
+        "micro_batches": [[micro_batch for window in windows for micro_batch in window]],
+        "accumulation": max(map(len, windows)),
+        "epochs": 1,
+    }
+    head = {"rank": 0, "where": ["train.py", 1, "train"]}
+    return placed(spec, 0, [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(raw)])
+
+
+def places(windows, *entries):
+    return places_of(placed_from(windows, lines(*entries)))
+
+
+def places_of(events):
+    """The places of the forwards; None for one that trains nothing."""
+    forwards = [event for event in events if event["event"] == "forward"]
+    return [None if event["extra"] else (event["window"], event["micro_batch"]) for event in forwards]
 
 
 def test_as_planned():
-    progress = Progress(WINDOWS)
-    assert (progress.window, progress.micro_batch) == (None, None)
     forwards = [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-    assert places(progress, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    assert places(WINDOWS, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +67,12 @@ def test_as_planned():
     ],
 )
 def test_not_as_planned(forwards, expected):
-    assert places(Progress(WINDOWS), *forwards) == expected
+    assert places(WINDOWS, *forwards) == expected
 
 
 def test_equal_samples_are_counted():
-    progress = Progress([[[0, 0], [0, 1]], [[0], [1]]])
-    assert places(progress, [0, 0], [0, 1], [0], [1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    windows = [[[0, 0], [0, 1]], [[0], [1]]]
+    assert places(windows, [0, 0], [0, 1], [0], [1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -62,31 +81,31 @@ def test_equal_samples_are_counted():
         pytest.param(
             [[[0]], [[1]], [[0]], [[1]]],
             [[0], [0], (1,), [1], [1], (3,), [0], [0], (4,), [1], [1], (7,)],
-            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0), (3, 0), (3, 0)],
+            [None, (0, 0), None, (1, 0), (2, 0), None, None, (3, 0)],
             id="twice forward, once backward",
         ),
         pytest.param(
             [[[0]], [[0]], [[0]]],
-            [[0], [0], (1,), (), [0], [0], (2,), (), [0]],
-            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            [[0], [0], (1,), (), [0], [0], (2,), (), [0], (4,)],
+            [None, (0, 0), (1, 0), None, (2, 0)],
             id="twice forward, all windows alike",
         ),
         pytest.param(
             [[[0], [0]], [[0], [1]]],
-            [[0], [0], (0,), [0], [0], (2,), (), [0], [0], (5,), [1]],
-            [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0), (1, 1)],
+            [[0], [0], (0,), [0], [0], (2,), (), [0], [0], (5,), [1], (6,)],
+            [(0, 0), None, (0, 1), None, None, (1, 0), (1, 1)],
             id="twice forward, micro-batches alike",
         ),
         pytest.param(
             [[[0], [0]], [[0], [0]], [[1]]],
-            [[0], [0], (0, 1), (), [0], [0], (2, 3), (), [1]],
-            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            [[0], [0], (0, 1), (), [0], [0], (2, 3), (), [1], (4,)],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
             id="two micro-batches alike before one backward",
         ),
         pytest.param(
             [[[0], [0]], [[0], [0]], [[1]]],
-            [[0], [0], (0,), (1,), (), [0], [0], (2,), (3,), (), [1]],
-            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            [[0], [0], (0,), (1,), (), [0], [0], (2,), (3,), (), [1], (4,)],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
             id="two micro-batches alike before either backward",
         ),
         pytest.param(
@@ -97,14 +116,14 @@ def test_equal_samples_are_counted():
         ),
         pytest.param(
             [[[0]], [[0]]],
-            [[0], [0], (0, 1), (), [0]],
+            [[0], [0], (0, 1), (), [0], (2,)],
             [(0, 0), (0, 0), (1, 0)],
             id="a penalty on a forward of its own",
         ),
         pytest.param(
             [[[0]], [[1]], [[0]]],
             [[0], (0,), [0], (), [1], (2,), [1], (), [0], (4,)],
-            [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0)],
+            [(0, 0), None, (1, 0), None, (2, 0)],
             id="once more after the backward",
         ),
         pytest.param(
@@ -125,48 +144,66 @@ def test_equal_samples_are_counted():
             [(0, 0), (0, 1), (0, 0), (1, 1)],
             id="once more, and then not as planned",
         ),
-        pytest.param([[[0]], [[0]]], [[0], (), [0]], [(0, 0), (1, 0)], id="gradients made without autograd"),
+        pytest.param([[[0]], [[0]]], [[0], (), [0], ()], [(0, 0), (1, 0)], id="gradients made without autograd"),
         pytest.param(
             [[[0], [1]], [[0], [1]]],
             [[0], [1], (1,), (), [0], [1], (3,)],
             [(0, 0), (0, 1), (1, 0), (1, 1)],
             id="only the last loss backward",
         ),
+        pytest.param(
+            [[[0], [1]], [[2], [3]]],
+            [[0], [1], [2], [3], [0], (4,), [1], (5,), (), [0], [1], [2], [3], [2], (10,), [3], (11,), (), [0], [3]],
+            [None] * 4 + [(0, 0), (0, 1)] + [None] * 4 + [(1, 0), (1, 1)] + [None] * 2,
+            id="evaluations before, between and after",
+        ),
     ],
 )
 def test_rows_that_recur(windows, entries, expected):
-    assert places(Progress(windows), *entries) == expected
+    assert places(windows, *entries) == expected
 
 
 def test_what_goes_forward_twice_with_samples_of_other_ranks():
     entries = [[20], [20], (1,), [21], [21], (3,), [20], [20], (5,)]
-    expected = [(0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 0)]
-    assert places(Progress([[[0]], [[1]], [[0]]]), *entries) == expected
+    expected = [None, (0, 0), None, (1, 0), None, (2, 0)]
+    assert places([[[0]], [[1]], [[0]]], *entries) == expected
+
+
+def test_a_rank_that_ended_early_was_about_to_train():
+    """What it forwarded last has had no time for a backward."""
+    raw = [line for line in lines([0], (0,), (), [1]) if line["event"] != "finished"]
+    assert places_of(placed_from([[[0]], [[1]]], raw)) == [(0, 0), (1, 0)]
+
+
+def test_the_start_and_the_phase_wait_for_the_first_training_forward():
+    dry_run, forward, backward, finished = lines([0], [0], (1,))
+    exchange = {"event": "collective"}
+    found = placed_from([[[0]]], [dry_run, exchange, forward, backward, exchange, finished])
+    assert [event["event"] for event in found] == [
+        "forward", "collective", "start", "forward", "backward_end", "collective", "finished"
+    ]  # fmt: skip
+    assert [event["seq"] for event in found] == list(range(7))
+    assert [event["phase"] for event in found if event["event"] == "collective"] == ["construction", "training"]
+    assert found[2]["weights"] == found[3]["weights"] == [1.0]
 
 
 def test_every_epoch_has_windows_of_its_own():
     spec = make_spec(accumulation=2, size=3, steps=1, epochs=2)
-    progress = Progress.of(spec, 0)
-    epoch = [[0, 1, 2], [3, 4, 5], [6, 7]]
-    assert places(progress, *epoch, *epoch) == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0)]
+    found = [(event["window"], event["micro_batch"]) for event in of_kind(train(accumulated, spec), "forward")]
+    assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0)]
 
 
 def test_samples_of_other_ranks_are_counted_against_the_plan():
-    progress = Progress(WINDOWS)
     forwards = [[0, 1], [20, 21], [22, 23], [6, 7], [24], [25]]
-    assert places(progress, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
+    assert places(WINDOWS, *forwards) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
 
 
 def test_rows_that_cannot_be_told_are_counted_by_the_micro_batch():
-    assert places(Progress(WINDOWS), [], [], [], [None, None]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-
-
-def test_without_a_plan_there_is_no_window():
-    assert places(Progress.of(None, 0), [0, 1]) == [(None, None)]
+    assert places(WINDOWS, [], [], [], [None, None]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 def test_events_carry_the_window_of_the_last_forward():
-    events = train(loading.load("accumulated")[0], make_spec(accumulation=2, size=4))
+    events = train(accumulated, make_spec(accumulation=2, size=4))
     found = {}
     for event in events:
         found.setdefault(event["event"], []).append((event["window"], event["micro_batch"]))
