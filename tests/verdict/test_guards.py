@@ -56,6 +56,16 @@ def test_same_shard_on_two_ranks(follow):
     assert judgement.headline == "ranks 0 and 2 read the same samples; every rank must read its own shard"
 
 
+def test_rows_that_are_no_samples_do_not_make_shards_alike(follow):
+    """As those of inputs that the trainer transformed."""
+    run = follow("ddp-w2-fp32-momentum")
+    for rank in (0, 1):
+        for forward in run.of("forward", rank):
+            forward["rows"] = [None] * len(forward["rows"])
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("PASS (exact)", [])
+
+
 def test_shards_that_are_planned_alike_may_be_alike(follow):
     # The exercise's two workers have the same x and other targets.
     assert follow("ddp-w2-fp64-two-workers").judged().verdict.startswith("PASS")
