@@ -100,6 +100,16 @@ class Plan:
         return self.spec["schedule"] is not None
 
     @cached_property
+    def learning_rates(self) -> tuple[float, ...]:
+        """The learning rates of the schedule, each once, in order."""
+        base: float = self.spec["optimizer"]["lr"]
+        return tuple(dict.fromkeys(base * factor for factor in self.spec["schedule"] or [1.0]))
+
+    @property
+    def micro_batch_size(self) -> int:
+        return int(self.spec["micro_batch_size"])
+
+    @cached_property
     def elements(self) -> int:
         """Elements of the model's parameters."""
         return int(self.spec["model"]["features"]) + int(self.spec["model"]["bias"])
@@ -111,6 +121,14 @@ class Plan:
         """
         windows = self._epoch[rank]
         return windows[window % len(windows)] if window < len(windows) * int(self.spec["epochs"]) else ()
+
+    def rows(self, rank: int) -> Iterator[list[list[int]]]:
+        """The rows of each micro-batch of each window that ``rank`` should read; samples with equal inputs are one."""
+        row = dict[tuple[float, ...], int]()
+        rows = [row.setdefault(tuple(x), len(row)) for x in self.spec["samples"]["x"]]
+        for _ in range(int(self.spec["epochs"])):
+            for window in self._epoch[rank]:
+                yield [[rows[sample] for sample in indices] for indices in window]
 
     @cached_property
     def _epoch(self) -> list[list[tuple[tuple[int, ...], ...]]]:

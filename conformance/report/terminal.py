@@ -23,7 +23,7 @@ from .text import distinct, number, plural, visible
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
 MIXED = "✓ 4 + 1: four cases exact, one within its bound. 1/3: one case of three has this verdict."
-STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "bad": "red"}
+STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "setup": "magenta", "bad": "red"}
 
 
 def render_notes(notes: Sequence[str], console: Console) -> None:

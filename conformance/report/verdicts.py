@@ -55,6 +55,11 @@ LOOKS = {
             "Counted as not conforming.",
         ),
         Look(
+            "SETUP", "SETUP", "◇", "setup",
+            "The adapter did not train what the case asks for: other samples, or another clip, learning rate, "
+            "optimizer or loss. Says nothing about the trainer until that is put right. Counted as not conforming.",
+        ),
+        Look(
             "FAIL (numerics)", "FAIL numerics", "≠", "bad",
             "Weights or gradients are wrong by more than rounding can explain.",
         ),

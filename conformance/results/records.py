@@ -12,15 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Vector: TypeAlias = tuple[float | None, ...]
 Level: TypeAlias = Literal["MUST", "SHOULD"]
 Quantity: TypeAlias = Literal["weights", "gradient"]
 Verdict: TypeAlias = Literal[
     "UNSUPPORTED", "UNAVAILABLE", "PASS (exact)", "PASS (bounded)",
-    "INCONCLUSIVE", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
+    "INCONCLUSIVE", "SETUP", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
 ]  # fmt: skip
+Mistake: TypeAlias = Literal["rows", "learning rate", "optimizer", "clip", "loss"]
 
 PASSED: tuple[Verdict, ...] = ("PASS (exact)", "PASS (bounded)")
 NOT_RUN: tuple[Verdict, ...] = ("UNSUPPORTED", "UNAVAILABLE")
@@ -74,7 +75,7 @@ class CaseRecord:
     precision: Annotated[str, "column of the matrix: `fp64`, `fp32`, `bf16`, `fp16`, `fp16-compression`, `apex-O1`"]
     workload: Annotated[str, "what was trained"]
     device: Annotated[str, "`cpu` or `cuda`"]
-    verdict: Annotated[Verdict, "one of the ten verdicts"]
+    verdict: Annotated[Verdict, "one of the eleven verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
     micro_batch_size: Annotated[int | None, "samples in a micro-batch"] = None
     seconds: Annotated[float | None, "how long the case took"] = None
@@ -88,6 +89,7 @@ class CaseRecord:
     scales: Annotated[tuple[float, ...], "loss scale of each window"] = ()
     diverged: Annotated[Diverged | None, "where the weights of the ranks first differed"] = None
     first_difference: Annotated[FirstDifference | None, "where the trainer first differed from the right answer"] = None
+    mistake: Annotated[Mistake | None, "what the adapter got wrong, for the verdict SETUP"] = None
     diagnosis: Annotated[str | None, "the known bug that would give these numbers"] = None
     semantics: Annotated[str | None, "which of several right answers it gives, such as on a short last window"] = None
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()

@@ -12,6 +12,8 @@ from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
 
+STEP_COUNT = "optimizer steps tried"
+
 
 @dataclass(frozen=True)
 class Guard:
@@ -111,7 +113,7 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(
-        "optimizer steps tried",
+        STEP_COUNT,
         len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
         f"{len(windows)}, one per accumulation window",
         ", ".join(map(str, counts)),

@@ -20,10 +20,11 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, diagnosis
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import Guard, guards
+from conformance.verdict.guards import STEP_COUNT, Guard, guards
 from conformance.verdict.parameter_server import with_served
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
+from conformance.verdict.setup import Mistake, mistake
 from conformance.workloads.problem import Problem
 
 
@@ -42,6 +43,7 @@ class Judgement:
     power: Power | None = None
     difference: Difference | None = None
     divergence: Divergence | None = None
+    mistake: Mistake | None = None
     diagnosis: str | None = None
     semantics: str | None = None
 
@@ -70,11 +72,28 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
         else:
             judgement.notes.append(reason)
         return judgement
+    _look_for_mistake(judgement)
+    # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
+    if judgement.mistake is not None and judgement.mistake.kind == "rows":
+        return judgement
     judgement.laws = check(judgement.run)
     forbidden = [finding for finding in judgement.findings if finding.law.level == "MUST"]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
         _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
     return judgement
+
+
+def _look_for_mistake(judgement: Judgement) -> None:
+    """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
+    broken = [guard for guard in judgement.guards if not guard.holds]
+    if judgement.run is None or judgement.verdict != "FAIL (numerics)":
+        return
+    if judgement.difference is None and not broken:
+        return
+    found = mistake(judgement.run)
+    if found is not None and (not broken or (found.kind == "rows" and broken[0].name == STEP_COUNT)):
+        judgement.mistake = found
+        _overrule(judgement, "SETUP", found.text)
 
 
 def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:

@@ -71,6 +71,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         if judgement.divergence is None
         else records.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
         first_difference=_difference(judgement, problem.workload.parameters),
+        mistake=None if judgement.mistake is None else judgement.mistake.kind,
         diagnosis=judgement.diagnosis,
         semantics=judgement.semantics,
         ranks=tuple(_rank(rank) for rank in judgement.ranks),

@@ -91,8 +91,8 @@ def test_a_run_that_was_stopped_before_all_cases_is_not_complete(read: Callable[
 
 @pytest.mark.parametrize(
     ("verdict", "conforming"),
-    [("PASS (exact)", True), ("PASS (bounded)", True), ("INCONCLUSIVE", False), ("HANG", False),
-     ("UNAVAILABLE", False), ("UNSUPPORTED", False)],
+    [("PASS (exact)", True), ("PASS (bounded)", True), ("INCONCLUSIVE", False), ("SETUP", False),
+     ("HANG", False), ("UNAVAILABLE", False), ("UNSUPPORTED", False)],
 )  # fmt: skip
 def test_what_conforms(read: Callable[..., Results], one_case: Case, verdict: str, conforming: bool) -> None:
     """A run in which nothing was judged proves nothing."""

@@ -51,6 +51,14 @@ class Run:
                     events_of_rank[position + 1 : position + 1] = more
                     return
 
+    def before(self, event: Event, *more: Event) -> None:
+        """Put ``more`` in front of ``event``."""
+        for events_of_rank in self.ranks:
+            for position, other in enumerate(events_of_rank):
+                if other is event:
+                    events_of_rank[position:position] = more
+                    return
+
     def end(self, rank: int, kind: str, **fields: Any) -> None:
         """Have a rank's trace end with one more event."""
         events = self.ranks[rank]
@@ -110,13 +118,20 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
     ) -> Run:
         chosen = case(name)
         history = None if skips is None else ScalerHistory(frozenset(skips), scales)
-        right = recurrence(chosen.problem, history).run(windows)
-        return Run(chosen, right, [_events(chosen, right, rank, windows) for rank in range(chosen.world_size)])
+        rule = recurrence(chosen.problem, history)
+        right = rule.run(windows)
+        return Run(
+            chosen,
+            right,
+            [_events(chosen, right, rank, windows, rule.learning_rate) for rank in range(chosen.world_size)],
+        )
 
     return made
 
 
-def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list[Event]:
+def _events(
+    case: Case, right: Trajectory, rank: int, limit: int | None, learning_rate: Callable[[int], Fraction]
+) -> list[Event]:
     """A whole trace, of a loop that keeps every law."""
     workload = case.problem.workload
     windows = case.problem.windows[:limit]
@@ -179,7 +194,11 @@ def _events(case: Case, right: Trajectory, rank: int, limit: int | None) -> list
         else:
             weights = _rounded(steps[window.index].weights, case)
             number = window.index - sum(skip < window.index for skip in right.skips)
-            note("step", **at, **common, step=number, parameters=parameters, weights=weights, lr=0.5, synchronizes=None)
+            rate = float(learning_rate(number))
+            note(
+                "step", **at, **common, step=number, parameters=parameters, weights=weights, lr=rate,
+                synchronizes=None,
+            )  # fmt: skip
         if scaled:
             rule = workload.scale
             note(

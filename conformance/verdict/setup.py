@@ -1,0 +1,205 @@
+"""Mistakes of the adapter: it ran, but it did not train what the case asks for.
+
+Such a run says nothing about the trainer under test, so it has a verdict of its own. A mistake is one only if every
+rank that steps makes it; the caller asks only where the numbers are wrong, since equal numbers prove that nothing else
+was trained.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+from conformance.laws.run import Rank, Run
+from conformance.results.records import Mistake as Kind
+from conformance.trace.events import BackwardBegin, Clip, Forward, Step, Unscale
+from conformance.trace.events import Number as Recorded
+from conformance.trace.words import number
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What the adapter got wrong, and a line that says so: what it did, what the case asks for, what to write."""
+
+    kind: Kind
+    text: str
+
+
+def mistake(run: Run) -> Mistake | None:
+    """The first mistake, the most basic first: which samples were read, then how they were trained on."""
+    text = _other_rows(run)
+    if text is not None:
+        return Mistake("rows", text)
+    stepping = [rank for rank in run.ranks if rank.of(Step)]
+    for kind, check in _CHECKS.items():
+        texts = [check(rank) for rank in stepping]
+        if texts and texts[0] is not None and all(texts):
+            return Mistake(kind, texts[0])
+    return None
+
+
+# Which samples were read.
+
+Rows = Sequence[int | None]
+
+
+def _other_rows(run: Run) -> str | None:
+    """How the rows that were read differ from the plan, if they are the plan's but come in other windows.
+
+    Rows that were lost or read twice are a bug of the trainer, and so are windows that end elsewhere.
+    """
+    read = [[tuple(event.rows) for event in rank.of(Forward) if not event.extra] for rank in run.ranks]
+    planned = [list(run.plan.rows(rank)) for rank in range(run.plan.world_size)]
+    if len(read) != len(planned) or any(None in rows for one in read for rows in one):
+        return None
+    flat = [[row for rows in one for row in rows] for one in read]
+    wanted = [[row for window in one for rows in window for row in rows] for one in planned]
+    if [len(one) for one in flat] != [len(one) for one in wanted]:
+        return None
+    if flat == wanted:
+        return _other_batch_size(run, read, planned)
+    if Counter(chain.from_iterable(flat)) != Counter(chain.from_iterable(wanted)):
+        return None
+    if _global_windows(flat, planned) == _global_windows(wanted, planned):
+        return None
+    if all(Counter(one) == Counter(two) for one, two in zip(flat, wanted, strict=True)):
+        return (
+            "You read the samples in another order than the task's, so the windows hold other samples: read "
+            "`task.dataloader()`, and do not shuffle or sort."
+        )
+    return (
+        "The ranks read other shards than the task's: give each rank `task.dataloader()`, or deal out "
+        "`task.global_dataloader()` in order, micro-batch by micro-batch."
+    )
+
+
+def _global_windows(flat: Sequence[Rows], planned: Sequence[Sequence[Sequence[Rows]]]) -> list[Counter[int | None]]:
+    """The rows of all ranks in each window, if a rank's rows come in windows as long as planned."""
+    found = [Counter[int | None]() for _ in planned[0]]
+    for rows, windows in zip(flat, planned, strict=True):
+        ends = list(accumulate(sum(map(len, window)) for window in windows))
+        for counter, start, end in zip(found, [0, *ends], ends, strict=False):
+            counter.update(rows[start:end])
+    return found
+
+
+def _other_batch_size(
+    run: Run, read: Sequence[Sequence[Rows]], planned: Sequence[Sequence[Sequence[Rows]]]
+) -> str | None:
+    """The right rows in order, but in forwards of another size, as many in a window as micro-batches are planned."""
+    for rank, forwards, windows in zip(run.ranks, read, planned, strict=True):
+        sizes = [len(rows) for window in windows for rows in window]
+        if [len(rows) for rows in forwards] == sizes or not rank.of(Step):
+            return None
+        # Forwards of a whole window are right, if the window is stepped with the rows that are planned for it.
+        ends = set(accumulate(sum(map(len, window)) for window in windows))
+        if set(_rows_before_steps(rank)) <= ends and len(rank.of(Step)) == len(windows):
+            return None
+    asked, got = run.plan.micro_batch_size, len(read[0][0])
+    if got == asked:
+        return None
+    return (
+        f"You read micro-batches of {got} samples; this case asks for {asked}: use `task.dataloader()`, or the batch "
+        "size `task.micro_batch_size`."
+    )
+
+
+def _rows_before_steps(rank: Rank) -> Iterator[int]:
+    rows = 0
+    for event in rank.events:
+        if isinstance(event, Forward) and not event.extra:
+            rows += len(event.rows)
+        elif isinstance(event, Step):
+            yield rows
+
+
+# How gradients were clipped.
+
+
+def _other_clip(rank: Rank) -> str | None:
+    asked = rank.run.plan.clip
+    clips = [clip for clip in rank.of(Clip) if not isinstance(clip.threshold, str) and not _as_asked(rank, clip)]
+    clips = [clip for clip in clips if _has_effect(clip)] if asked is None or len(clips) < len(rank.of(Clip)) else clips
+    if not clips:
+        return None
+    wanted = "no clipping" if asked is None else f"clipping {_by(asked['kind'], asked['threshold'])}"
+    clip = clips[0]
+    return (
+        f"You clipped gradients {_by(clip.kind, clip.threshold, clip.norm_type)} ({clip.line}); this case asks for "
+        f"{wanted}: use `task.clip_`."
+    )
+
+
+def _as_asked(rank: Rank, clip: Clip) -> bool:
+    """Whether it is the task's clip. While gradients carry the loss scale, so may the threshold."""
+    asked = rank.run.plan.clip
+    if asked is None or clip.kind != asked["kind"] or (clip.kind == "norm" and clip.norm_type != 2):
+        return False
+    return any(_same(clip.threshold, factor * asked["threshold"]) for factor in (1.0, *_carried(rank, clip)))
+
+
+def _carried(rank: Rank, clip: Clip) -> Iterator[float]:
+    """The loss scale, if gradients still carry it when they are clipped."""
+    backwards = rank.of(BackwardBegin, before=clip)
+    since = backwards[-1] if backwards else None
+    if not rank.of(Unscale, after=since, before=clip):
+        for later in rank.of(Unscale, after=clip)[:1]:
+            if not isinstance(later.scale, str):
+                yield later.scale
+
+
+def _has_effect(clip: Clip) -> bool:
+    """Whether it changed any gradient; a clip whose gradients are unknown may have."""
+    threshold = clip.threshold
+    assert not isinstance(threshold, str)
+    if clip.kind == "norm":
+        return isinstance(clip.norm, str) or clip.norm is None or clip.norm > threshold
+    seen = clip.gradients
+    return seen is None or any(isinstance(one, str) or (one is not None and abs(one) > threshold) for one in seen)
+
+
+def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str:
+    if kind == "value":
+        return f"by value at {number(threshold)}"
+    return f"at the norm {number(threshold)}" + ("" if norm_type == 2 else f" (of type {norm_type})")
+
+
+# The optimizer.
+
+
+def _other_rate(rank: Rank) -> str | None:
+    """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should."""
+    plan = rank.run.plan
+    asked = plan.learning_rates
+    for step in rank.of(Step):
+        if step.lr is None or isinstance(step.lr, str) or any(_same(step.lr, rate) for rate in asked):
+            continue
+        base = plan.spec["optimizer"]["lr"]
+        times = " (times the number of ranks)" if plan.world_size > 1 and _same(step.lr, base * plan.world_size) else ""
+        wanted = number(asked[0]) if len(asked) == 1 else f"one of {', '.join(map(number, asked))}"
+        return (
+            f"You stepped with the learning rate {number(step.lr)}{times}; this case asks for {wanted}: use "
+            "`task.optimizer` and `task.scheduler`."
+        )
+    return None
+
+
+def _same(one: Recorded, two: float) -> bool:
+    """Whether they are the same fp32 number, since a learning rate or threshold may be a tensor."""
+    return not isinstance(one, str) and _single(one) == _single(two)
+
+
+def _single(value: float) -> bytes:
+    try:
+        return struct.pack("f", value)
+    except OverflowError:
+        return b""
+
+
+_CHECKS: dict[Kind, Callable[[Rank], str | None]] = {
+    "learning rate": _other_rate,
+    "clip": _other_clip,
+}

@@ -1,0 +1,156 @@
+"""Mistakes of the adapter have a verdict of their own, but only where the numbers are wrong on ranks that agree."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.recurrence import Recurrence
+
+
+class TwiceTheRate(Recurrence):
+    def learning_rate(self, step: int) -> Fraction:
+        return 2 * super().learning_rate(step)
+
+
+class ClipsAtOne(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return self.symbols.exactly([max(Fraction(-1), min(Fraction(1), one)) for one in vector.center])
+
+
+def clip(run, kind="value", threshold=1.0, norm=None, ranks=None):
+    """Every window clips before its step."""
+    for rank in range(run.case.world_size) if ranks is None else ranks:
+        for step in run.of("step", rank):
+            before = {"kind": kind, "threshold": threshold, "norm_type": 2.0 if kind == "norm" else None, "norm": norm}
+            head = {name: step[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")}
+            parameters = {"parameters": step["parameters"], "gradients": [4.0] * len(step["gradients"])}
+            run.before(step, {"event": "clip", **head, **before, **parameters})
+
+
+def test_another_learning_rate(follow):
+    run = follow("ddp-w2-fp32-momentum", TwiceTheRate)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "learning rate")
+    assert "(times the number of ranks)" in judgement.headline
+    assert judgement.headline.endswith("use `task.optimizer` and `task.scheduler`.")
+
+
+def test_a_right_rate_at_the_wrong_step_is_the_trainers(follow):
+    class Late(Recurrence):
+        def learning_rate(self, step: int) -> Fraction:
+            return super().learning_rate(0)
+
+    run = follow("single-acc2-fp32-momentum", Late)
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_a_mistake_without_an_effect_is_none(follow):
+    run = follow("single-acc2-fp32-sgd")
+    for step in run.of("step"):
+        step["lr"] *= 2
+    clip(run)
+    assert run.judged().verdict == "PASS (exact)"
+
+
+def test_a_mistake_of_one_rank_is_the_trainers(follow):
+    run = follow("ddp-w2-fp32-momentum", ClipsAtOne)
+    clip(run, ranks=[1])
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_ranks_that_diverge_are_the_trainers(follow):
+    run = follow("ddp-w2-fp32-momentum", ClipsAtOne)
+    clip(run)
+    run.ranks[1] = follow("ddp-w2-fp32-momentum").ranks[1]
+    assert run.judged().verdict == "DIVERGED"
+
+
+def test_a_clip_that_was_not_asked_for(follow):
+    run = follow("single-acc2-fp32-momentum", ClipsAtOne)
+    clip(run)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "clip")
+    assert judgement.headline.startswith("You clipped gradients by value at 1 (train.py:")
+    assert judgement.headline.endswith("; this case asks for no clipping: use `task.clip_`.")
+
+
+@pytest.mark.parametrize("harmless", [{"threshold": 4.0}, {"kind": "norm", "threshold": 9.0, "norm": 8.0}])
+def test_a_clip_that_changes_nothing_is_no_mistake(follow, harmless):
+    run = follow("single-acc2-fp32-momentum", ClipsAtOne)
+    clip(run, **harmless)
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_another_threshold(follow):
+    run = follow("single-acc2-fp32-clip-value", ClipsAtOne)
+    asked = float(run.case.problem.workload.clip.threshold)
+    clip(run, threshold=4 * asked)
+    run.of("step")[0]["gradients"][0] += 1
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "clip")
+    assert f"this case asks for clipping by value at {asked:g}" in judgement.headline
+
+
+def test_another_kind(follow):
+    run = follow("single-acc2-fp32-clip-value")
+    clip(run, kind="norm", threshold=float(run.case.problem.workload.clip.threshold), norm=40.0)
+    run.of("step")[0]["gradients"][0] += 1
+    assert "You clipped gradients at the norm" in run.judged().headline
+
+
+def test_the_asked_clip_is_no_mistake(follow):
+    run = follow("single-acc2-fp32-clip-value")
+    clip(run, threshold=float(run.case.problem.workload.clip.threshold))
+    run.of("step")[0]["gradients"][0] += 1
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def wrong(run):
+    for step in run.everywhere("step", 0):
+        step["gradients"][0] += 1
+
+
+def test_another_order(follow):
+    run = follow("single-acc2-fp32-momentum")
+    forwards = run.of("forward")
+    forwards[0]["rows"], forwards[-1]["rows"] = forwards[-1]["rows"], forwards[0]["rows"]
+    wrong(run)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "rows")
+    assert judgement.headline.startswith("You read the samples in another order than the task's")
+    assert not judgement.findings
+
+
+def test_other_shards(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    one, two = run.of("forward", 0)[0], run.of("forward", 1)[1]
+    one["rows"], two["rows"] = two["rows"], one["rows"]
+    wrong(run)
+    assert run.judged().headline.startswith("The ranks read other shards than the task's")
+
+
+def test_shards_that_are_only_swapped_change_no_window(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for one, two in zip(run.of("forward", 0), run.of("forward", 1), strict=True):
+        one["rows"], two["rows"] = two["rows"], one["rows"]
+    wrong(run)
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_samples_that_are_lost_or_repeated_are_the_trainers(follow):
+    run = follow("single-acc2-fp32-momentum")
+    forwards = run.of("forward")
+    forwards[0]["rows"] = list(forwards[-1]["rows"])
+    wrong(run)
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_rows_that_cannot_be_told_prove_nothing(follow):
+    run = follow("single-acc2-fp32-momentum")
+    forwards = run.of("forward")
+    forwards[0]["rows"], forwards[-1]["rows"] = forwards[-1]["rows"], [None] * len(forwards[0]["rows"])
+    wrong(run)
+    assert run.judged().verdict == "FAIL (numerics)"
