@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.adapter.declaration import Declaration
 from conformance.runner.system.protocol import Lines, to_json
-from conformance.trace.events import MalformedEvent
+from conformance.trace.events import MalformedEvent, read_all
 from conformance.trace.hindsight.placing import placed
 
 
@@ -96,9 +96,9 @@ class Outcome:
     def placed(self, spec: Mapping[str, Any]) -> Outcome:
         """This outcome with each event in its place in the plan, see `conformance.trace.hindsight`.
 
-        The events of a rank that wrote something else into its trace stay as they are; reading them reports it.
+        A rank with something else among its events has not delivered its evidence.
         """
-        return replace(self, ranks=tuple(replace(rank, events=_placed(spec, rank)) for rank in self.ranks))
+        return replace(self, ranks=tuple(_placed(spec, rank) for rank in self.ranks))
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
@@ -107,11 +107,21 @@ class Outcome:
         return cls(ranks, seconds, timed_out=False)
 
 
-def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> Sequence[dict[str, Any]]:
+def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> RankOutcome:
     try:
-        return placed(spec, rank.rank, rank.events)
-    except MalformedEvent:
-        return rank.events
+        events = placed(spec, rank.rank, rank.events)
+        read_all(events, rank.rank)
+    except MalformedEvent as error:
+        return replace(rank, events=(), finished=False, exit=malformed(rank.rank, f"has {error}"))
+    return replace(rank, events=events)
+
+
+def malformed(rank: int, what: str) -> str:
+    """How a rank ended whose evidence is not what the recorder wrote; ``what`` is wrong with it."""
+    return (
+        f"the evidence of rank {rank} {what}; the trainer wrote to a file descriptor that it had not opened, or "
+        "truncated it"
+    )
 
 
 def describe_status(status: int) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
+from time import monotonic
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Recording:
             "event": event,
             "rank": self._rank,
             "seq": self._last_seq,
-            "time": time.monotonic(),
+            "time": monotonic(),
             "where": where,
         }
         if called_from is not None:

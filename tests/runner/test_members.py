@@ -17,8 +17,16 @@ from conformance.runner.system.descriptors import Descriptors
 from conformance.runner.system.protocol import Channel
 
 LIMIT = "at the time limit of 3 s"
-STARTED = {"event": "started", "pid": 7}
-RAISED = {"event": "raised", "type": "RuntimeError", "message": "Connection closed by peer", "traceback": "", "at": 1.0}
+STARTED = {"event": "started", "rank": 0, "seq": 0, "pid": 7}
+RAISED = {
+    "event": "raised",
+    "rank": 0,
+    "seq": 1,
+    "type": "RuntimeError",
+    "message": "Connection closed by peer",
+    "traceback": "",
+    "at": 1.0,
+}
 
 
 @pytest.fixture(params=["process", "worker"])

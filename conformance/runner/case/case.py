@@ -44,6 +44,10 @@ class RendezvousLost(Exception):
     """The process that hosts the rendezvous ended early: a failure of the harness, not of a rank."""
 
 
+class EvidenceUnwritable(Exception):
+    """The system refused to write evidence, as on a full disk: no failure of a rank."""
+
+
 class ClientDisconnected(Exception):
     """The process that asked for the case has disconnected, so its outcome is not needed."""
 
@@ -64,7 +68,7 @@ class Case(ABC):
         self._rendezvous: Child | None = None
 
     def run(self) -> Outcome:
-        """Raises ClientDisconnected, RendezvousLost."""
+        """Raises ClientDisconnected, RendezvousLost, EvidenceUnwritable."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
         limits = Limits(self._time_limit + patience)
@@ -81,6 +85,9 @@ class Case(ABC):
             )
             self._selector = self._clearing.enter_context(selectors.DefaultSelector())
             self._watch()
+            for process in self._processes():
+                if process.unwritable is not None:
+                    raise EvidenceUnwritable(f"cannot write the evidence of rank {process.rank}: {process.unwritable}")
             ranks = self._outcomes(self._supervision.first_failed)
         return Outcome(ranks, monotonic() - began, self._supervision.timed_out)
 

@@ -6,15 +6,16 @@ import faulthandler
 import importlib.machinery
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
 from conformance.runner.rank.rank import Pipes, file_of
-from conformance.runner.rank.reporting import Sender, described, exit_code
+from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import stacks
+from conformance.runner.system.descriptors import Known
 
 
 def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
@@ -23,6 +24,7 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
     stacks.answer_requests(pipes.stack)
     make_importable_for_workers()
     send = Sender(pipes.evidence, pipes.notices)
+    release = Known.of(pipes.release)
     send({"event": "started", "pid": os.getpid()})
     try:
         train = load()
@@ -31,11 +33,14 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
     except BaseException as error:
         what = described(error)
         print(what["traceback"], file=sys.stderr, flush=True)
-        send({"event": "raised", **what, "at": time.monotonic()})
+        send({"event": "raised", **what, "at": monotonic()})
         return exit_code(error)
     send({"event": "finished"})
+    if send.has_ended:
+        return DESCRIPTORS_LOST if send.lost else 1
     # Frameworks end their workers with the driver, so give the workers time to send their last events.
-    os.read(pipes.release, 1)
+    if release.is_intact:
+        os.read(pipes.release, 1)
     return 0
 
 

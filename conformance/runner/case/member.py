@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
+from conformance.runner.case import evidence
 from conformance.runner.case.supervision import DRIVER, Failure
-from conformance.runner.outcome import RankOutcome
+from conformance.runner.outcome import RankOutcome, malformed
 from conformance.runner.system.protocol import Lines, to_json
 from conformance.runner.system.stacks import Answering
 
@@ -51,7 +53,11 @@ class RankMember(Answering):
     def outcome(self, first_failed: int | None) -> RankOutcome:
         after = None if self.delivered or first_failed in (self.rank, DRIVER) else first_failed
         output, stack = self._printed()
-        events = self._events()
+        try:
+            events = evidence.events(self._lines(), self.rank, is_whole=self.delivered)
+        except evidence.MalformedEvidence as error:
+            why = malformed(self.rank, str(error))
+            return RankOutcome(self.rank, (), False, why, output, stack or None, after)
         if self.raised and self._failed_at is None:
             # It raised when we had stopped it, because we had stopped its peers as well.
             events = Lines([to_json(event) for event in events if event["event"] != "raised"])
@@ -66,7 +72,8 @@ class RankMember(Answering):
         )
 
     @abstractmethod
-    def _events(self) -> Lines: ...
+    def _lines(self) -> Sequence[bytes]:
+        """The events that it sent, in JSON. Raises MalformedEvidence."""
 
     @abstractmethod
     def _printed(self) -> tuple[str, str]:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
+from conformance.runner.case import evidence
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.supervision import rank_name
 from conformance.runner.outcome import describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
+from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.system import protocol, stacks
 from conformance.runner.system.child import Child
-from conformance.runner.system.descriptors import Descriptors, contents, tail
+from conformance.runner.system.descriptors import Descriptors, Known, contents, tail
 
 _CHUNK = 1 << 16
 
 
 class RankProcess(RankMember):
-    """A forked process, the pipe for its notices, and files that outlive it: evidence, output, stack."""
+    """A forked process, the pipe for its notices, and files that outlive it: evidence, output, stack.
+
+    Attributes:
+        unwritable: why the system refused to write its evidence, if it did.
+    """
 
     def __init__(self, rank: int, descriptors: Descriptors, hold: int, become: Callable[[Pipes], int]) -> None:
         """The process calls ``become``. ``hold``: the pipe that closes when it may leave."""
@@ -26,7 +32,8 @@ class RankProcess(RankMember):
         self._notices, write = descriptors.pipe()
         os.set_blocking(self._notices, False)
         self._output, self._stack, self._evidence = (descriptors.file() for _ in range(3))
-        self._unread = bytearray()
+        self._unread = b""
+        self.unwritable: str | None = None
         pipes = Pipes(self._evidence, write, hold, self._stack)
 
         def body() -> int:
@@ -45,22 +52,35 @@ class RankProcess(RankMember):
         return self._notices
 
     def read(self) -> bool:
-        while True:
-            try:
-                data = os.read(self._notices, _CHUNK)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            self._unread += data
-            *lines, self._unread = self._unread.split(b"\n")
-            for line in lines:
-                self._note(protocol.decode(bytes(line)))
+        try:
+            data = os.read(self._notices, _CHUNK)
+        except BlockingIOError:
+            return True
+        *lines, rest = (self._unread + data).split(b"\n")
+        # A notice is short: more than that without the end of a line is something else.
+        self._unread = rest[-_CHUNK:]
+        for line in lines:
+            self._take(line)
+        return bool(data)
+
+    def _take(self, line: bytes) -> None:
+        """Note a notice. A trainer can write something else into the pipe, which is left out."""
+        try:
+            notice = protocol.decode(line)
+        except (ValueError, RecursionError):
+            return
+        match notice:
+            case {"event": "raised", "at": float()} | {"event": "started" | "finished"}:
+                self._note(notice)
+            case {"event": "unwritable", "reason": str(reason)}:
+                self.unwritable = reason
 
     def reap(self) -> None:
         """If the process has ended, note it and read its last reports."""
         if not self.has_exited and self.child.poll() is not None:
-            self.read()
+            # What a full pipe holds. Something that it has started elsewhere may go on writing.
+            for _ in range(2):
+                self.read()
             self._fail(monotonic())
 
     def kill(self, because: str) -> None:
@@ -69,15 +89,20 @@ class RankProcess(RankMember):
             self.child.kill()
 
     def ask_for_stack(self) -> bool:
+        # Its handler writes to the descriptor whatever that is by now.
+        if not Known.of(self._stack).is_intact_in(self.child.pid):
+            return False
         return stacks.Process(self.child.pid, self._stack).ask_for_stack()
 
     def stack_size(self) -> int:
         return stacks.Process(self.child.pid, self._stack).stack_size()
 
-    def _events(self) -> protocol.Lines:
-        """All events that it sent. The last line may be incomplete if it was killed."""
-        *lines, _ = contents(self._evidence).split(b"\n")
-        return protocol.Lines(lines)
+    def _lines(self) -> Sequence[bytes]:
+        if os.fstat(self._evidence).st_size > evidence.LARGEST:
+            raise evidence.MalformedEvidence(f"is larger than {evidence.LARGEST >> 20} MiB")
+        *lines, rest = contents(self._evidence).split(b"\n")
+        # A process that was killed may leave half a line.
+        return [*lines, rest] if rest and self.delivered else lines
 
     def _printed(self) -> tuple[str, str]:
         return tail(self._output), tail(self._stack)
@@ -94,6 +119,11 @@ class RankProcess(RankMember):
         text = describe_status(self.child.status)
         if self.delivered:
             return f"{text} after it delivered" if code else text
+        if code == DESCRIPTORS_LOST:
+            return (
+                f"{rank_name(self.rank)} closed or replaced file descriptors that it had not opened, and what it did "
+                "after that could not be recorded; have it close only its own"
+            )
         if code >= 0:
             text += " before it finished"
         return text if after is None else f"{text}, after rank {after} failed"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.supervision import Failure
 from conformance.runner.rank.reporting import NOTICES
-from conformance.runner.system.protocol import Channel, Lines, to_json
+from conformance.runner.system.protocol import Channel, to_json
 
 _LONGEST_STACK = 20_000
 
@@ -20,7 +21,7 @@ class Worker(RankMember):
         super().__init__(rank)
         self._channel: Channel | None = None
         self._has_exited = False
-        self._lines: list[bytes] = []
+        self._sent: list[bytes] = []
         self._stack = ""
 
     @property
@@ -64,8 +65,13 @@ class Worker(RankMember):
             self._has_exited = True
             self._fail(monotonic())
             return False
-        while self._channel.holds_message and (message := self._channel.receive()) is not None:
-            self._take(message)
+        try:
+            while self._channel.holds_message and (message := self._channel.receive()) is not None:
+                self._take(message)
+        except ValueError:
+            # Something else was written into its connection; reading its evidence reports it.
+            self._sent.append(b"")
+            self.kill("because it sent something that is not an event")
         return True
 
     def kill(self, because: str) -> None:
@@ -90,17 +96,17 @@ class Worker(RankMember):
         return len(self._stack)
 
     def _take(self, message: dict[str, Any]) -> None:
-        if "stack" in message:
-            self._stack += message["stack"]
+        if isinstance(stack := message.get("stack"), str):
+            self._stack += stack
             return
         # Clocks of other machines cannot be compared with ours.
         message.pop("at", None)
-        self._lines.append(to_json(message))
-        if message["event"] in NOTICES:
+        self._sent.append(to_json(message))
+        if message.get("event") in NOTICES:
             self._note({**message, "at": monotonic()})
 
-    def _events(self) -> Lines:
-        return Lines(self._lines)
+    def _lines(self) -> Sequence[bytes]:
+        return self._sent
 
     def _printed(self) -> tuple[str, str]:
         """The framework captures its workers' output, and may pass it on to the driver."""

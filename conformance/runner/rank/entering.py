@@ -7,12 +7,13 @@ import os
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from conformance.runner.rank.reporting import described
+from conformance.runner.system.descriptors import Known
 from conformance.runner.system.protocol import Channel
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Entry:
         try:
             yield
         except BaseException as error:
-            self._recorder.note("raised", **described(error), at=time.monotonic())
+            self._recorder.note("raised", **described(error), at=monotonic())
             self.close()
             raise
 
@@ -91,6 +92,7 @@ class _Connection:
         self._lock = threading.Lock()
         try:
             self._socket = socket.create_connection((ticket["host"], ticket["port"]))
+            self._known = Known.of(self._socket.fileno())
             self._channel = Channel(self._socket)
             self._channel.send({"token": ticket["token"], "rank": rank})
             if (spec := self._channel.receive()) is None:
@@ -104,22 +106,27 @@ class _Connection:
         threading.Thread(target=self._attend, name="conformance", daemon=True).start()
 
     def send(self, event: Mapping[str, Any]) -> None:
-        with self._lock:
-            self._channel.send(event)
+        """What cannot be sent ends the evidence: it never raises into a trainer."""
+        with self._lock, suppress(OSError):
+            if self._known.is_intact:
+                self._channel.send(event)
 
     def close(self) -> None:
         with self._lock:
             if self._is_open:
                 self._is_open = False
-                self._socket.shutdown(socket.SHUT_RDWR)
+                if self._known.is_intact:
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def _attend(self) -> None:
-        while self._channel.receive() is not None:
-            self.send({"stack": _stack()})
+        with suppress(OSError):
+            while self._known.is_intact and self._channel.receive() is not None:
+                self.send({"stack": _stack()})
         with self._lock:
-            if self._is_open:
+            if self._is_open and self._known.is_intact:
                 os._exit(1)
-        self._channel.close()
+        if self._known.is_intact:
+            self._channel.close()
 
 
 def _stack() -> str:

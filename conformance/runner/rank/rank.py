@@ -8,17 +8,17 @@ import inspect
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train
 from conformance.runner.rank import loading, store_prefix
 from conformance.runner.rank.preload import preload
-from conformance.runner.rank.reporting import Sender, described, exit_code
+from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
-from conformance.runner.system.descriptors import nameless_file
+from conformance.runner.system.descriptors import Known, nameless_file
 
 if TYPE_CHECKING:
     from conformance.trace.recorder import Recorder
@@ -53,10 +53,13 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     torch.set_num_threads(1)
     store_prefix.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
+    release = Known.of(pipes.release)
     recorder = Recorder(send, spec, rank)
     _never_freed.append(recorder)
     code = attempt(load, spec, rank, recorder)
-    if code is None:
+    if send.has_ended:
+        return DESCRIPTORS_LOST if send.lost else 1
+    if code is None and release.is_intact:
         os.read(pipes.release, 1)
     return code or 0
 
@@ -74,7 +77,7 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
             train(task)
             recorder.finished()
     except BaseException as error:
-        recorder.note("raised", **described(error), at=time.monotonic())
+        recorder.note("raised", **described(error), at=monotonic())
         return exit_code(error)
     return None
 

@@ -10,41 +10,69 @@ import os
 import threading
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from conformance.runner.system import protocol
+from conformance.runner.system.descriptors import Known
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_TEXT = 20_000
 
 #: The events that the server acts upon at once.
 NOTICES = frozenset({"started", "finished", "raised"})
+#: The exit code of a process whose descriptors for evidence or notices were closed or replaced.
+DESCRIPTORS_LOST = 71
 
 
 class Sender:
     """Writes events to the file ``evidence``, and those that the server waits for also to the pipe ``notices``: one
-    line each, from any thread.
+    line each, from any thread of the process that made it.
 
-    An event's "at", a time on the system's clock, is for the server only.
+    An event's "at", a time on the system's clock, is for the server only. It never raises into a trainer: what cannot
+    be written ends the evidence.
+
+    Attributes:
+        has_ended: something could not be written, so the server will not hear that this process has finished.
+        lost: that is because a descriptor was closed or replaced.
     """
 
     def __init__(self, evidence: int, notices: int) -> None:
-        self._evidence = evidence
-        self._notices = notices
+        self._evidence = Known.of(evidence)
+        self._notices = Known.of(notices)
+        self._process = os.getpid()
         self._lock = threading.Lock()
+        self.has_ended = False
+        self.lost = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
+        # What a trainer forks is not this rank, and would write in between.
+        if self.has_ended or os.getpid() != self._process:
+            return
         kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
-        self._write(self._evidence, kept)
-        if event["event"] in NOTICES:
-            self._write(self._notices, {name: event[name] for name in ("event", "at") if name in event})
+        try:
+            self._write(self._evidence, protocol.encode(kept))
+        except OSError as error:
+            self.has_ended = True
+            self._notify({"event": "unwritable", "reason": error.strerror})
+            return
+        if event["event"] in NOTICES and not self.has_ended:
+            self._notify({name: event[name] for name in ("event", "at") if name in event})
 
-    def _write(self, descriptor: int, message: Mapping[str, Any]) -> None:
-        line = protocol.encode(message)
+    def _notify(self, notice: Mapping[str, Any]) -> None:
+        with suppress(OSError):
+            # Whatever else was written into the pipe ends with a line.
+            self._write(self._notices, b"\n" + protocol.encode(notice))
+
+    def _write(self, descriptor: Known, line: bytes) -> None:
+        """Raises OSError."""
         with self._lock:
             while line:
-                line = line[os.write(descriptor, line) :]
+                if not descriptor.is_intact:
+                    self.has_ended = self.lost = True
+                    return
+                line = line[os.write(descriptor.number, line) :]
 
 
 def described(error: BaseException) -> dict[str, str]:
@@ -57,9 +85,15 @@ def described(error: BaseException) -> dict[str, str]:
         message = f"(its message cannot be shown: {type(another).__name__})"
     return {
         "type": type(error).__name__,
-        "message": message[:_LONGEST_TEXT],
+        "message": shortened(message),
         "traceback": "".join(trace.format())[-_LONGEST_TEXT:],
     }
+
+
+def shortened(text: str) -> str:
+    """``text`` without its middle if it is long: what happened is said first, and why often last."""
+    half = _LONGEST_TEXT // 2
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _trim(trace: traceback.TracebackException) -> None:

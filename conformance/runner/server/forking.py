@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 import torch
 import torch.distributed
@@ -47,7 +46,7 @@ def _other_threads() -> list[str]:
     """Names of the other threads; a joined thread disappears a little later."""
     deadline = monotonic() + _SETTLE
     while (threads := _threads_now()) and monotonic() < deadline:
-        time.sleep(_SETTLE / 20)
+        sleep(_SETTLE / 20)
     return threads
 
 

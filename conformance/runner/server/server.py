@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import Train, TrainerError
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case, ClientDisconnected, RendezvousLost, StartedCase
+from conformance.runner.case.case import Case, ClientDisconnected, EvidenceUnwritable, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
 from conformance.runner.outcome import Outcome, Unavailable
 from conformance.runner.rank import loading, rank
@@ -118,7 +118,7 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
             outcome = make_case(request, client).run()
         except SessionFailed as error:
             outcome = Outcome.without_evidence(request["spec"]["world_size"], str(error), monotonic() - began)
-        except RendezvousLost as error:
+        except (RendezvousLost, EvidenceUnwritable) as error:
             client.send({"failure": str(error)})
             continue
         client.send_json(outcome.to_json())

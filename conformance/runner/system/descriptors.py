@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Container
+from dataclasses import dataclass
 
 
 def nameless_file() -> int:
-    """The descriptor of an empty file for reading and writing, which disappears when it is closed."""
+    """The descriptor of an empty file for reading and appending, which disappears when it is closed."""
     descriptor, path = tempfile.mkstemp(prefix="conformance-")
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
     os.unlink(path)
     return descriptor
 
@@ -23,6 +26,37 @@ def tail(file: int, size: int = 20_000) -> str:
     """The last ``size`` bytes of a file, as text."""
     start = max(0, os.fstat(file).st_size - size)
     return os.pread(file, size, start).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A descriptor and the file, pipe or socket that it is of.
+
+    A trainer may close descriptors that it has not opened, and then the number may become that of a file of its own.
+    """
+
+    number: int
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, number: int) -> Known:
+        """``number`` as it is now. Raises OSError."""
+        found = os.fstat(number)
+        return cls(number, found.st_dev, found.st_ino)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the number is still of the same file."""
+        return self.is_intact_in("self")
+
+    def is_intact_in(self, process: int | str) -> bool:
+        """The same for another process, which got the descriptor from this one; True where nobody can know."""
+        try:
+            found = os.fstat(self.number) if process == "self" else os.stat(f"/proc/{process}/fd/{self.number}")
+        except OSError:
+            return process != "self" and not os.path.isdir("/proc/self/fd")
+        return (found.st_dev, found.st_ino) == (self.device, self.inode)
 
 
 def last_line(text: str) -> str:

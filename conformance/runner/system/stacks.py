@@ -6,11 +6,11 @@ import faulthandler
 import os
 import re
 import signal
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 
 _REQUEST = signal.SIGUSR1
 _PATIENCE = 2.0
@@ -59,9 +59,9 @@ def request(asked: Iterable[Answering]) -> None:
     before = {one: one.stack_size() for one in asked}
     waiting = [one for one in before if one.ask_for_stack()]
     last: list[int] = []
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        time.sleep(_QUIET)
+    deadline = monotonic() + _PATIENCE
+    while monotonic() < deadline:
+        sleep(_QUIET)
         sizes = [one.stack_size() for one in waiting]
         if sizes == last and all(now > before[one] for one, now in zip(waiting, sizes, strict=True)):
             return

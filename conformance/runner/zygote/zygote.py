@@ -12,8 +12,8 @@ import select
 import shutil
 import signal
 import socket
-import time
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -110,9 +110,9 @@ class ZygoteLoop:
                 else:
                     self._client.send({"pid": self._fork(request, *self._client.take_descriptors())})
         finally:
-            deadline = time.monotonic() + _PATIENCE
+            deadline = monotonic() + _PATIENCE
             for server_process in self._servers.values():
-                server_process.end(max(0.0, deadline - time.monotonic()))
+                server_process.end(max(0.0, deadline - monotonic()))
 
     def _fork(self, request: dict[str, Any], connection: int, output: int) -> int:
         unsafe = forking.why_not_fork()

@@ -1,0 +1,161 @@
+"""Ranks that close, replace, truncate or write to descriptors that they have not opened: ours are among those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.runner.front.client import ForkServer, Outcome, RankOutcome, RunnerError
+
+LIMIT = 60.0
+Write = Callable[..., str]
+MakeSpec = Callable[..., dict[str, Any]]
+
+# All descriptors of the process but its input and output, while one that lists them may close.
+OTHERS = "descriptors = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]"
+
+
+@pytest.fixture
+def run(write: Write, make_spec: MakeSpec) -> Callable[..., Outcome]:
+    """Run a case of one rank with this in it; one of another trainer then still runs on the same zygote."""
+
+    def run_case(inside: str, before: str = "", *, time_limit: float = LIMIT) -> Outcome:
+        with ForkServer(write(inside, before), "single") as server:
+            outcome = server.run(make_spec("single", 1), time_limit)
+        with ForkServer(write(), "single") as server:
+            assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+        return outcome
+
+    return run_case
+
+
+def test_files_of_its_own_get_nothing_of_ours(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    """The descriptors of ours have become those of its files."""
+    outcome = run(
+        f"""
+        os.closerange(3, 4096)
+        own = [os.open({str(tmp_path)!r} + f"/own-{{n}}", os.O_RDWR | os.O_CREAT) for n in range(64)]
+        """
+    )
+    (rank,) = outcome.ranks
+    assert not rank.finished
+    assert rank.exit.startswith("rank 0 closed or replaced file descriptors that it had not opened")
+    files = list(tmp_path.glob("own-*"))
+    assert len(files) == 64
+    assert [file.name for file in files if file.stat().st_size] == []
+
+
+def test_one_that_hangs_then_gets_no_stack_in_a_file_of_its_own(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run(
+        f"""
+        os.closerange(3, 4096)
+        own = [os.open({str(tmp_path)!r} + f"/own-{{n}}", os.O_RDWR | os.O_CREAT) for n in range(64)]
+        threading.Event().wait()
+        """,
+        time_limit=3.0,
+    )
+    assert outcome.timed_out
+    assert [file.name for file in tmp_path.glob("own-*") if file.stat().st_size] == []
+
+
+def test_one_that_closes_all_finishes_its_own_work(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    """Nothing of ours raises into it."""
+    outcome = run(
+        f"""
+        os.closerange(3, 4096)
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        open({str(tmp_path / "done")!r}, "w").close()
+        """
+    )
+    assert (tmp_path / "done").exists()
+    assert "Error" not in outcome.ranks[0].output
+    assert outcome.ranks[0].exit.startswith("rank 0 closed or replaced")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "os.ftruncate(one, 0)",
+        "os.write(one, b'x')",
+        "os.write(one, b'{}\\n')",
+        "os.write(one, b'[' * 100_000 + b'\\n')",
+    ],
+)
+def test_evidence_that_was_changed_is_malformed(run: Callable[..., Outcome], how: str) -> None:
+    outcome = run(
+        f"""
+        {OTHERS}
+        for one in descriptors:
+            try:
+                {how}
+            except OSError:
+                pass
+        """
+    )
+    (rank,) = outcome.ranks
+    assert not rank.finished
+    assert rank.exit.startswith("the evidence of rank 0 has ")
+    assert rank.exit.endswith("or truncated it")
+    assert list(rank.events) == []
+
+
+def test_events_of_a_kind_that_does_not_exist_are_malformed(make_spec: MakeSpec) -> None:
+    magic = {"event": "magic", "rank": 0, "seq": 0, "time": 0.0, "where": None}
+    rank = RankOutcome(0, [magic], True, "exited 0", "", None)
+    (found,) = Outcome((rank,), 1.0, timed_out=False).placed(make_spec("single", 1)).ranks
+    assert not found.finished
+    assert found.exit.startswith("the evidence of rank 0 has event 0 of rank 0: 'magic' is not a kind of event")
+
+
+def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if not os.fork():
+            with torch.no_grad():
+                model.weight.add_(1)
+            loss = model(torch.ones(1, 1)).sum()
+            loss.backward()
+            optimizer.step()
+            os._exit(0)
+        os.wait()
+        """
+    )
+    (rank,) = outcome.ranks
+    assert rank.finished
+    assert [event["seq"] for event in rank.events] == list(range(len(rank.events)))
+
+
+def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None:
+    with pytest.raises(RunnerError, match=r"^single-w1: cannot write the evidence of rank 0: File too large$"):
+        run("import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
+
+
+@pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: 'noon'", "None"])
+def test_a_rank_that_patches_the_clock(write: Write, make_spec: MakeSpec, clock: str) -> None:
+    names = "time.time = time.monotonic = time.perf_counter = time.sleep"
+    target = write(f"import time\n{names} = {clock}\nif task.rank: raise ValueError", f"import time\n{names} = {clock}")
+    with ForkServer(target, "ddp") as server:
+        zero, one = server.run(make_spec("ddp"), LIMIT).ranks
+    assert one.events[-1]["type"] == "ValueError"
+    assert (zero.after, one.after) == (1, None)
+
+
+def test_one_that_floods_the_pipe_for_its_notices_is_still_late(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        f"""
+        {OTHERS}
+        while True:
+            for one in descriptors:
+                try:
+                    os.write(one, b"x" * 4096)
+                except OSError:
+                    pass
+        """,
+        time_limit=1.0,
+    )
+    assert outcome.timed_out
+    assert outcome.ranks[0].exit == "killed at the time limit of 1 s"
