@@ -20,6 +20,7 @@ from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.rows import Rows
+from conformance.trace.state.settings import algorithm, settings
 from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by, unwrapped
 from conformance.trace.state.wrappers import Wrappers
@@ -147,6 +148,8 @@ class Recording:
             horovod=is_horovods,
             backward_passes_per_step=passes,
             state=len(optimizer.state) > 0,
+            groups=settings(optimizer, self.watched),
+            **({} if (name := algorithm(optimizer)) is None else {"algorithm": name}),
         )
         return number
 

@@ -128,6 +128,12 @@ class Optimizer(Event, noted="before the first event that mentions an optimizer 
     horovod: Annotated[bool, "whether it is a Horovod optimizer"]
     backward_passes_per_step: Annotated[int | None, "Horovod's setting, null for another optimizer"]
     state: Annotated[bool, "whether it has any yet"]
+    algorithm: Annotated[
+        str | None, "the optimizer of torch that its class is, or is derived from; left out if it is none of torch's"
+    ] = None
+    groups: Annotated[
+        Sequence[dict], "of each group with watched parameters, the settings that are numbers, by their names"  # type: ignore[type-arg]
+    ] = ()
 
 
 class Start(Event, noted="before the first training forward"):
@@ -188,6 +194,10 @@ class BackwardEnd(Event, noted="after it", label="backward done"):
     backward: Annotated[int, "its number"]
     forwards: Annotated[Numbers, "the numbers of the forwards that it reached"]
     scaled: Annotated[Number | None, "the scale of the loss, applied by a GradScaler or by hand, null without one"]
+    outputs: Annotated[
+        Sequence[Vector], "of each of these forwards, what the model put out; left out where it is not read"
+    ] = ()
+    output_gradients: Annotated[Sequence[Vector], "the gradients of the loss with respect to these outputs"] = ()
 
 
 class AutogradGrad(

@@ -33,6 +33,7 @@ _PLAIN: dict[Any, Json] = {
     int: _COUNT,
     float: {"type": "number"},
     str: {"type": "string"},
+    dict: {"type": "object"},
     Number: {"$ref": "#/$defs/number"},
     Site: {"$ref": "#/$defs/site"},
 }

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import Any
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Mistake as Kind
-from conformance.trace.events import BackwardBegin, Clip, Forward, Step, Unscale
+from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Step, Unscale
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
+from conformance.verdict.loss import other_loss
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,47 @@ def _other_rate(rank: Rank) -> str | None:
     return None
 
 
+_ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW"}
+
+
+def _other_optimizer(rank: Rank) -> str | None:
+    """Another one of torch's optimizers, or other settings. What an optimizer of the trainer's own does is its own."""
+    asked = rank.run.plan.spec["optimizer"]
+    used = {step.optimizer for step in rank.of(Step)}
+    for optimizer in rank.of(Optimizer):
+        if optimizer.optimizer not in used or optimizer.algorithm is None:
+            continue
+        wanted, groups = _ALGORITHMS[asked["kind"]], optimizer.groups
+        is_adamw = optimizer.algorithm == "Adam" and all(group.get("decoupled_weight_decay") for group in groups)
+        if optimizer.algorithm != wanted and not (is_adamw and wanted == "AdamW"):
+            return f"You stepped with {optimizer.algorithm}; this case asks for {wanted}: use `task.optimizer`."
+        for group in groups:
+            other = next((name for name in asked if name not in _NOT_HERE and _differs(group, asked, name)), None)
+            if other is not None:
+                return (
+                    f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
+                    f"{other}={_shown(asked[other])}: use `task.optimizer`."
+                )
+    return None
+
+
+#: What the plan says of an optimizer and is no setting, or is one that the schedule changes.
+_NOT_HERE = ("kind", "lr")
+
+
+def _differs(group: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> bool:
+    if name not in group or (name in ("dampening", "nesterov") and not group.get("momentum") and not asked["momentum"]):
+        return False
+    one, two = (value if isinstance(value, list | tuple) else [value] for value in (group[name], asked[name]))
+    return len(one) != len(two) or not all(_same(a, float(b)) for a, b in zip(one, two, strict=True))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_shown, value))})"
+    return str(value) if isinstance(value, bool | str) else number(value)
+
+
 def _same(one: Recorded, two: float) -> bool:
     """Whether they are the same fp32 number, since a learning rate or threshold may be a tensor."""
     return not isinstance(one, str) and _single(one) == _single(two)
@@ -200,6 +243,8 @@ def _single(value: float) -> bytes:
 
 
 _CHECKS: dict[Kind, Callable[[Rank], str | None]] = {
+    "optimizer": _other_optimizer,
     "learning rate": _other_rate,
     "clip": _other_clip,
+    "loss": other_loss,
 }

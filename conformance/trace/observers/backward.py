@@ -49,7 +49,15 @@ def observe(recording: Recording) -> Seams:
         scaled = carried(root, (scaler.get_scale() for scaler in recording.numbers.alive("scaler")))
         with recording.inside("backward"):
             result = original(tensors, *args, **kwargs)
-        recording.note("backward_end", backward=number, forwards=recording.flow.reached, scaled=scaled)
+        losses = recording.flow.losses
+        recording.note(
+            "backward_end",
+            backward=number,
+            forwards=recording.flow.reached,
+            scaled=scaled,
+            outputs=[one.outputs for one in losses],
+            output_gradients=[one.gradients for one in losses],
+        )
         return result
 
     yield replaced(torch.autograd, "_engine_run_backward", run)

@@ -1,12 +1,26 @@
-"""Which forwards a backward reaches."""
+"""Which forwards a backward reaches, and with what gradients."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
-from conformance.trace.values import tensors_in
+from conformance.trace.values import Number, number, tensors_in
+
+#: What tells a loss from another one is in the first windows, and reading takes time.
+_MOST_FORWARDS, _MOST_VALUES = 32, 64
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A forward that a backward reached: what the model put out, and the loss's gradient with respect to it; [] where
+    they were not read."""
+
+    outputs: list[Number]
+    gradients: list[Number]
 
 
 class Flow:
@@ -17,13 +31,16 @@ class Flow:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._reached: set[int] = set()
+        self._reached: dict[int, Reached] = {}
 
     def follow(self, forward: int, output: Any) -> None:
         """Notice when a backward reaches `output` of the forward with this number."""
 
-        def reached(_gradients: Any) -> None:
-            self._reached.add(forward)
+        outputs = _read(output) if forward < _MOST_FORWARDS else []
+
+        def reached(gradients: Any) -> None:
+            read = _read(gradients[0]) if outputs and len(gradients) == 1 else []
+            self._reached[forward] = Reached(outputs, read) if len(read) == len(outputs) else Reached([], [])
 
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
         for tensor in tensors_in(output):
@@ -39,8 +56,22 @@ class Flow:
         """The forwards reached since `begin`."""
         return sorted(self._reached)
 
+    @property
+    def losses(self) -> list[Reached]:
+        """How each of them was reached."""
+        return [self._reached[forward] for forward in self.reached]
+
     def forget(self) -> None:
         """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def _read(tensor: Any) -> list[Number]:
+    """The elements of a small, ordinary tensor; [] of any other."""
+    if type(tensor) is not torch.Tensor or tensor.numel() > _MOST_VALUES or not tensor.is_floating_point():
+        return []
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
+        return []
+    return [number(value) for value in tensor.detach().flatten().tolist()]

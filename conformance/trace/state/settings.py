@@ -1,0 +1,41 @@
+"""The settings of an optimizer's parameter groups, as plain JSON values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from conformance.trace.state.watched import Watched
+from conformance.trace.values import number
+
+
+def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
+    """The torch optimizer that its class is, or is derived from; None if it is none of torch's."""
+    for kind in type(optimizer).__mro__:
+        if kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer:
+            return kind.__name__
+    return None
+
+
+def settings(optimizer: torch.optim.Optimizer, watched: Watched) -> list[dict[str, Any]]:
+    """The settings of each group that holds watched parameters; those that are no numbers are left out."""
+    found = []
+    for group in optimizer.param_groups:
+        if watched.numbers(group["params"]):
+            values = {name: _plain(value) for name, value in group.items() if name != "params"}
+            found.append({name: value for name, value in values.items() if value is not None})
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return number(float(value))
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return number(float(value))
+    if isinstance(value, tuple | list):
+        parts = [_plain(one) for one in value]
+        return None if None in parts else parts
+    return None
