@@ -61,6 +61,8 @@ class RemoteStarter:
             return str(self._ask({"end": pid, "patience": patience}, patience)["how"])
         except HostLost:
             return f"{self.name} is lost"
+        except RunnerError as error:
+            return str(error)
 
     def last_output(self, pid: int) -> str:
         try:

@@ -18,6 +18,10 @@ class RunnerError(Exception):
     """The harness itself failed: no process could be started, or torch cannot be imported."""
 
 
+class ZygoteLost(RunnerError):
+    """The process that imports torch has ended, as when the system killed it for its memory."""
+
+
 class HostLost(RunnerError):
     """One of several machines, or our process there, is lost: nothing can run on it any more."""
 

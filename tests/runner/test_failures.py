@@ -179,7 +179,23 @@ def test_a_rank_that_aborts_before_it_delivered(run: Callable[..., Outcome]) -> 
     assert outcome.ranks[0].exit == "killed by SIGABRT"
 
 
-def test_a_server_that_died_is_replaced(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+def test_a_case_whose_server_died_is_run_again(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+    """The system may have killed it for its memory."""
+    flag = tmp_path / "armed"
+    flag.touch()
+    target = write(
+        f"""
+        if task.rank == 0 and os.path.exists({str(flag)!r}):
+            os.remove({str(flag)!r})
+            os.kill(os.getppid(), signal.SIGKILL)
+        """
+    )
+    with ForkServer(target, "ddp") as server:
+        assert all(rank.finished for rank in server.run(make_spec("ddp"), LIMIT).ranks)
+    assert not flag.exists()
+
+
+def test_a_server_that_died_twice_is_replaced(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
     flag = tmp_path / "armed"
     flag.touch()
     target = write(f"if os.path.exists({str(flag)!r}): os.kill(os.getppid(), signal.SIGKILL)")

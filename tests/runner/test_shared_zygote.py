@@ -105,6 +105,38 @@ def test_the_error_for_a_zygote_that_has_ended(
         zygote.serve(write(), "single", spawn=None)
 
 
+# Kills the process that its server was forked from.
+KILL = "os.kill(int(open(f'/proc/{SERVER}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL)"
+
+
+def test_a_zygote_that_is_killed_during_a_case_loses_none(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+    killer = write(KILL.replace("SERVER", "os.getppid()"))
+    with ForkServer(killer, "single", starter=joined.get) as server:
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+    with ForkServer(write(), "single", starter=joined.get) as server:
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+
+
+def test_a_zygote_that_is_killed_when_a_server_has_died(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+    killer = write(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
+    with ForkServer(killer, "single", starter=joined.get) as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert not rank.finished
+    assert rank.exit.startswith("the trainer's server died (the process that imports torch ended")
+
+
+def test_a_zygote_that_is_killed_during_an_import_is_replaced_once(
+    joined: Shared, write: Write, make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    flag = tmp_path / "armed"
+    flag.touch()
+    die = KILL.replace("SERVER", "'self'").replace("{'self'}", "self").replace("f'", "'")
+    target = write("", f"if os.path.exists({str(flag)!r}): os.remove({str(flag)!r}); {die}; threading.Event().wait()")
+    with ForkServer(target, "single", starter=joined.get) as server:
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+    assert not flag.exists()
+
+
 def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
     ended = ZygoteProcess()
     ended.close()

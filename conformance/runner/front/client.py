@@ -10,7 +10,7 @@ from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
 from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
 from conformance.runner.front.zygote_client import ServerProcess, ServerStarter, shared
-from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
 from conformance.runner.system import stacks
 from conformance.runner.system.descriptors import last_line
 from conformance.runner.system.protocol import Channel
@@ -69,27 +69,39 @@ class ForkServer:
         """Run one case in fresh processes.
 
         ``time_limit``: seconds for the trainer's function; ranks that still run then are killed. If the server itself
-        dies, the outcome says so for every rank, and the next call starts a new server. Raises RunnerError when the
-        harness itself fails.
+        dies, the case is run again in a new one; if that dies too, the outcome says so for every rank. Raises
+        RunnerError when the harness itself fails.
         """
-        channel = self.channel()
+        self.channel()
         began = monotonic()
         try:
-            channel.send({"spec": spec, "time_limit": time_limit})
-            answer = channel.receive(START_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
-            patience = _END_LIMIT
-        except BrokenPipeError:
-            answer, patience = None, _END_LIMIT
+            answer = self._answer(spec, time_limit)
+            if answer is None:
+                # What killed it may have nothing to do with this case: the system, when memory ran out.
+                self.abandon()
+                answer = self._answer(spec, time_limit)
+            how = self.abandon() if answer is None else ""
         except TimeoutError:
-            answer, patience = None, 0.0
+            answer, how = None, self.abandon(0.0)
+        except (TrainerError, Unavailable) as error:
+            raise RunnerError(f"the trainer's server died, and cannot be started again: {error}") from error
         except BaseException:
             self._end(_END_LIMIT)
             raise
-        if answer is not None:
-            if "failure" in answer:
-                raise RunnerError(f"{spec['case']}: {answer['failure']}")
-            return Outcome.from_dict(answer).placed(spec)
-        return Outcome.without_evidence(spec["world_size"], self.abandon(patience), monotonic() - began)
+        if answer is None:
+            return Outcome.without_evidence(spec["world_size"], how, monotonic() - began)
+        if "failure" in answer:
+            raise RunnerError(f"{spec['case']}: {answer['failure']}")
+        return Outcome.from_dict(answer).placed(spec)
+
+    def _answer(self, spec: dict[str, Any], time_limit: float) -> dict[str, Any] | None:
+        """What the server says of a case; None if it died. Raises TimeoutError, and what entering raises."""
+        channel = self.channel()
+        try:
+            channel.send({"spec": spec, "time_limit": time_limit})
+        except BrokenPipeError:
+            return None
+        return channel.receive(START_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
 
     def channel(self) -> Channel:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""
@@ -103,6 +115,15 @@ class ForkServer:
     def _start(self) -> ServerProcess:
         """Raises TrainerError, Unavailable, RunnerError."""
         self._starter = self._get_starter()
+        try:
+            return self._begin()
+        except ZygoteLost:
+            # The system may have killed it for its memory, which others have freed by now.
+            self._starter = self._get_starter()
+            return self._begin()
+
+    def _begin(self) -> ServerProcess:
+        """Raises TrainerError, Unavailable, RunnerError."""
         server, hello = self._serve(spawn=None)
         self.declaration = Declaration.from_dict(hello["declaration"])
         self.versions = {**self._starter.versions, **hello["versions"]}
@@ -131,7 +152,7 @@ class ForkServer:
         if hello is None:
             where = stacks.line_of_trainer(self._starter.last_output(server.pid))
             printed = self._last_printed()
-            how = self._end(_END_LIMIT)
+            how = self._ended(_END_LIMIT)
             raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or printed}")
         if "error" in hello:
             self._end(_END_LIMIT)
@@ -146,6 +167,15 @@ class ForkServer:
         return f"; it last printed: {printed}" if printed else ""
 
     def _end(self, patience: float) -> str:
+        """How the server ended; it never raises."""
+        try:
+            return self._ended(patience)
+        except RunnerError as error:
+            # It ends by itself when its connection does, and nobody else can wait for it.
+            return str(error)
+
+    def _ended(self, patience: float) -> str:
+        """Raises RunnerError."""
         server, self._server = self._server, None
         if server is None:
             return "it was not running"

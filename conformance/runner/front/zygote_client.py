@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from conformance.runner.front.zygote_process import ZygoteProcess
-from conformance.runner.outcome import RunnerError, describe_status
+from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
 from conformance.runner.system import sockets, stacks
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
@@ -32,7 +32,9 @@ class ServerProcess:
 
 
 class ServerStarter(Protocol):
-    """Starts and ends servers, here or on another machine. All methods raise RunnerError."""
+    """Starts and ends servers, here or on another machine. All methods raise RunnerError, and ZygoteLost where a new
+    starter may succeed.
+    """
 
     versions: dict[str, str]
     gpus: dict[str, Any]
@@ -61,6 +63,7 @@ class ZygoteClient:
         self._lock = threading.Lock()
         self._outputs: dict[int, int] = {}
         self._process = None
+        self._is_closed = False
         if address is None:
             self._process = ZygoteProcess()
             address = self._process.address
@@ -111,11 +114,11 @@ class ZygoteClient:
         return pid
 
     def end(self, pid: int, patience: float) -> str:
-        os.close(self._outputs.pop(pid))
+        self._forget(pid)
         return describe_status(self._ask({"end": pid, "patience": patience})["status"])
 
     def last_output(self, pid: int) -> str:
-        return tail(self._outputs[pid])
+        return tail(self._outputs[pid]) if pid in self._outputs else ""
 
     def stack(self, pid: int) -> str:
         stacks.request([stacks.Process(pid, self._outputs[pid])])
@@ -123,6 +126,7 @@ class ZygoteClient:
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
+        self._is_closed = True
         self._channel.hang_up(_CLOSE_LIMIT)
         os.close(self._output)
         if self._process is not None:
@@ -141,11 +145,19 @@ class ZygoteClient:
             raise self._failure()
         return answer
 
-    def _failure(self) -> RunnerError:
+    def _forget(self, pid: int) -> None:
+        """Raises ZygoteLost for a server of the zygote that this one has replaced."""
+        if pid not in self._outputs:
+            raise ZygoteLost("the process that had imported torch has ended")
+        os.close(self._outputs.pop(pid))
+
+    def _failure(self) -> ZygoteLost:
         """The error for a zygote that has ended."""
+        if self._is_closed:
+            return ZygoteLost("the process that had imported torch has ended")
         words = None if self._process is None else self._process.how_it_ended()
         words = words or f"ended; it last printed: {last_line(tail(self._output)) or 'nothing'}"
-        return RunnerError(f"the process that imports torch {words}")
+        return ZygoteLost(f"the process that imports torch {words}")
 
 
 class Shared:
