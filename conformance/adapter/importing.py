@@ -61,11 +61,11 @@ def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
     else:
         known = [module.name for module in pkgutil.iter_modules([os.getcwd()])] + list(suggestions)
     spec = _find_spec(name)
-    if spec is None:
+    if spec is None and sys.modules.get(name) is None:
         close = did_you_mean(last, known)
         file = f"; write {last}.py for the file" if not close and Path(f"{last}.py").is_file() else ""
         raise TrainerError(f"{name}: no such module{close}{file}")
-    return named(name, name, Path(spec.origin) if spec.origin else None)
+    return named(name, name, Path(spec.origin) if spec and spec.origin else None)
 
 
 def a_folder(place: str) -> TrainerError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -77,9 +78,12 @@ def missing_requirements(declaration: Declaration) -> tuple[str, ...]:
 
 
 def _is_installed(name: str) -> bool:
+    # A module that is there may have no spec: some frameworks put one of their own making into `sys.modules`.
+    if name in sys.modules:
+        return sys.modules[name] is not None
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent package of a dotted name
+    except (ImportError, ValueError):  # of the parent package of a dotted name
         return False
 
 

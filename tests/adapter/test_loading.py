@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
-from conformance.adapter.loading import load, reference_names
+from conformance.adapter.loading import load, missing_requirements, reference_names
 
 from .sources import ONE, TWO
 
@@ -83,3 +84,22 @@ def test_reference_trainers_have_bare_names():
     function, declaration = load("accumulated")
     assert function.__module__ == "conformance.trainers.accumulated"
     assert declaration.name == "accumulated"
+
+
+@pytest.mark.parametrize("source", ["sys.modules[__name__].__spec__ = None", "sys.modules['magic_of_mine'] = object()"])
+def test_a_required_module_without_a_spec_is_there(write, monkeypatch, source):
+    """Some frameworks replace themselves in `sys.modules`."""
+    monkeypatch.delitem(sys.modules, "magic_of_mine", raising=False)
+    write("magic_of_mine.py", f"import sys\n{source}\n")
+    _, declaration = load(str(write("mine.py", "import magic_of_mine\n" + ONE.replace('["single"', '["ddp"'))))
+    assert missing_requirements(replace(declaration, requires=("magic_of_mine", "magic_of_mine.deeper"))) == (
+        "magic_of_mine.deeper",
+    )
+    del sys.modules["magic_of_mine"]
+
+
+def test_a_module_without_a_spec_is_loaded_by_its_name(write, monkeypatch):
+    write("without_spec.py", ONE)
+    assert load("without_spec:train")[0](None) == "one"
+    monkeypatch.setattr(sys.modules["without_spec"], "__spec__", None)
+    assert load("without_spec:train")[0](None) == "one"

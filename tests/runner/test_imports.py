@@ -93,6 +93,17 @@ def test_horovod_that_cannot_be_imported(
     assert "horovod" in caught.value.command
 
 
+def test_loopback_that_is_down(write: Write, make_spec: Callable[..., dict[str, Any]]) -> None:
+    """A network namespace begins so; cases of one process run in it."""
+    new_user, new_network = 0x10000000, 0x40000000
+    target = write("", f"import ctypes\nassert not ctypes.CDLL(None).unshare({new_user | new_network})")
+    reason = r"^the loopback interface is down: connecting to 127.0.0.1 fails \(Network is unreachable\).*set lo up$"
+    with pytest.raises(Unavailable, match=reason), ForkServer(target, "ddp"):
+        pass
+    with ForkServer(target, "single") as server:
+        assert server.run(make_spec("single", 1), 60.0).ranks[0].finished
+
+
 def test_the_front_process_does_not_import_torch() -> None:
     script = "import conformance.runner.front.client, sys; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

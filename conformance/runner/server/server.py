@@ -19,9 +19,10 @@ from conformance.runner.case.case import Case, ClientDisconnected, EvidenceUnwri
 from conformance.runner.case.launched import LaunchedCase
 from conformance.runner.outcome import Outcome, Unavailable
 from conformance.runner.rank import loading, rank
+from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, stacks
+from conformance.runner.system import linux, loopback, stacks
 from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
 
@@ -75,6 +76,9 @@ def _prepare(
             return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
         return partial(StartedCase, partial(rank.spawn, target, backend)), {}
     train, declaration = loading.load_for(target, backend)
+    needs_loopback = declaration.launches_workers or BACKENDS[backend].rendezvous is not None
+    if needs_loopback and (reason := loopback.why_down(LOOPBACK)) is not None:
+        raise Unavailable(reason, None, declaration)
     rendezvous_host.preload(backend)
     gc.freeze()
     packages = [*declaration.requires, *filter(None, [BACKENDS[backend].package])]
