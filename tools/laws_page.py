@@ -63,9 +63,11 @@ PERMISSIONS: dict[str, str] = {
 
 HEAD = """# Laws
 
-What a trainer may not do, even if its numbers come out right, and why. Each run of a case records a trace on every
-rank, and each law is checked against these traces. A trainer that breaks a MUST fails; a broken SHOULD is a warning. A
-law that gives way to others is not reported where one of them is broken too, because they explain the mistake better.
+What a trainer may not do, and why. Each run of a case records a trace on every rank, and each law is checked against
+these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. Right numbers prove that a trainer did
+the same in another way, so most laws give way to them; the others say how another run of the same trainer goes wrong,
+and fail it. A law that gives way to others is not reported where one of them is broken too, because they explain the
+mistake better.
 
 This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
 explain` prints one.
@@ -96,6 +98,10 @@ def _laws(chapter: str) -> list[str]:
 
 def _law(law: Law) -> str:
     better = [f"Gives way to {', '.join(map(_link, law.unless))}."] if law.unless else []
+    if law.gives_way:
+        better.append("Gives way to right numbers.")
+    elif law.latent:
+        better.append(f"Where the numbers are right: {law.latent}")
     source, snippet = f"Source: {law.source}.", f"```python\n{law.fix}\n```"
     return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *better, source, snippet])
 

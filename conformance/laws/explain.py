@@ -54,6 +54,8 @@ def _in_full(law: Law) -> RenderableType:
         Text(""),
         Text(law.why),
         Text(""),
+        *([Text.assemble(("Where the numbers are right  ", "dim"), law.latent), Text("")] if law.latent else []),
+        *([Text("Gives way to right numbers.", "dim"), Text("")] if law.gives_way else []),
         *([Text.assemble(("Gives way to  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
         Text.assemble(("Source  ", "dim"), law.source),
         Text(""),

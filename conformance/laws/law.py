@@ -82,6 +82,8 @@ class Law:
     why: what goes wrong in the numbers, in two sentences.
     source: the document that states the rule.
     fix: a short, correct snippet of Python.
+    latent: how another run goes wrong where the numbers of this one are right. "" if the numbers of a run show all harm
+        that the law prevents: then a run with right numbers has done the same in another way, and is not condemned.
     judges: checks one subject. Yields a `Broken` or OK; yields nothing if the law does not apply or the trace does not
         show enough to decide.
     scope: the class of its subjects.
@@ -98,6 +100,7 @@ class Law:
     scope: type[Subject]
     unless: tuple[str, ...] = ()
     needs: tuple[type[Event], ...] = ()
+    latent: str = ""
 
     @property
     def chapter(self) -> str:
@@ -106,6 +109,11 @@ class Law:
     @property
     def level(self) -> Level:
         return "MUST" if "MUST" in self.says else "SHOULD"
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether right numbers prove that breaking the law did no harm, in this run and in any other."""
+        return self.level == "MUST" and not self.latent
 
 
 _LAWS: dict[str, Law] = {}
@@ -118,6 +126,7 @@ def law(
     why: str,
     source: str,
     fix: str,
+    latent: str = "",
     unless: tuple[str, ...] = (),
     needs: tuple[type[Event], ...] = (),
 ) -> Callable[[J], J]:
@@ -139,7 +148,18 @@ def law(
     def add(judges: J) -> J:
         [parameter] = signature(judges).parameters
         scope = get_type_hints(judges)[parameter]
-        _LAWS[id] = Law(id, says, " ".join(why.split()), source, cleandoc(fix), judges, scope, unless, needs)
+        _LAWS[id] = Law(
+            id,
+            says,
+            " ".join(why.split()),
+            source,
+            cleandoc(fix),
+            judges,
+            scope,
+            unless,
+            needs,
+            " ".join(latent.split()),
+        )
         return judges
 
     return add

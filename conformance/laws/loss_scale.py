@@ -158,8 +158,16 @@ def touches(some: Collection[int], others: Collection[int]) -> bool:
 
 @fact
 def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
-    """An unscale, and an averaging of gradients between it and the step; None if there is no such pair."""
+    """An unscale, and the averaging of gradients between it and the step; None if there is no such pair.
+
+    If the gradients were averaged after the last backward began, what is averaged later is something else, such as a
+    copy for a log.
+    """
+    last = window.backwards[-1] if window.backwards else None
     for unscale in window.of(Unscale):
+        earlier = window.of(Contribution, after=last, before=unscale)
+        if any(averages_gradients(event) for event in earlier):
+            continue
         for event in window.of(Event, after=unscale):
             if isinstance(event, Attempt | ZeroGrad) or _is_flag(event):
                 break

@@ -18,7 +18,8 @@ def note_collective(
 
     Returns whether the trainer itself reduces gradients with it.
     """
-    if recording.during is None:
+    # A scaler may exchange overflows within its `unscale_`, when it has divided the gradients.
+    if recording.during is None and not recording.is_inside("scaler.unscale"):
         recording.look()
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
     recording.note("collective", op=op, reduce=reduce, **exchange(recording, tensors, via, group), of=of)

@@ -37,13 +37,14 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
 
 def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     scaled = [attempt for attempt in rank.attempts if attempt.scale is not None]
+    # A trainer that steps without the scaler changes the scale by a rule of its own.
+    if not scaled:
+        return
     for attempt in scaled:
         if not attempt.stepped and attempt.gradients_finite and not clamped:
             yield f"skipped window {attempt.window} with finite gradients"
     if len(rank.updates) != len(scaled):
         yield f"updated the loss scale {len(rank.updates)} times in {len(scaled)} windows"
-        return
-    if not scaled:
         return
     beyond = next((update.after for update in rank.updates if not isfinite(update.before + update.after)), None)
     if beyond is not None:

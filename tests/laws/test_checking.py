@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -163,3 +164,25 @@ def test_the_cyclic_collector_is_as_before_and_does_not_run_meanwhile(only):
     only(a_law(judges, scope=Run))
     check(a_run([forward(0), backward(), step()]))
     assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_a_law_gives_way_to_right_numbers_unless_it_knows_how_another_run_goes_wrong(only):
+    only(
+        a_law(double_steps),
+        replace(a_law(double_steps, id="acc/latent"), latent="The second step matters with momentum."),
+        a_law(double_steps, "A window SHOULD step once.", "acc/advice"),
+    )
+    run = a_run([forward(0), backward(), twice(7)])
+    assert [one.law.id for one in findings(check(run))] == ["acc/by-hand", "acc/latent", "acc/advice"]
+    assert [one.law.id for one in findings(check(run, has_right_numbers=True))] == ["acc/latent", "acc/advice"]
+
+
+def test_a_law_that_raises_leaves_the_others_their_results(only):
+    def raises(window):
+        yield OK
+        raise TypeError("'<' not supported between 'str' and 'float'")
+
+    only(a_law(raises, id="acc/raises"), a_law(double_steps))
+    raised, other = check(a_run([forward(0), backward(), twice(7)]))
+    assert (raised.checked, "TypeError: '<' not supported" in raised.failure) == (0, True)
+    assert (other.checked, other.failure) == (1, None)

@@ -53,11 +53,10 @@ BREAKING = {
     },
     "ddp/no-sync-around-forward": {
         "around the backward": lambda: both(ddp(0), averaging(syncs=False), ddp(), averaging(), step()),
-        "around the forward": lambda: both(ddp(0, syncs=False), local(syncs=True), ddp(), averaging(), step()),
         "around every forward": lambda: ranks(
             lambda rank: [WRAP, ddp(0, syncs=False), local(syncs=True), stepped(rank)],
         ),
-        "in a backward that was cut off": lambda: both(ddp(0), backward(syncs=False)[0], raised()),
+        "in a backward that was cut off": lambda: both(ddp(0), averaging(syncs=False)[:2], raised()),
     },
     "ddp/forward-through-wrapper": {
         "past it": lambda: ranks(lambda rank: [WRAP, forward(0), backward(), stepped(rank)]),
@@ -113,6 +112,9 @@ ALLOWED = {
         [forward(0), backward(), event("collective", elements=1), step(gradients=[1.0, None])],
     ),
     "a scalar in every micro-batch": lambda: both(ddp(0, syncs=False), local(), SCALAR, ddp(), averaging(), step()),
+    "no_sync around the forward of all but the last": lambda: both(
+        ddp(0, syncs=False), local(syncs=True), ddp(), averaging(), step()
+    ),
     "one backward over the window": lambda: both(
         WRAP, ddp(0, syncs=False), ddp(), averaging(forwards=[0, 1]), step(), accumulation=2
     ),

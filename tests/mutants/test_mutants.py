@@ -47,6 +47,12 @@ def test_every_law_has_a_mutant(law):
     assert [specimen.name for specimen in [*MUTANTS, *VARIANTS] if law in specimen.laws]
 
 
+@pytest.mark.parametrize("law", [law.id for law in laws() if law.latent])
+def test_harm_that_right_numbers_hide_is_shown_by_another_run(law):
+    """A law that fails right numbers has a mutant whose numbers, or whose end, are wrong for breaking it."""
+    assert [mutant.name for mutant in MUTANTS if law in mutant.laws and mutant.expected not in ("PASS", "FAIL (law)")]
+
+
 def test_catalogue_is_large_enough():
     assert len(MUTANTS) >= 45
     assert len(VARIANTS) >= 25

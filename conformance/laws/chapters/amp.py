@@ -189,6 +189,8 @@ def _is_bare(window: Window, unscale: Unscale, step: Attempt) -> bool:
             scaler.step(optimizer)
         scaler.update()
         """,
+    latent="""As long as no update changes the scale, its place does not matter. In a window in which the scale grows or
+        backs off, S ≠ S′.""",
     needs=(ScalerStep, Raised),
 )
 def update_once(window: Window) -> Outcomes:

@@ -33,6 +33,8 @@ _SCALING = (LossScaled, Unscale, ScalerStep, Update, ScaleLossEnter)
             loss = criterion(model(inputs), targets)
         loss.backward()
         """,
+    latent="""Data that the type holds exactly give the same numbers in a wider type. Other data are rounded where the
+        type is used, and in float16 they overflow beyond 65504.""",
 )
 def autocast_around_forward(window: Window) -> Outcomes:
     if window.plan.precision.amp != "torch":

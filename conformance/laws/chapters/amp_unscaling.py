@@ -169,6 +169,8 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         scaler.step(optimizer)
         scaler.update()
         """,
+    latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
+        overflow, some ranks step and others skip.""",
     needs=(Unscale,),
 )
 def unscale_after_sync(window: Window) -> Outcomes:

@@ -26,6 +26,7 @@ DOCS = "apex documentation, Advanced Amp Usage"
         with optimizer.skip_synchronize():
             optimizer.step()
         """,
+    latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
     needs=(ScaleLossExit,),
 )
 def synchronize_in_scale_loss(window: Window) -> Outcomes:

@@ -30,6 +30,23 @@ def _clips(window: Window, until: Event | None = None) -> Sequence[Clip]:
     return [event for event in window.of(Clip, before=until) if not isinstance(event.threshold, str)]
 
 
+def _acting(clips: Sequence[Clip]) -> Sequence[Clip]:
+    """Those that change gradients, as far as the trace shows: others only read the norm, or clip again."""
+    return [clip for clip in clips if _reaches(clip) is not False]
+
+
+def _reaches(clip: Clip) -> bool | None:
+    """Whether a clip's threshold is exceeded; None if the trace does not show it."""
+    if isinstance(clip.threshold, str):
+        return False
+    if clip.norm is not None:
+        return isinstance(clip.norm, str) or clip.norm > clip.threshold
+    if clip.gradients is None:
+        return None
+    seen = [one for one in clip.gradients if one is not None]
+    return any(isinstance(one, str) or abs(one) > clip.threshold for one in seen)
+
+
 @law(
     "clip/after-sync",
     "Gradients MUST be clipped after the ranks have averaged them.",
@@ -145,7 +162,7 @@ def _clipped_late(window: Window, clip: Clip) -> Broken:
 def once_per_window(window: Window) -> Outcomes:
     # clip/before-step judges clips after a step.
     clips = _clips(window, window.attempts[0] if window.attempts else None)
-    repeated = _repeated(clips)
+    repeated = _repeated(_acting(clips))
     if repeated is not None:
         yield _clipped_again(window, *repeated)
     elif clips and window.attempts:
@@ -163,10 +180,9 @@ def _repeated(clips: Sequence[Clip]) -> tuple[Clip, Clip] | None:
 
 def _clipped_again(window: Window, first: Clip, second: Clip) -> Broken:
     between = window.of(BackwardBegin, after=first, before=second)
+    effect = "The second clip makes the gradients smaller than the first threshold asks for."
     if between:
         effect = f"Gradients from before {between[-1].label} {between[-1].backward} are clipped twice, and count less."
-    else:
-        effect = "The second clip to the same threshold changes nothing."
     return Broken(
         second,
         must="gradients must be clipped once in a window",

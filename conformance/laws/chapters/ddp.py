@@ -90,16 +90,18 @@ def all_reduce_once(window: Window) -> Outcomes:
 
 @law(
     "ddp/no-sync-around-forward",
-    "`no_sync()` MUST enclose the forward of a micro-batch together with its backward.",
-    why="""DDP's forward decides whether the backward will all-reduce, so `no_sync()` around the backward alone has no
-        effect, and `no_sync()` around the forward alone leaves the gradients of that micro-batch local. If this is the
-        last micro-batch of a window, each rank steps along its own g_r instead of (1/N) Σ g_r.""",
+    "`no_sync()` MUST enclose the forward of each micro-batch that is to stay local, and of no other.",
+    why="""DDP's forward decides whether the backward will all-reduce. So `no_sync()` around the backward alone has no
+        effect, and around the forward of a window's last micro-batch it leaves the gradients local: each rank steps
+        along its own g_r instead of (1/N) Σ g_r.""",
     source=f'{DOCS}.no_sync: "The forward pass should be inside the context manager"',
     fix="""
         with model.no_sync():
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
+    latent="""Around backwards alone it all-reduces every micro-batch. Where several go forward before the first goes
+        backward, DDP reduces the gradients of that one only, and the ranks step apart.""",
 )
 def no_sync_around_forward(window: Window) -> Outcomes:
     if window.plan.world_size == 1:
@@ -197,11 +199,14 @@ def _reached(window: Window) -> Mapping[int, Sequence[Forward]]:
 
 
 def _is_torn(window: Window, backward: BackwardBegin, forwards: Sequence[Forward]) -> bool:
-    """Whether DDP's flag at the backward differs from the flag at all its forwards."""
+    """Whether `no_sync()` had no effect on this backward, or kept the average from a window."""
     if any(event.syncs == backward.syncs for event in forwards):
         return False
-    # A trainer may prepare DDP's reducer by hand instead of in a forward.
-    return not (backward.syncs and _averaged_in(window, backward))
+    if not backward.syncs:
+        return bool(_averaged_in(window, backward))
+    # Around a forward it has its effect, whatever it is around besides.
+    found = sharing(window)
+    return found is not None and bool(found.is_missing) and found.backward is backward
 
 
 def _averaged_in(window: Window, backward: BackwardBegin) -> Sequence[Event]:
@@ -211,18 +216,17 @@ def _averaged_in(window: Window, backward: BackwardBegin) -> Sequence[Event]:
 
 def _torn_apart(window: Window, forward: Forward, backward: BackwardBegin) -> Broken:
     averaged = _averaged_in(window, backward)
-    missing = sharing(window)
     if forward.syncs:
+        must = "`no_sync()` must enclose the forward too"
         however = f"{forward} came outside `no_sync()` and its backward ({backward.line}) inside"
-        effect = f"Gradients were averaged anyway: {averaged[0]}." if averaged else None
+        effect: str | None = f"Gradients were averaged anyway: {averaged[0]}."
     else:
+        must = "`no_sync()` must not enclose the forward of the last micro-batch"
         however = f"{forward} came inside `no_sync()` and its backward ({backward.line}) outside"
-        effect = "That backward averaged nothing."
-        if missing is not None and missing.is_missing and missing.backward is backward:
-            effect = " ".join(filter(None, [effect, _parting(window)]))
+        effect = " ".join(filter(None, ["That backward averaged nothing.", _parting(window)]))
     return Broken(
         backward,
-        must="`no_sync()` must enclose both forward and backward",
+        must=must,
         because="the forward decides whether the backward will average",
         however=however,
         shows=(forward, backward, *averaged[:1]),

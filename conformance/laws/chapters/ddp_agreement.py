@@ -74,6 +74,8 @@ def equal_start(run: Run) -> Outcomes:
         if rank == 0:
             print(loss.item() / world_size)
         """,
+    latent="""Whether ranks that issue different collectives hang, fail or mix numbers depends on sizes, buffers and the
+        backend.""",
     unless=("ddp/all-reduce-every-window",),
 )
 def same_collectives(run: Run) -> Outcomes:

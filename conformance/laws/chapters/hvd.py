@@ -107,6 +107,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         """,
+    latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
 )
 def synchronize_before_unscale(window: Window) -> Outcomes:
     for use in uses(window):
@@ -140,6 +141,7 @@ def synchronize_before_unscale(window: Window) -> Outcomes:
             criterion(model(batch.inputs), batch.targets).div(len(window)).backward()
         optimizer.step()
         """,
+    latent="Whether the clearing or the average comes first is a race.",
 )
 def not_cleared_before_synchronize(window: Window) -> Outcomes:
     for use in uses(window):

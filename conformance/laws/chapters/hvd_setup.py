@@ -24,7 +24,7 @@ DOCS = "Horovod documentation, horovod.torch.DistributedOptimizer"
 
 @law(
     "hvd/backward-passes-per-step",
-    "`backward_passes_per_step` MUST be the number of backward passes in a window.",
+    "`backward_passes_per_step` SHOULD be the number of backward passes in a window.",
     why="""Horovod begins to average a gradient in its backward_passes_per_step-th backward. If the number is too small,
         it averages before the window is complete and refuses the next backward. If it is too large, nothing is
         averaged until `synchronize()` or the step, and a window that is longer by mistake goes unnoticed.""",
@@ -106,7 +106,7 @@ def _wrong_number(
     set_to = noted.backward_passes_per_step
     return Broken(
         event,
-        must=f"`backward_passes_per_step` must be {len(passes)}",
+        must=f"`backward_passes_per_step` should be {len(passes)}",
         because=f"window {window.number} has {len(passes)} backward pass{'es' * (len(passes) > 1)}, the last at "
         f"{passes[-1].line}",
         however=f"Horovod's optimizer was created with {set_to}",

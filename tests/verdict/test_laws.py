@@ -1,0 +1,47 @@
+"""What a broken law does to a verdict, and what a law that raises does."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.laws import checking
+from conformance.laws.law import OK, Broken, Law
+from conformance.laws.run import Window
+
+
+@pytest.fixture
+def judged_by(follow, monkeypatch):
+    """The judgement of a right run by one law, whose judge is given."""
+
+    def judged(judges, **more):
+        law = Law("acc/by-hand", "A window MUST step.", "", "", "", judges, Window, **more)
+        monkeypatch.setattr(checking, "laws", lambda: (law,))
+        return follow("single-acc2-fp32-momentum").judged()
+
+    return judged
+
+
+def always(window):
+    yield Broken(window.attempts[0], "this must not be", "it is forbidden", "it was", window.attempts)
+
+
+def test_law_that_gives_way_to_right_numbers(judged_by):
+    judgement = judged_by(always)
+    assert (judgement.verdict, judgement.findings) == ("PASS (exact)", ())
+
+
+def test_law_that_knows_how_another_run_goes_wrong(judged_by):
+    judgement = judged_by(always, latent="In another run it matters.")
+    assert (judgement.verdict, judgement.headline) == ("FAIL (law)", "acc/by-hand: it was")
+
+
+def test_law_that_raises(judged_by):
+    def raises(window):
+        yield OK
+        raise TypeError("'<' not supported between 'str' and 'float'")
+
+    judgement = judged_by(raises)
+    assert judgement.verdict == "PASS (exact)"
+    [note] = judgement.notes
+    assert note.startswith("the law acc/by-hand was not checked")
+    assert "TypeError: '<' not supported" in note
