@@ -93,10 +93,15 @@ COUNTED = ("forward", "step", "backward", "forwards")
 
 def _defaults(kind):
     own = hints(KINDS[kind]).keys() - hints(Event).keys() - {"at", *COUNTED}
+    plausible, types = {**PLAUSIBLE, **OF_KIND.get(kind, {})}, get_type_hints(KINDS[kind])
     return {
-        name: {**PLAUSIBLE, **OF_KIND.get(kind, {})}.get(name, _simplest(get_type_hints(KINDS[kind])[name]))
-        for name in own
+        name: plausible[name] if name in plausible else _simplest(types[name]) for name in own if _is_given(kind, name)
     }
+
+
+def _is_given(kind, field):
+    """Whether events by hand have a field: not if it may be left out and nothing is plausible for it."""
+    return is_required(KINDS[kind], field) or field in PLAUSIBLE
 
 
 def _simplest(hint):
