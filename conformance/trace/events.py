@@ -440,6 +440,12 @@ class ForeignOptimizer(Event, noted="at the first step of an optimizer that hold
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
 
 
+class ObserverFailed(Event, noted="when a part of the recorder has raised an error, and is switched off from then on"):
+    observer: Annotated[str, "the part: a module of `conformance.trace.observers`, or `recorder`"]
+    error: Annotated[str, "the type and the message"]
+    traceback: str
+
+
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
 

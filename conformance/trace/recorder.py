@@ -13,6 +13,8 @@ To record a loop without a task, watch its model:
         recorder.watch(model)
         ...
 
+If a part of it raises, that part is switched off and `observer_failed` says so; the trainer notices nothing.
+
 It only reads: it draws no random number, changes no tensor of the trainer and issues no collective. It removes its
 patches of torch and Horovod when the `with` ends. It may be entered again, and continues where it stopped; only one
 recorder in a process may be entered at a time.
@@ -20,6 +22,7 @@ recorder in a process may be entered at a time.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
@@ -30,6 +33,7 @@ import torch
 
 from conformance.trace import observers
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.patching import Seams
 
 Observe: TypeAlias = Callable[[Recording], Seams]
@@ -48,22 +52,38 @@ class Recorder(Recording):
 
     def __enter__(self) -> Recorder:
         with ExitStack() as stack:
-            for observe in OBSERVERS.values():
+            stack.enter_context(failures.reported_to(self._failed))
+
+            def enter(observe: Observe) -> None:
                 for seam in observe(self):
                     stack.enter_context(seam)
+
+            for observe in OBSERVERS.values():
+                harmless(enter, observe.__module__)(observe)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def _failed(self, observer: str, error: Exception) -> None:
+        self.note(
+            "observer_failed",
+            observer=observer.rpartition(".")[2],
+            error=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        )
+
     def watch(self, model: torch.nn.Module) -> None:
         """`Task.model()` calls this with each model it hands out."""
+        harmless(self._watch)(model)
+
+    def _watch(self, model: torch.nn.Module) -> None:
         self.watched.add(model)
         self.accounted()
         self.note("model", model=self.numbers.of("model", model), shapes=[list(p.shape) for p in model.parameters()])
 
     def finished(self) -> None:
         """The trainer's function returned."""
-        self.topology()
-        self.note("finished", weights=self.watched.weights())
+        harmless(self.topology, __name__)()
+        self.note("finished", weights=harmless(self.watched.weights, __name__)())

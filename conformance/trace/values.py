@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Number: TypeAlias = float | str | None
+
+
+_NOTHING = nullcontext()
 
 
 def number(value: float) -> Number:
@@ -20,19 +26,45 @@ def number(value: float) -> Number:
 
 
 def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
-    """All elements of `tensors`, one after the other. A tensor that is missing, or of which this rank holds only a
-    part, becomes `size` nulls."""
+    """All elements of `tensors`, one after the other. A tensor that is missing, that has no values, or of which this
+    rank holds only a part, becomes `size` nulls."""
     flat: list[Number] = []
-    for tensor, size in zip(tensors, sizes, strict=True):
-        part = None if tensor is None else own_part(tensor)
-        if part is None or part.numel() != size:
-            flat.extend([None] * size)
-        else:
-            dense = part.to_dense() if part.is_sparse else part
-            # Python's floats are float64 already.
-            exact = dense if dense.is_floating_point() else dense.double()
-            flat.extend([value if math.isfinite(value) else str(value) for value in exact.flatten().tolist()])
+    with undisturbed():
+        for tensor, size in zip(tensors, sizes, strict=True):
+            part = None if tensor is None else own_part(unwrapped(tensor))
+            if part is None or part.numel() != size or not has_values(part):
+                flat.extend([None] * size)
+            else:
+                dense = part.to_dense() if part.is_sparse else part
+                # Python's floats are float64 already.
+                exact = dense if dense.is_floating_point() else dense.double()
+                flat.extend([value if math.isfinite(value) else str(value) for value in exact.flatten().tolist()])
     return flat
+
+
+def undisturbed() -> AbstractContextManager[object]:
+    """A context in which tensors are read as they are, whatever the trainer is in: a transform of `torch.func`, or a
+    mode that would count what is read, or make it up."""
+    if torch._C._functorch.peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
+        return _NOTHING
+    stack = ExitStack()
+    stack.enter_context(torch._C._DisableFuncTorch())
+    stack.enter_context(_disable_current_modes())
+    return stack
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What the transforms of `torch.func` have wrapped: of `vmap`, the whole batch."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def has_values(part: torch.Tensor) -> bool:
+    """Whether there is something to read: not on the meta device, nor fake, nor while its memory is freed."""
+    if part.is_meta or isinstance(part, FakeTensor):
+        return False
+    return part.is_sparse or part.numel() == 0 or part.untyped_storage().nbytes() > 0
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,7 @@ class RankEvidence:
     final_weights: Vector | None
     raised: dict[str, Any] | None
     other_optimizer: dict[str, Any] | None
+    observer_failed: dict[str, Any] | None
     took_gradients: bool
     """The trainer replaced the gradients of its backwards, other than by scaling them."""
 
@@ -109,6 +110,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
         other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
+        observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),
         took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
     )
 

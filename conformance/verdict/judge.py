@@ -55,6 +55,8 @@ class Judgement:
 
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
+#: Verdicts on a trainer that did not come to its end.
+_ENDED = ("CRASH", "HANG")
 
 
 def judge(case: Case, outcome: Outcome) -> Judgement:
@@ -72,6 +74,12 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
             _overrule(judgement, "INCONCLUSIVE", reason)
         else:
             judgement.notes.append(reason)
+        return judgement
+    unseen = _unseen(judgement.ranks)
+    if unseen is not None:
+        # What a part of the recorder would have shown may be what speaks for the trainer.
+        if judgement.verdict not in _ENDED:
+            _overrule(judgement, "INCONCLUSIVE", unseen)
         return judgement
     _look_for_mistake(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
@@ -101,6 +109,18 @@ def _look_for_mistake(judgement: Judgement) -> None:
     if found is not None and (not broken or (found.kind == "rows" and broken[0].name == STEP_COUNT)):
         judgement.mistake = found
         _overrule(judgement, "SETUP", found.text)
+
+
+def _unseen(ranks: Sequence[RankEvidence]) -> str | None:
+    """Which part of the recorder failed in the trainer's process, if one did."""
+    for rank in ranks:
+        if rank.observer_failed is not None:
+            return (
+                f"the recorder's part `{rank.observer_failed['observer']}` failed in rank {rank.outcome.rank} and was "
+                f"switched off, so the trainer cannot be judged: {rank.observer_failed['error']}; this is a mistake of "
+                "ours, please report it with the traceback below"
+            )
+    return None
 
 
 def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:

@@ -151,12 +151,13 @@ def _difference(judgement: Judgement, parameters: Sequence[str]) -> records.Firs
 
 
 def _rank(rank: RankEvidence) -> records.Rank:
+    failed = rank.raised or rank.observer_failed
     return records.Rank(
         rank=rank.outcome.rank,
         exit=rank.outcome.exit,
         output=shortened(rank.outcome.output),
         stack=rank.outcome.stack and shortened(rank.outcome.stack),
-        traceback=shortened(rank.raised["traceback"]) if rank.raised else None,
+        traceback=shortened(failed["traceback"]) if failed else None,
         host=rank.outcome.host,
         collectives={
             op: records.Collective(entry["count"], entry["bytes"]) for op, entry in sorted(rank.collectives.items())

@@ -16,6 +16,7 @@ class Recording:
     """A recorder with its task and the events so far."""
 
     def __init__(self, spec):
+        self.may_fail = False
         self.spec = spec
         self.events = []
         self.recorder = Recorder(self.events.append, spec, 0)
@@ -33,18 +34,20 @@ class Recording:
 
 @pytest.fixture
 def record():
-    """Starts recorders, and takes off what a test left on."""
+    """Starts recorders, and takes off what a test left on. No observer fails, unless a test says `may_fail`."""
     running = []
 
     def start(**changes):
         recording = Recording(make_spec(**changes))
         recording.recorder.__enter__()
-        running.append(recording.recorder)
+        running.append(recording)
         return recording
 
     yield start
-    for recorder in running:
-        recorder.__exit__(None, None, None)
+    for recording in running:
+        recording.recorder.__exit__(None, None, None)
+        failed = [event for event in recording.events if event["event"] == "observer_failed"]
+        assert recording.may_fail or not failed, failed[0]["traceback"]
 
 
 @pytest.fixture

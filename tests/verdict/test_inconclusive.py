@@ -11,6 +11,7 @@ from conformance.oracle.power import OneSampleMoved
 from conformance.oracle.recurrence import Recurrence
 from conformance.verdict import judge as judging
 from conformance.verdict.judge import Power
+from conformance.verdict.record import record
 
 
 def test_perturbed_answer_that_also_fits(follow, monkeypatch):
@@ -85,3 +86,19 @@ def test_laws_that_could_not_be_checked(follow):
     assert judgement.headline.startswith("the laws could not be checked: event ")
     assert "'wrapper'" in judgement.headline
     assert judgement.notes[0].endswith("equal to the oracle to the bit on every rank")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_part_of_the_recorder_failed(follow, wrong):
+    """The trainer is neither cleared nor accused, and the record has the traceback."""
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    if wrong:
+        run.remove(*run.of("step", rank=1))
+    failed = {"observer": "optimizer", "error": "KeyError: 7", "traceback": "Traceback: ..."}
+    run.after(run.of("start", rank=1)[0], {**run.of("start", rank=1)[0], "event": "observer_failed", **failed})
+    del run.of("observer_failed", rank=1)[0]["weights"]
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
+    assert "`optimizer` failed in rank 1" in judgement.headline
+    assert "KeyError: 7" in judgement.headline
+    assert record(run.case, "mine", "mine.py", "conformance run", judgement, 0.1).ranks[1].traceback == "Traceback: ..."

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from conformance.trace.common import note_skip
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced, replaced_inside
 from conformance.trace.state.loss_scale import mark
 from conformance.trace.values import number
 
 SCALING, INITIALIZING = "apex.amp.handle", "apex.amp.frontend"
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A `scale_loss` of the loss number `loss`, with the scale at its beginning. `state` is apex's."""
+
+    state: Any
+    loss: int
+    scale: float | None
+    optimizers: list[Any]
+    delays_unscaling: bool
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those that its two events share."""
+        return {
+            "delay_unscale": self.delays_unscaling,
+            "optimizers": len(self.optimizers),
+            "scale": None if self.scale is None else number(self.scale),
+        }
 
 
 def observe(recording: Recording) -> Seams:
@@ -28,33 +50,38 @@ def observe(recording: Recording) -> Seams:
         return result
 
     def scale_loss(original: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
-        # The generator of `amp.scale_loss`: it stashes gradients at the beginning, and unscales at the end.
+        # The generator of `amp.scale_loss`: it stashes gradients at the beginning, and unscales at the end. It runs
+        # after this call, so each part of ours is kept away from the trainer by itself.
+        region = harmless(begin)(original, args, kwargs)
+        with contextmanager(original)(*args, **kwargs) as scaled_loss:
+            harmless(enter)(region, scaled_loss)
+            try:
+                yield scaled_loss
+            finally:
+                harmless(recording.look, __name__)()
+        harmless(leave)(region)
+
+    def begin(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Region:
         given = inspect.signature(original).bind(*args, **kwargs)
         given.apply_defaults()
         state, loss = inspect.unwrap(original).__globals__["_amp_state"], given.arguments["loss_id"]
         optimizers = _listed(given.arguments["optimizers"])
-        scale = _scale(state, loss)
-        fields = {
-            "delay_unscale": bool(given.arguments["delay_unscale"]),
-            "optimizers": len(optimizers),
-            "scale": None if scale is None else number(scale),
-        }
-        with ExitStack() as stack:
-            with recording.accounting():
-                scaled_loss = stack.enter_context(contextmanager(original)(*args, **kwargs))
-            if scale is not None:
-                mark(scaled_loss, scale)
-            recording.note("scale_loss_enter", **fields)
-            try:
-                yield scaled_loss
-            finally:
-                recording.look()
+        recording.look()
+        return _Region(state, loss, _scale(state, loss), optimizers, bool(given.arguments["delay_unscale"]))
+
+    def enter(region: _Region, scaled_loss: Any) -> None:
         recording.accounted()
-        after = _scale(state, loss)
-        recording.note("scale_loss_exit", **fields, scale_after=None if after is None else number(after))
-        if scale is not None:
-            for optimizer in optimizers:
-                observe_skip(optimizer, scale)
+        if region.scale is not None:
+            mark(scaled_loss, region.scale)
+        recording.note("scale_loss_enter", **region.fields)
+
+    def leave(region: _Region) -> None:
+        recording.accounted()
+        after = _scale(region.state, region.loss)
+        recording.note("scale_loss_exit", **region.fields, scale_after=None if after is None else number(after))
+        if region.scale is not None:
+            for optimizer in region.optimizers:
+                observe_skip(optimizer, region.scale)
 
     def observe_skip(optimizer: Any, scale: float) -> None:
         # To skip a step, apex has replaced the optimizer's next one with a function that does nothing.
@@ -66,7 +93,7 @@ def observe(recording: Recording) -> Seams:
             # It puts the real step back.
             result = skip(*args, **kwargs)
             skips.discard(noting_skip)
-            note_skip(recording, optimizer, number(scale))
+            harmless(note_skip, __name__)(recording, optimizer, number(scale))
             return result
 
         skips.add(noting_skip)

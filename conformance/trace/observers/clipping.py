@@ -11,6 +11,7 @@ import torch
 from torch.nn.utils import clip_grad
 
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import Original
 from conformance.trace.seams.patching import Seams, replaced_inside
 from conformance.trace.values import Number, number
 
@@ -24,13 +25,14 @@ def observe(recording: Recording) -> Seams:
     """Records clipping: only the outermost call, because clipping by norm itself calls a norm and a scaling."""
 
     def clipping(name: str) -> Callable[..., Any]:
-        def clip(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def clip(original: Original, *args: Any, **kwargs: Any) -> Any:
             if recording.is_inside("clip"):
                 return original(*args, **kwargs)
             call = _SIGNATURES[name].bind(*args, **kwargs)
             call.apply_defaults()
             given = call.arguments
             parameters, given["parameters"] = _kept(given["parameters"])
+            original.instead(*call.args, **call.kwargs)
             numbers = recording.watched.numbers(parameters)
             recording.look()
             gradients = recording.watched.gradients(recording.watched.current, only=numbers) if numbers else None
@@ -52,10 +54,11 @@ def observe(recording: Recording) -> Seams:
 
         return clip
 
-    def total_norm(original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def total_norm(original: Original, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if recording.is_inside("clip"):
             return original(tensors, *args, **kwargs)
         tensors, given = _kept(tensors)
+        original.instead(given, *args, **kwargs)
         recording.look()
         result = original(given, *args, **kwargs)
         owners = recording.watched.owners(tensors)

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import ProcessGroup, ReduceOp, Work, get
 from conformance.trace.common import note_collective
 from conformance.trace.emit import Recording
 from conformance.trace.seams.c10d import intercepted
+from conformance.trace.seams.guarding import caller
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.payloads import GRADIENTS
 from conformance.trace.values import tensors_in
@@ -67,8 +68,7 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
         if "reduce_op" in positions:
             reduce = reduction(args[positions["reduce_op"]])
         group = get_process_group_ranks(ProcessGroup.unbox(args[positions["process_group"]]))
-        # The frame before this one is the seam's.
-        by_reducer = _is_called_by_the_engine(sys._getframe(2)) and all(map(torch.is_floating_point, tensors))
+        by_reducer = _is_called_by_the_engine(caller(sys._getframe())) and all(map(torch.is_floating_point, tensors))
         with recording.payloads.carrying(GRADIENTS) if by_reducer else nullcontext():
             is_the_trainers = note_collective(recording, name, tensors, "c10d", group, reduce)
         recording.keep_groups()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import Surrounded
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.payloads import GRADIENTS
 
@@ -34,16 +35,12 @@ def observe(recording: Recording) -> Seams:
         with recording.inside("forward"), recording.wrappers.inside(wrapper):
             return original(wrapper, *args, **kwargs)
 
-    @contextmanager
     def no_sync(
         original: Callable[..., AbstractContextManager[None]], wrapper: DistributedDataParallel
-    ) -> Iterator[None]:
-        with original(wrapper):
-            if recording.numbers.known("wrapper", wrapper) is not None:
-                with recording.region("no_sync"):
-                    yield
-            else:
-                yield
+    ) -> AbstractContextManager[None] | Surrounded:
+        if recording.numbers.known("wrapper", wrapper) is None:
+            return original(wrapper)
+        return Surrounded(lambda: original(wrapper), lambda: recording.region("no_sync"), __name__)
 
     def register_hook(original: Callable[..., None], reducer: Any, state: object, hook: Callable[..., Any]) -> None:
         # The reducer calls it with buckets of gradients.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from time import sleep
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from conformance.trace.common import note_collective
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import Surrounded
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.horovod import MODULE, OPTIMIZER_MODULE
@@ -99,13 +101,12 @@ def _optimizers(recording: Recording, module: ModuleType) -> Seams:
             with recording.inside("synchronize"), recording.payloads.carrying(GRADIENTS):
                 original(optimizer)
 
-    @contextmanager
     def skip_synchronize(
         original: Callable[..., AbstractContextManager[None]], optimizer: torch.optim.Optimizer
-    ) -> Iterator[None]:
+    ) -> Surrounded:
         number = recording.optimizer(optimizer)
-        with original(optimizer), recording.region("skip_synchronize", optimizer=number):
-            yield
+        region = partial(recording.region, "skip_synchronize", optimizer=number)
+        return Surrounded(lambda: original(optimizer), region, __name__)
 
     owner = module._DistributedOptimizer
     for name in GRADIENT_FUNCTIONS:

@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import caller, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.trace.state.horovod import synchronizes
 from conformance.trace.state.watched import Found, Watched, held_by
@@ -22,15 +23,15 @@ from conformance.trace.values import Number, own_part
 def observe(recording: Recording) -> Seams:
     """Records the steps of every torch optimizer."""
     steps = _Steps(recording)
-    yield register_optimizer_step_pre_hook(steps.before)
-    yield register_optimizer_step_post_hook(steps.after)
+    yield register_optimizer_step_pre_hook(harmless(steps.before))
+    yield register_optimizer_step_post_hook(harmless(steps.after))
 
 
 @dataclass
 class _Running:
     """A step that has begun and has not ended. Steps nest: Horovod's calls that of the class it wraps."""
 
-    caller: FrameType
+    caller: FrameType | None
     parameters: Found | None
     numbers: list[int]
     synchronizes: bool | None
@@ -50,12 +51,12 @@ class _Steps:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Torch's global pre-hook; `args` begins with the optimizer."""
-        caller = sys._getframe(1)
-        self._forget_interrupted(caller)
+        running = caller(sys._getframe())
+        self._forget_interrupted(running)
         recording = self._recording
         parameters = recording.watched.find(optimizer)
         numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
-        step = _Running(caller, parameters, numbers, synchronizes(optimizer))
+        step = _Running(running, parameters, numbers, synchronizes(optimizer))
         step.doing.enter_context(recording.inside("step"))
         self._running.append(step)
         if parameters is None:
@@ -125,12 +126,12 @@ class _Steps:
             return (args[0], reading_closure, *args[2:]), kwargs
         return args, {**kwargs, "closure": reading_closure}
 
-    def _forget_interrupted(self, caller: FrameType) -> None:
+    def _forget_interrupted(self, caller: FrameType | None) -> None:
         """Drop steps that never ended because something in them raised: their frames are not running."""
         if not self._running:
             return
         alive = set()
-        frame: FrameType | None = caller
+        frame = caller
         while frame is not None:
             alive.add(frame)
             frame = frame.f_back

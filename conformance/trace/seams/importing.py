@@ -9,6 +9,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams
 
 
@@ -17,10 +18,11 @@ def when_imported(name: str, seams: Callable[[ModuleType], Seams]) -> Iterator[N
     """Within this, the `seams` of this module are entered: now if it has been imported, else right after."""
     with ExitStack() as stack:
 
-        def act(module: ModuleType) -> None:
+        def enter(module: ModuleType) -> None:
             for seam in seams(module):
                 stack.enter_context(seam)
 
+        act = harmless(enter, seams.__module__)
         if name in sys.modules:
             act(sys.modules[name])
         finder = _Finder(name, act)

@@ -8,7 +8,8 @@ from functools import partial, wraps
 from types import CellType, FunctionType
 from typing import Any, TypeAlias
 
-Function = Callable[..., Any]
+from conformance.trace.seams.guarding import Function, guarded
+
 Seams: TypeAlias = Iterable[AbstractContextManager[object]]
 """Contexts to enter, one after the other, to replace several functions."""
 
@@ -19,11 +20,14 @@ class Seam:
     def __init__(self, original: Function) -> None:
         self._call = original
 
-        @wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             return self._call(*args, **kwargs)
 
-        self.function: Function = function
+        # TorchScript compiles the source of the original, and looks up its names where the function says that it is.
+        home = getattr(original, "__globals__", function.__globals__)
+        self.function: Function = wraps(original)(
+            FunctionType(function.__code__, home, None, None, function.__closure__)
+        )
 
     @contextmanager
     def calling(self, around: Function) -> Iterator[None]:
@@ -33,7 +37,7 @@ class Seam:
         original afterwards.
         """
         before = self._call
-        self._call = partial(around, before)
+        self._call = guarded(around, before)
         try:
             yield
         finally:

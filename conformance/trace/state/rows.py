@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from conformance.trace.values import has_values, undisturbed, unwrapped
+
 
 class Rows:
     """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast."""
@@ -13,7 +15,13 @@ class Rows:
         self._index: dict[torch.dtype, dict[tuple[float, ...], int]] = {}
 
     def of(self, inputs: torch.Tensor) -> list[int | None]:
-        """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape."""
+        """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape, and for
+        inputs without values."""
+        with undisturbed():
+            inputs = unwrapped(inputs)
+            return self._of(inputs) if has_values(inputs) else []
+
+    def _of(self, inputs: torch.Tensor) -> list[int | None]:
         features = self._distinct.shape[-1]
         if inputs.dim() == 0 or inputs.shape[-1] != features:
             return []

@@ -1,0 +1,157 @@
+"""Keeps what goes wrong in the recorder away from the trainer.
+
+All code of the recorder that a trainer's call runs goes through here: wrappers of functions, hooks, and what is called
+on entering and leaving a context. If it raises, the trainer gets what it would have got without it, and the observer
+that raised is switched off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
+from types import FrameType
+from typing import Any, TypeAlias
+
+Function: TypeAlias = Callable[..., Any]
+
+_SEAMS = os.path.dirname(__file__)
+
+
+class Failures:
+    """Which observers have failed, by their module, and who is told."""
+
+    def __init__(self) -> None:
+        self._off: set[str] = set()
+        self._report: Callable[[str, Exception], None] | None = None
+
+    @contextmanager
+    def reported_to(self, report: Callable[[str, Exception], None]) -> Iterator[None]:
+        """Within this, `report` is called with each observer that fails, once, and with its error."""
+        before = self._off, self._report
+        self._off, self._report = set(), report
+        try:
+            yield
+        finally:
+            self._off, self._report = before
+
+    def is_off(self, observer: str) -> bool:
+        """Whether it has failed."""
+        return observer in self._off
+
+    def add(self, observer: str, error: Exception) -> None:
+        """It failed by `error`, which is raised if nobody is told."""
+        if self._report is None:
+            raise error
+        if observer not in self._off:
+            self._off.add(observer)
+            # Evidence that cannot be delivered shows by its absence.
+            with suppress(Exception):
+                self._report(observer, error)
+
+
+failures = Failures()
+
+
+class Original:
+    """The original of a call: whether it has run, and what came of it. `given`: what it gets if nothing calls it."""
+
+    __slots__ = ("__wrapped__", "error", "given", "has_run", "result")
+
+    def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self.__wrapped__ = original
+        self.given = given
+        self.has_run = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.has_run = True
+        try:
+            self.result = self.__wrapped__(*args, **kwargs)
+        except BaseException as error:
+            self.error = error
+            raise
+        return self.result
+
+    def instead(self, *args: Any, **kwargs: Any) -> None:
+        """From now on the original gets these: what it was given has been used up."""
+        self.given = args, kwargs
+
+    def outcome(self) -> Any:
+        """What the caller would have got without us."""
+        if self.error is not None:
+            raise self.error
+        return self.result if self.has_run else self.__wrapped__(*self.given[0], **self.given[1])
+
+
+def guarded(around: Function, original: Function) -> Function:
+    """A function that calls `around(original, ...)`. If `around` raises an error of its own, the original runs all the
+    same, once, and its result or error is that of the call."""
+    observer = around.__module__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if failures.is_off(observer):
+            return original(*args, **kwargs)
+        once = Original(original, (args, kwargs))
+        try:
+            return around(once, *args, **kwargs)
+        except Exception as error:
+            if error is once.error:
+                raise
+            failures.add(observer, error)
+        return once.outcome()
+
+    return call
+
+
+def harmless(act: Function, observer: str | None = None) -> Function:
+    """The same function, which returns None if it raises or its observer has been switched off.
+
+    observer: its module, if that is not where the function is from.
+    """
+    observer = observer or act.__module__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if failures.is_off(observer):
+            return None
+        try:
+            return act(*args, **kwargs)
+        except Exception as error:
+            failures.add(observer, error)
+        return None
+
+    return call
+
+
+class Surrounded(ContextDecorator):
+    """A context of the trainer's, `inner()`, with one of ours, `ours()`, which is entered last and left first."""
+
+    def __init__(
+        self,
+        inner: Callable[[], AbstractContextManager[Any]],
+        ours: Callable[[], AbstractContextManager[Any]],
+        observer: str,
+    ) -> None:
+        self._make, self._observer = (inner, ours), observer
+        self._entered: list[tuple[AbstractContextManager[Any], AbstractContextManager[Any]]] = []
+
+    def __enter__(self) -> Any:
+        inner, ours = (make() for make in self._make)
+        result = inner.__enter__()
+        harmless(ours.__enter__, self._observer)()
+        self._entered.append((inner, ours))
+        return result
+
+    def __exit__(self, *error: Any) -> bool | None:
+        inner, ours = self._entered.pop()
+        harmless(ours.__exit__, self._observer)(None, None, None)
+        return inner.__exit__(*error)
+
+
+def caller(frame: FrameType) -> FrameType | None:
+    """The frame that called a replaced function or a hook, from the frame of what is called instead."""
+    found = frame.f_back
+    while found is not None and os.path.dirname(found.f_code.co_filename) == _SEAMS:
+        found = found.f_back
+    return found
