@@ -87,10 +87,15 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+def place_of(target: str) -> str:
+    """The file or module that a target names, without the function. Raises TrainerError."""
+    return _split(target)[0]
+
+
 def _split(target: str) -> tuple[str, str | None]:
     place, colon, name = target.rpartition(":")
-    # A drive letter is the one colon that does not part a function's name from its module.
-    if not colon or name.startswith(("\\", "/")):
+    # A file's name may have a colon too, and a drive's letter has one.
+    if not colon or name.endswith(".py") or "/" in name or "\\" in name:
         return target, None
     if not place or not name:
         raise TrainerError(f"{target!r}: write path.py:function or package.module:function")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import traceback
@@ -14,6 +13,8 @@ from rich.console import Console
 
 from conformance.cli import exercise, explain, laws, report, run, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
+from conformance.cli.streams import robust
+from conformance.report.text import visible
 
 
 class Command(Protocol):
@@ -39,19 +40,16 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed, 130 interrupted."""
-    options = _parser().parse_args(arguments)
-    command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
-    try:
-        return COMMANDS[options.action].main(options, command, Console(highlight=False))
-    except KeyboardInterrupt:
-        return say("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output has closed the pipe; keep Python from reporting that again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return HARNESS
-    except Exception as error:
-        traceback.print_exc()
-        return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
+    with robust():
+        options = _parser().parse_args(arguments)
+        command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+        try:
+            return COMMANDS[options.action].main(options, command, Console(highlight=False))
+        except KeyboardInterrupt:
+            return say("interrupted", INTERRUPTED)
+        except Exception as error:
+            print(visible(traceback.format_exc()), end="", file=sys.stderr)
+            return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shlex
 import sys
 import warnings
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance import suite
-from conformance.adapter.loading import reference_names, stated
+from conformance.cli.files import RunFolder
+from conformance.cli.resuming import Earlier
 from conformance.laws.law import laws
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
-from conformance.suite.hooks import SERVERS
+from conformance.suite.hooks import FINISHED, SERVERS
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments
 from conformance.suite.servers import Servers, SlowPath
@@ -34,7 +34,11 @@ from conformance.workloads.multivariate import SEED
 
 SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
-_START_OF_WORKER = "import sys; sys.path[:] = filter(None, sys.path); exec(sys.argv[-1])"
+# A signal to the whole group ends the run here, and the workers with it.
+_START_OF_WORKER = (
+    "import signal, sys; sys.path[:] = filter(None, sys.path); "
+    "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; exec(sys.argv[-1])"
+)
 _HARNESS = "the harness failed: "
 
 
@@ -48,9 +52,24 @@ class Engine:
         interrupted: the user stopped the run.
     """
 
-    def __init__(self, results: Path, command: str, console: Console, servers: Servers | None = None) -> None:
-        """``servers``: run the cases there, if not on this machine alone."""
-        self._results, self._command, self._console, self._servers = results, command, console, servers
+    def __init__(
+        self,
+        folder: RunFolder,
+        command: str,
+        machine: Mapping[str, Any],
+        console: Console,
+        servers: Servers | None = None,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """
+        Args:
+            machine: what the results depend on besides the trainer, for the header.
+            servers: run the cases there, if not on this machine alone.
+            earlier: a run whose finished cases are kept and not run again.
+        """
+        self._folder, self._command, self._machine = folder, command, machine
+        self._console, self._servers, self._earlier = console, servers, earlier
+        self._finished = [[case.target, case.id] for case in earlier.results.cases] if earlier else []
         self._writer: ResultsWriter | None = None
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -84,7 +103,9 @@ class Engine:
         if self._writer is not None:
             with suppress(pytest.exit.Exception), self._writing():
                 self._writer.close()
-        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+        ended = [pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED]
+        if self._writer is not None:
+            ended.append(pytest.ExitCode.NO_TESTS_COLLECTED)  # none that had not finished earlier
         if code not in ended and not self.failures and not self.bad_input:
             self.failures.append(f"pytest ended with {pytest.ExitCode(code).name}")
 
@@ -94,7 +115,7 @@ class Engine:
         try:
             yield
         except OSError as error:
-            self.failures.append(f"cannot write {self._results}: {error.strerror}")
+            self.failures.append(f"cannot write {self._folder.own}: {error.strerror}")
             pytest.exit(self.failures[-1])
 
     @pytest.hookimpl
@@ -105,6 +126,7 @@ class Engine:
     def pytest_configure(self, config: pytest.Config) -> None:
         if self._servers is not None:
             config.stash[SERVERS] = self._servers
+        config.stash[FINISHED] = self._finished
 
     @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -136,20 +158,20 @@ class Engine:
         if getattr(report, "bad_input", None):
             self.bad_input.append(report.bad_input)
         elif result is not None and self._writer is not None:
-            case = record(CaseRecord, result)
-            with self._writing():
-                self._writer.case(case)
-            self._counts[case.verdict] += 1
-            counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
-            self._bar.update(self._task, advance=1, counts=counts)
+            self._record(record(CaseRecord, result))
         elif report.failed:
             self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
 
     def _start(self, ids: Sequence[str]) -> None:
         """Begin the results file, unless there is nothing to run: a mistaken call keeps earlier results."""
-        self.planned = planned = len(ids)
-        if not ids or any(BadInput.MARK in id for id in ids):
+        earlier = self._earlier
+        self.planned = planned = len(ids) + len(self._finished)
+        if not planned or any(BadInput.MARK in id for id in ids):
             return
+        if earlier is not None and planned != earlier.results.header.planned:
+            was = f"{earlier.results.header.planned} cases were planned then, and {planned} are now"
+            self.bad_input.append(f"cannot resume {earlier.file}: {was}; without --resume, a new run starts")
+            pytest.exit(self.bad_input[-1])
         render_notes(self._notes, self._console)
         self._bar.update(self._task, description="judging cases", total=planned)
         header = Header(
@@ -159,12 +181,26 @@ class Engine:
             command=self._command,
             planned=planned,
             seed=SEED,
-            machine=machine(() if self._servers is None else self._servers.hosts),
+            machine=dict(self._machine),
             notes=tuple(self._notes),
             laws=tuple(LawText(law.id, law.level, law.says) for law in laws()),
         )
         with self._writing():
-            self._writer = ResultsWriter(self._results, header)
+            self._writer = ResultsWriter(self._folder.own, header)
+            self._folder.remove_report()
+        if earlier is not None:
+            for case in earlier.results.cases:
+                self._record(case)
+            if earlier.file != self._folder.results:
+                earlier.file.unlink(missing_ok=True)
+
+    def _record(self, case: CaseRecord) -> None:
+        assert self._writer is not None
+        with self._writing():
+            self._writer.case(case)
+        self._counts[case.verdict] += 1
+        counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
+        self._bar.update(self._task, advance=1, counts=counts)
 
 
 @contextmanager
@@ -185,23 +221,6 @@ def _workers(processes: int) -> Sequence[str]:
     """xdist's options for this many workers."""
     python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", _START_OF_WORKER])
     return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
-
-
-def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
-    """What a result depends on besides the trainer. ``hosts``: where ranks run, if not only here."""
-    found: dict[str, object] = {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-    }
-    if hosts:
-        found["hosts"] = ", ".join(hosts)
-    declarations = [stated(name) for name in reference_names()]
-    required = [package for declaration in declarations if declaration for package in declaration.requires]
-    for package in dict.fromkeys(["torch", "numpy", *required]):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _in_one_line(report: pytest.TestReport | pytest.CollectReport) -> str:

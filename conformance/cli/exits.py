@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from conformance.report.text import one_line
+
 CONFORMING, NOT_CONFORMING, USAGE, HARNESS, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def say(line: str, code: int) -> int:
-    """Print a line; the result is the exit code."""
-    print(f"conformance: {line}", file=sys.stderr)
+    """Print a line, whatever is in it; the result is the exit code."""
+    print(f"conformance: {one_line(line)}", file=sys.stderr)
     return code

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
-from conformance.cli.files import REPORT
+from conformance.cli.files import REPORT, RESULTS, RunFolder
 
 SUMMARY = "render a results file again"
 DESCRIPTION = "Render a results file again."
@@ -27,9 +27,30 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     report = options.output or options.results.with_name(REPORT)
     try:
         results = read_results(options.results)
+    except ResultsError as error:
+        return say(f"{error}{_what_else(options)}", USAGE)
+    try:
+        with console.capture() as printed:
+            render_notes(results.header.notes, console)
+            render_terminal(results, console, report)
         render_html(results, report)
     except ResultsError as error:
         return say(str(error), USAGE)
-    render_notes(results.header.notes, console)
-    render_terminal(results, console, report)
+    except Exception as error:
+        # The file is anybody's: what its lines say may fit no report, although each of them is well-formed.
+        return say(f"{options.results} cannot be rendered: it is damaged ({type(error).__name__}: {error})", USAGE)
+    console.file.write(printed.get())
     return CONFORMING if results.conforming else NOT_CONFORMING
+
+
+def _what_else(options: argparse.Namespace) -> str:
+    """What to know besides about results that cannot be read."""
+    if not options.results.exists():
+        left = RunFolder(options.results.parent).unfinished() if options.results.parent.is_dir() else []
+        more = "conformance run --resume goes on with it, and conformance report renders it"
+        return f"; a run that did not end left {left[0]}: {more}" if left else ""
+    report = options.results.with_name(REPORT)
+    if options.output is None and options.results.name == RESULTS and report.is_file():
+        report.unlink()
+        return f"; {report}, which was of other results, is removed"
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,13 @@ from rich.console import Console
 
 from conformance.adapter.loading import reference_names
 from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
-from conformance.cli.files import REPORT, RESULTS, unwritable
+from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
+from conformance.cli.signals import ended_like_ctrl_c, ignore
 from conformance.launchers import NAMES, LaunchError
 from conformance.suite.options import add_options
 
 if TYPE_CHECKING:
+    from conformance.cli.engine import Engine
     from conformance.launchers.hosts import Hosts
 
 SUMMARY = "train the standard workloads and judge them"
@@ -26,6 +29,7 @@ EXAMPLES = """examples:
   conformance run my_trainer.py:train --backend ddp
   conformance run my_trainer.py --case ddp-w2-acc2-fp16-clip-value
   conformance run my_trainer.py --case world_size=2,precision=fp16
+  conformance run my_trainer.py --resume              what a killed run of this command did not finish
 
 exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed, 130 interrupted
 """
@@ -46,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Path(),
         metavar="DIR",
         help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the finished cases of a run of the same command that was interrupted or killed, and run the others",
     )
     parser.add_argument(
         "-n",
@@ -70,9 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.cli.engine import Engine
-    from conformance.report.html import render_html
-    from conformance.report.terminal import render_terminal
-    from conformance.results import ResultsError, read_results
+    from conformance.cli.resuming import CannotResume, earlier
+    from conformance.cli.surroundings import machine, sources
 
     if options.address is not None and options.launcher != "ray":
         return say("--address needs --launcher ray", USAGE)
@@ -84,19 +92,38 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(str(error), USAGE)
         if hosts is None:
             return CONFORMING
-    results_file, report = options.output / RESULTS, options.output / REPORT
-    for file in (results_file, report):
-        reason = unwritable(file)
-        if reason is not None:
-            return say(f"cannot write {file}: {reason}; name another folder with --output", USAGE)
+    folder = RunFolder(options.output)
+    wrong = folder.unwritable()
+    if wrong is not None:
+        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+    surroundings = machine(() if hosts is None else hosts.hosts) | sources(options.trainer)
+    found = None
+    if options.resume:
+        try:
+            found = earlier(folder, options, add_arguments, version("trainer-conformance"), surroundings)
+        except CannotResume as error:
+            return say(str(error), USAGE)
+        if found is None:
+            print(f"Nothing to resume in {options.output}: all cases are run.")
     if options.traces is not None:
         reason = unwritable(Path(options.traces, "rank0.jsonl"))
         if reason is not None:
             return say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
-    engine = Engine(results_file, command, console, hosts)
-    engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
+    engine = Engine(folder, command, surroundings, console, hosts, found)
+    with ended_like_ctrl_c():
+        engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
+        ignore()
+        return _finish(engine, folder, console)
+
+
+def _finish(engine: Engine, folder: RunFolder, console: Console) -> int:
+    """Put the results in place, report them, and say what went wrong; returns the exit code."""
+    from conformance.report.html import render_html
+    from conformance.report.terminal import render_terminal
+    from conformance.results import ResultsError, read_results
+
     for line in engine.bad_input:
         say(line, USAGE)
     if engine.bad_input:
@@ -106,16 +133,21 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     conforming = False
     if engine.recorded:
         try:
-            results = read_results(results_file)
-            render_html(results, report)
-        except ResultsError as error:
+            results = read_results(folder.own)
+            if results.footer is not None:
+                with folder.placing() as (_, report):
+                    render_html(results, report)
+        except (ResultsError, OSError) as error:
             return say(f"the harness failed: {error}", HARNESS)
-        render_terminal(results, console, report)
+        render_terminal(results, console, None if results.footer is None else folder.report)
         conforming = results.conforming
+    else:
+        folder.discard()
     if engine.failures:
         return HARNESS
     if engine.interrupted:
-        return say(f"interrupted; {engine.recorded} of {engine.planned} cases are in {results_file}", INTERRUPTED)
+        kept = f"{engine.recorded} of {engine.planned} cases are in {folder.results}"
+        return say(f"interrupted; {kept if engine.recorded else 'no case was finished'}", INTERRUPTED)
     if not engine.recorded:
         return say("the harness failed: no case was run", HARNESS)
     return CONFORMING if conforming else NOT_CONFORMING

@@ -12,7 +12,7 @@ from rich.text import Text
 from conformance.results.records import Finding, Moment
 
 from .laws import Breach, Checked
-from .text import plural, visible
+from .text import one_line, plural, visible
 
 _MOST = 3
 
@@ -30,9 +30,9 @@ def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
         finding, example = breach.finding, breach.cases[0]
         yield Text.assemble(
             ("! ", "yellow"),
-            (visible(finding.law), "yellow"),
-            f"  {visible(example.trainer)}, {plural(len(breach.cases), 'case')}: {visible(finding.says)}",
-            (f"  {visible(finding.where)}" if finding.where else "", "dim"),
+            (one_line(finding.law), "yellow"),
+            f"  {one_line(example.trainer)}, {plural(len(breach.cases), 'case')}: {visible(finding.says)}",
+            (f"  {one_line(finding.where)}" if finding.where else "", "dim"),
         )
 
 
@@ -47,7 +47,7 @@ def coverage(laws: Sequence[Checked]) -> Text:
 
 def _parts(finding: Finding) -> Iterator[RenderableType]:
     often = f"  {plural(finding.count, 'time')}" if finding.count > 1 else ""
-    yield Text.assemble((visible(finding.law), "bold"), "  ", visible(finding.says), (often, "dim"))
+    yield Text.assemble((one_line(finding.law), "bold"), "  ", visible(finding.says), (often, "dim"))
     yield Text(visible(finding.contradiction))
     yield Padding(_slice(finding.slice), (0, 0, 0, 2))
     if finding.effect:

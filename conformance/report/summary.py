@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conformance.results import Results
 
-from .text import plural, visible
+from .text import one_line, plural
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _judged(results: Results) -> str:
         return "No case ran."
     if not failed:
         return f"All {judged} judged cases hold." if judged > 1 else "The one judged case holds."
-    wrong = Counter(visible(case.trainer) for case in results.cases if case.failed)
+    wrong = Counter(one_line(case.trainer) for case in results.cases if case.failed)
     names = ", ".join(f"{name} {count}" if len(wrong) > 1 else name for name, count in wrong.most_common())
     hold = "holds" if passed == 1 or judged == 1 else "hold"
     do = "does" if failed == 1 else "do"

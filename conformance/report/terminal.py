@@ -18,7 +18,7 @@ from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
 from .laws import breaches, checked
 from .summary import summary
-from .text import distinct, number, plural, visible
+from .text import distinct, number, one_line, plural, visible
 
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
@@ -52,7 +52,7 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     if results.passed + results.failed and results.header.laws:
         console.print(coverage(checked(results)))
     if report is not None:
-        console.print(Text(f"Report: {visible(str(report))}"))
+        console.print(Text(f"Report: {one_line(str(report))}"))
 
 
 def _matrix(results: Results) -> Table:
@@ -60,12 +60,12 @@ def _matrix(results: Results) -> Table:
     columns = precisions(results)
     table.add_column("", no_wrap=True)
     for precision in columns:
-        table.add_column(visible(precision))
+        table.add_column(Text(one_line(precision)))
     for trainer in trainers(results):
-        table.add_row(Text(visible(trainer.name), "bold"))
+        table.add_row(Text(one_line(trainer.name), "bold"))
         for path in trainer.matrix:
             cells = (path.cells.get(precision) for precision in columns)
-            table.add_row(Text("  " + visible(path.name)), *map(_cell, cells))
+            table.add_row(Text("  " + one_line(path.name)), *map(_cell, cells))
     return table
 
 
@@ -95,14 +95,14 @@ def _print_causes(results: Results, console: Console) -> None:
             Text.assemble("\n", (f"{cause.look.glyph} {cause.look.verdict}", STYLES[cause.look.tone]), _times(cause))
         )
         console.print(Padding(_explained(cause.example), (0, 0, 0, 2), expand=False))
-        console.print(Text(f"  $ {visible(cause.example.command)}", "cyan"), soft_wrap=True)
+        console.print(Text(f"  $ {one_line(cause.example.command)}", "cyan"), soft_wrap=True)
     if len(found) > MOST_CAUSES:
         rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
         console.print(Text(f"\nand {plural(rest, 'case')} with other causes: see the report", "dim"))
 
 
 def _times(cause: Alike) -> str:
-    example = visible(f"  {cause.example.trainer}  {cause.example.id}")
+    example = one_line(f"  {cause.example.trainer}  {cause.example.id}")
     more = len(cause.cases) - 1
     return f"{example}  (and {plural(more, 'case')} more like it)" if more else example
 
@@ -116,7 +116,7 @@ def _explained(case: CaseRecord) -> Group:
         when = "weights after" if first.quantity == "weights" else "gradient in"
         lines.append(
             Text(
-                f"first difference: {when} step {first.step}, {visible(first.parameter)}: "
+                f"first difference: {when} step {first.step}, {one_line(first.parameter)}: "
                 f"expected {expected}, observed {observed}{allowed}"
             )
         )

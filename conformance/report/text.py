@@ -11,7 +11,7 @@ SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;:?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -23,6 +23,11 @@ def visible(text: str) -> str:
     """
     text = _ANSI.sub("", text.replace("\r\n", "\n"))
     return _INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """`text`, `visible`, on one line: a name with a line end in it must not look like two lines of ours."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(value: float | None, digits: int = 9) -> str:
@@ -49,6 +54,8 @@ def power_of_ten(exponent: int) -> str:
 
 def duration(seconds: float) -> str:
     """A time span: 0.12 s, 14 s, 2 min 5 s."""
+    if not math.isfinite(seconds):
+        return "unknown"
     if seconds < 59.5:
         return f"{seconds:.2f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{int(seconds + 0.5) // 60} min {int(seconds + 0.5) % 60} s"

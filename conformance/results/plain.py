@@ -16,8 +16,11 @@ from cattrs.errors import IterableValidationNote
 from cattrs.gen import make_dict_structure_fn
 
 T = TypeVar("T")
+Scalar: TypeAlias = str | int | float | bool | None
 Structure: TypeAlias = Callable[[Any, Any], Any]
 
+#: What an integer is below: the first one that not every reader of JSON holds exactly.
+TOO_LARGE = 2**53
 #: JSON has no other way to say them.
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _IN_WORDS = {str: "string", bool: "boolean", int: "integer", float: "number", Any: "any value"}
@@ -46,6 +49,15 @@ def record(cls: type[T], value: object) -> T:
         return _converter.structure(value, cls)
     except (ClassValidationError, _Refused) as error:
         raise ShapeError(_explained(error, "", cls)) from error
+
+
+def shortened(value: object) -> str:
+    """A value of JSON, cut where it is long."""
+    try:
+        found = json.dumps(value)
+    except (RecursionError, ValueError):
+        return "a value"
+    return found if len(found) < 60 else found[:57] + "..."
 
 
 def in_words(hint: Any) -> str:
@@ -80,11 +92,11 @@ def _explained(error: BaseException, field: str, hint: Any) -> str:
         return f"the field {field} is missing"
     where = f"the field {field}" if field else "the line"
     if isinstance(error, ForbiddenExtraKeysError):
-        name = min(error.extra_fields)
+        name = min(error.extra_fields)[:60]
         close = difflib.get_close_matches(name, [known.name for known in dataclasses.fields(error.cl)], n=1)
         return f"{where} has an unknown field {name}" + (f"; did you mean {close[0]}?" if close else "")
-    found = json.dumps(error.args[0])
-    return f"{where} is {found if len(found) < 60 else found[:57] + '...'}, but should be {in_words(hint)}"
+    bounds = f" from 0 to {TOO_LARGE - 1}" if hint is int else ""
+    return f"{where} is {shortened(error.args[0])}, but should be {in_words(hint)}{bounds}"
 
 
 def _make() -> Converter:
@@ -93,6 +105,7 @@ def _make() -> Converter:
         converter.register_structure_hook(kind, _scalar)
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook_func(_is(Literal), _choice)
+    converter.register_structure_hook_func(lambda hint: hint == Scalar, _one_of)
     converter.register_structure_hook_factory(dataclasses.is_dataclass, _fields)
     converter.register_structure_hook_factory(_is(dict), _object)
     converter.register_structure_hook_factory(_is(tuple), _list)
@@ -101,9 +114,16 @@ def _make() -> Converter:
 
 
 def _scalar(value: object, hint: Any) -> object:
-    if type(value) is not hint:
+    if type(value) is not hint or (isinstance(value, int) and not 0 <= value < TOO_LARGE):
         raise _Refused(value)
     return value
+
+
+def _one_of(value: object, hint: Any) -> object:
+    for kind in get_args(hint):
+        if type(value) is kind:
+            return value if kind is NoneType else _number(value, kind) if kind is float else _scalar(value, kind)
+    raise _Refused(value)
 
 
 def _number(value: object, hint: Any) -> float:
@@ -111,11 +131,14 @@ def _number(value: object, hint: Any) -> float:
         return NON_FINITE[value]
     if type(value) not in (int, float):
         raise _Refused(value)
-    return float(cast(float, value))
+    try:
+        return float(cast(float, value))
+    except OverflowError:
+        raise _Refused(value) from None
 
 
 def _choice(value: object, hint: Any) -> object:
-    if value not in get_args(hint):
+    if not isinstance(value, str) or value not in get_args(hint):
         raise _Refused(value)
     return value
 

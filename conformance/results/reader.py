@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .plain import ShapeError, record
+from .plain import ShapeError, record, shortened
 from .records import KINDS, PASSED, SCHEMA_VERSION, CaseRecord, Footer, Header, Line, Mutants
 
 
@@ -55,12 +56,14 @@ def read_results(path: str | Path) -> Results:
 
     Raises:
         ResultsError: there is no such file, it is of another kind or schema version, a line is damaged or has an
-            unknown field, or the footer disagrees with the cases.
+            unknown field, or the file contradicts itself: a case that passed beside evidence that it did not, a case
+            twice, a footer or a plan that disagrees with the cases.
     """
     path = Path(path)
     values, torn = _values(path)
     header = _header(path, values[:1])
     cases: list[CaseRecord] = []
+    known: set[tuple[str, str, str]] = set()
     mutants: Mutants | None = None
     footer: Footer | None = None
     for number, value in enumerate(values[1:], start=2):
@@ -68,39 +71,67 @@ def read_results(path: str | Path) -> Results:
         if footer is not None:
             raise ResultsError(f"{where} comes after the footer")
         if isinstance(line, CaseRecord):
+            name = line.target, line.trainer, line.id
+            if name in known:
+                raise ResultsError(f"{where} has the case {line.id} of {line.trainer} a second time")
+            if (against := _against_passing(line)) is not None:
+                raise ResultsError(f"{where} says {line.verdict}, but {against}")
+            known.add(name)
             cases.append(line)
         elif isinstance(line, Mutants) and mutants is None:
             mutants = line
         elif isinstance(line, Footer):
             footer = line
         else:
-            raise ResultsError(f"{where} is a second line of the kind {value['kind']!r}, but there may be one only")
+            raise ResultsError(
+                f"{where} is a second line of the kind {shortened(value['kind'])}, but there may be one only"
+            )
     found = Counter(case.verdict for case in cases)
     if footer is not None and (footer.verdicts != found or footer.cases != len(cases)):
         raise ResultsError(f"{path}: the footer counts {footer.cases} cases, but these are not the ones in the file")
+    if len(cases) > header.planned or (footer is not None and footer.complete != (len(cases) == header.planned)):
+        what = "the footer says that all are there" if footer and footer.complete else "that does not fit"
+        raise ResultsError(f"{path}: {header.planned} cases were planned, and {len(cases)} are in the file; {what}")
     is_complete = not torn and footer is not None and footer.complete
     cut_off = None if is_complete else f"the run was cut off: {len(cases)} of {header.planned} cases"
     return Results(header, tuple(cases), footer, mutants, cut_off)
 
 
+def _against_passing(case: CaseRecord) -> str | None:
+    """The evidence of a case that passed by its verdict and did not by this."""
+    if case.verdict not in PASSED:
+        return None
+    broken = [finding.law for finding in case.findings if finding.level == "MUST"]
+    failing = [guard.name for guard in case.guards if not guard.holds]
+    if broken:
+        return f"it broke {broken[0]}"
+    if failing:
+        return f"the guard {failing[0]!r} does not hold"
+    if case.first_difference is not None or case.diverged is not None:
+        return "its numbers are wrong"
+    return None
+
+
 def _line(value: dict[str, Any], where: str) -> Line:
     kind = value.get("kind")
-    if kind not in KINDS:
-        raise ResultsError(f"{where} has the kind {kind!r}, but should have one of {', '.join(KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ResultsError(f"{where} has the kind {shortened(kind)}, but should have one of {', '.join(KINDS)}")
     try:
         return record(KINDS[kind], {name: content for name, content in value.items() if name not in ("kind", "schema")})
     except ShapeError as error:
         raise ResultsError(f"{where}: {error}") from error
+    except RecursionError as error:
+        raise ResultsError(f"{where} is nested too deeply") from error
 
 
 def _header(path: Path, first: list[dict[str, Any]]) -> Header:
     if not first or first[0].get("kind") != "header":
         raise ResultsError(f"{path} is not a results file of trainer-conformance: it does not begin with a header")
     version = first[0].get("schema")
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise ResultsError(
-            f"{path} has schema version {version!r}, but this trainer-conformance reads version "
-            f"{SCHEMA_VERSION}: use the version that wrote it ({first[0].get('version')})"
+            f"{path} has schema version {shortened(version)}, but this trainer-conformance reads version "
+            f"{SCHEMA_VERSION}: use the version that wrote it ({shortened(first[0].get('version'))})"
         )
     header = _line(first[0], f"{path}: line 1")
     assert isinstance(header, Header)
@@ -121,7 +152,9 @@ def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
     found: list[dict[str, Any]] = []
     for number, text in enumerate(texts, start=1):
         try:
-            value = json.loads(text)
+            value = json.loads(text, parse_constant=_refused, parse_float=_finite, object_pairs_hook=_object)
+        except RecursionError as error:
+            raise ResultsError(f"{path}: line {number} is nested too deeply") from error
         except ValueError as error:
             if unfinished and number == len(texts) > 1:
                 return found, True
@@ -131,3 +164,21 @@ def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
             raise ResultsError(f"{path}: line {number} is not a JSON object")
         found.append(value)
     return found, False
+
+
+def _refused(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond all numbers")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found

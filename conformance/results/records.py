@@ -10,7 +10,7 @@ A field with a default may be absent from the file. Vectors have one number for 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 SCHEMA_VERSION = 4
 
@@ -39,7 +39,8 @@ class Header:
     planned: Annotated[int, "how many cases were planned"]
     seed: Annotated[int | None, "seed of everything random"] = None
     machine: Annotated[
-        dict[str, Any], "versions, platform, processors and the like by name; null where something is missing"
+        dict[str, str | int | float | bool | None],
+        "versions, platform, processors and the like by name; null where something is missing",
     ] = field(default_factory=dict)
     notes: Annotated[
         tuple[str, ...],

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from conformance.results import records
-from conformance.results.plain import NON_FINITE, in_words
+from conformance.results.plain import NON_FINITE, TOO_LARGE, in_words
 
 WORDS = Path(__file__).with_name("SCHEMA.md")
 SCHEMA = Path(__file__).with_name("schema.json")
@@ -35,6 +35,7 @@ Rules for every line:
 - A field marked * is always there. Any other is left out if it has its default: null, false, 0, an empty list or
   object.
 - There are no other fields. A new field, or a new meaning of one, is a new schema version.
+- An *integer* is from 0 to 2^53 - 1.
 - A *number* is a JSON number, or one of the strings `"nan"`, `"inf"`, `"-inf"`, which JSON has no numbers for.
 - A *vector* has one number for each parameter, in the order of the case's `parameters`; an entry is null where the
   trainer had no value, such as an unset gradient.
@@ -118,6 +119,8 @@ def _schema(hint: Any) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(arguments[1])}
     if hint is Any:
         return {}
+    if hint is int:
+        return {"type": "integer", "minimum": 0, "exclusiveMaximum": TOO_LARGE}
     if hint in _SCALARS:
         return {"type": _SCALARS[hint]}
     return {"$ref": "#/$defs/" + ("number" if hint is float else hint.__name__)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,7 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
 class ResultsWriter:
     """Writes a results file line by line; each line is flushed as it is written. Not for several threads at
-    once.
+    once. The file is locked (`flock`) while it is open.
 
     As a context manager it writes the footer at the end, except after an exception: then the file stays cut
     off.
@@ -33,6 +35,9 @@ class ResultsWriter:
         except OSError as error:
             raise ResultsError(f"cannot write {path}: {error.strerror}") from error
         try:
+            # Where the file system has no locks, nothing tells others that this run goes on.
+            with suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._write(header, schema=SCHEMA_VERSION)
         except BaseException:
             self._file.close()

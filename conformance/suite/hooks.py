@@ -13,14 +13,16 @@ from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.runner.front.client import RunnerError
 from conformance.runner.front.zygote_client import shared
 from conformance.runner.front.zygote_process import ZygoteProcess
-from conformance.suite.items import BadInput, collect
+from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_options
 from conformance.suite.servers import Servers, SlowPath
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
-# The name under which workers are given its address.
-_ZYGOTE = "conformance_zygote"
+#: The target and the id of each case that an earlier run has finished, and that is not run again.
+FINISHED: pytest.StashKey[list[list[str]]] = pytest.StashKey()
+# The names under which workers are given its address, and these cases.
+_ZYGOTE, _FINISHED = "conformance_zygote", "conformance_finished"
 
 
 def _marker(name: str) -> str:
@@ -49,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
     if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:
         shared.join(zygote)
+    if (finished := getattr(config, "workerinput", {}).get(_FINISHED)) is not None:
+        config.stash[FINISHED] = finished
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -66,9 +70,25 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
+    node.workerinput[_FINISHED] = node.config.stash.get(FINISHED, [])
     zygote = node.config.stash.get(ZYGOTE, None)
     if zygote is not None and node.gateway.spec.popen:
         node.workerinput[_ZYGOTE] = zygote.address
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what an earlier run has finished."""
+    finished = {(target, id) for target, id in config.stash.get(FINISHED, ())}
+    if finished:
+        items[:] = [item for item in items if _name(item) not in finished]
+
+
+def _name(item: pytest.Item) -> tuple[str, str] | None:
+    """The target and the id of the case that a test is for."""
+    planned = (
+        item.callspec.params.get("item") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    )
+    return (planned.target, planned.case.id) if isinstance(planned, Item) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

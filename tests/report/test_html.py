@@ -127,7 +127,7 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
         "semantics": "s",
         "ranks": [rank],
     }
-    content = page([poisoned(full), poisoned(one_case)])
+    content = page([poisoned(full), poisoned(one_case | {"id": "another"})])
     parsed = Page(content)
     assert "img" not in parsed.tags
     assert parsed.tags.count("script") == 1
@@ -144,7 +144,8 @@ def test_a_cut_run_is_marked_loudly(page: Callable[..., str], one_case: Case) ->
 
 
 def test_what_did_not_run_is_never_counted_as_passed(page: Callable[..., str], one_case: Case) -> None:
-    text = Page(page([one_case | {"verdict": "UNAVAILABLE", "headline": "pip install it"}] * 3)).text
+    idle = one_case | {"verdict": "UNAVAILABLE", "headline": "pip install it"}
+    text = Page(page([idle | {"id": str(number)} for number in range(3)])).text
     assert "Nothing was judged" in text
     assert "3 more were not run" not in text
     assert "No case ran." in text

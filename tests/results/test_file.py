@@ -100,7 +100,7 @@ def test_what_conforms(read: Callable[..., Results], one_case: Case, verdict: st
 
 
 def test_what_did_not_run_does_not_spoil_what_did(read: Callable[..., Results], one_case: Case) -> None:
-    found = read([one_case, one_case | {"verdict": "UNAVAILABLE"}])
+    found = read([one_case, one_case | {"id": "another", "verdict": "UNAVAILABLE"}])
     assert found.conforming
     assert (found.passed, found.failed, found.not_run) == (1, 0, 1)
 
@@ -130,9 +130,9 @@ def test_another_schema_version(results_file: Path, tmp_path: Path) -> None:
     [
         (lambda lines: [*lines[:3], "{broken\n", *lines[3:]], "line 4 is not JSON"),
         (lambda lines: [*lines[:3], '{"kind":"law"}\n', *lines[3:]],
-         "line 4 has the kind 'law', but should have one of header, case, mutants, footer"),
+         'line 4 has the kind "law", but should have one of header, case, mutants, footer'),
         (lambda lines: [*lines, lines[1]], "comes after the footer"),
-        (lambda lines: [*lines[:3], lines[0], *lines[3:]], "line 4 is a second line of the kind 'header'"),
+        (lambda lines: [*lines[:3], lines[0], *lines[3:]], 'line 4 is a second line of the kind "header"'),
         (lambda lines: [*lines[:2], *lines[3:]], "the footer counts 152 cases"),
         (lambda lines: [lines[0], lines[1].replace('"verdict":', '"verdit":', 1), *lines[2:]],
          "line 2: the line has an unknown field verdit; did you mean verdict?"),

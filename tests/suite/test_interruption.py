@@ -26,11 +26,21 @@ def blocked(write, gate, command):
     return start
 
 
-def lines():
-    return [json.loads(line) for line in Path("conformance-results.jsonl").read_text().splitlines()]
+def lines(file="conformance-results.jsonl"):
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
-def test_killed(blocked, all_gone, conformance):
+def resumed(conformance, *more):
+    """What `--resume` does with the killed run, now that nothing blocks its third case."""
+    Path("gate").unlink()
+    Path("gate").write_text("")
+    return conformance("run", "waits.py", *CHOSEN, "--resume", *more)
+
+
+def test_killed_and_resumed(blocked, all_gone, conformance):
+    """What was finished is kept and not run again; earlier results stay until there are newer ones, but no report."""
+    Path("conformance-results.jsonl").write_text("earlier results\n")
+    Path("conformance-report.html").write_text("Conforming")
     run, gate = blocked()
     handles = run.handles()
     assert len(handles) >= 4, "the front process, the zygote, the server and its rank"
@@ -38,34 +48,100 @@ def test_killed(blocked, all_gone, conformance):
     assert run.ended().code == -signal.SIGKILL
     assert all_gone(handles)
     os.close(gate)
-    assert [(line["kind"], line.get("id")) for line in lines()] == [("header", None), ("case", FIRST), ("case", SECOND)]
+    [own] = Path().glob("conformance-unfinished-*.jsonl")
+    before = lines(own)
+    assert [(line["kind"], line.get("id")) for line in before] == [("header", None), ("case", FIRST), ("case", SECOND)]
+    assert Path("conformance-results.jsonl").read_text() == "earlier results\n"
+    assert not Path("conformance-report.html").exists()
 
-    ended = conformance("report", "conformance-results.jsonl", "--output", "again.html")
+    ended = conformance("report", str(own), "--output", "again.html")
     assert (ended.code, ended.err) == (1, "")
     assert "INCOMPLETE: the run was cut off: 2 of 4 cases" in ended.out
     assert "Not shown to conform" in ended.out
     assert "2 of 4 cases" in Path("again.html").read_text()
 
+    with own.open("a") as file:
+        file.write('{"kind":"case","id":"to')
+    ended = resumed(conformance)
+    assert (ended.code, ended.err) == (0, "")
+    header, *cases, footer = lines()
+    assert cases[:2] == before[1:]
+    assert [case["id"] for case in cases] == [FIRST, SECOND, BLOCKED, NEVER]
+    assert (header["planned"], footer["cases"], footer["complete"]) == (4, 4, True)
+    assert "All 4 judged cases hold" in Path("conformance-report.html").read_text()
+    assert list(Path().glob("conformance-unfinished-*")) == []
+
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_interrupted(blocked, all_gone, conformance, processes):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_and_resumed(blocked, all_gone, conformance, processes, sent):
     run, gate = blocked(processes)
     handles = run.handles()
-    # As a terminal does on Ctrl-C.
-    os.killpg(run.process.pid, signal.SIGINT)
+    # As a terminal does on Ctrl-C, and when it is closed.
+    os.killpg(run.process.pid, sent)
     ended = run.ended()
     assert all_gone(handles)
     os.close(gate)
     assert ended.code == 130
-    header, *cases, footer = lines()
-    assert (header["kind"], footer["kind"], footer["complete"]) == ("header", "footer", False)
-    assert footer["cases"] == len(cases) < 4
-    assert BLOCKED not in [case["id"] for case in cases]
-    assert ended.line == (f"conformance: interrupted; {len(cases)} of 4 cases are in conformance-results.jsonl")
+    left = {path.name for path in Path().iterdir()} - {"__pycache__", "gate", "waits.py"}
+    if processes == "1" or left:
+        assert left == {"conformance-report.html", "conformance-results.jsonl"}
+        header, *cases, footer = lines()
+        assert (header["kind"], footer["kind"], footer["complete"]) == ("header", "footer", False)
+        assert footer["cases"] == len(cases) < 4
+        assert BLOCKED not in [case["id"] for case in cases]
+        assert ended.line == f"conformance: interrupted; {len(cases)} of 4 cases are in conformance-results.jsonl"
+        assert f"INCOMPLETE: the run was cut off: {len(cases)} of 4 cases" in ended.out
+        assert conformance("report", "conformance-results.jsonl").code == 1
+    else:
+        # The worker with the blocked case was faster than the other one.
+        assert ended.line == "conformance: interrupted; no case was finished"
     if processes == "1":
         assert [case["id"] for case in cases] == [FIRST, SECOND]
-        assert "INCOMPLETE: the run was cut off: 2 of 4 cases" in ended.out
-    assert conformance("report", "conformance-results.jsonl").code == 1
+    ended = resumed(conformance, "-n", processes)
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(line["id"] for line in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
+
+
+def test_what_cannot_be_resumed(blocked, conformance, write):
+    """Another trainer, option or version: one line, and the finished cases stay."""
+    run, gate = blocked()
+    run.process.kill()
+    run.ended()
+    os.close(gate)
+    [own] = Path().glob("conformance-unfinished-*.jsonl")
+    write(name="other.py")
+    whole = own.read_text()
+    newer = own.with_name("conformance-unfinished-9.jsonl")
+
+    def refusal(*arguments):
+        ended = conformance("run", *arguments, "--resume")
+        assert (ended.code, ended.out) == (2, "")
+        return ended.line
+
+    assert f"cannot resume {own}: trainers then: waits.py, now: other.py" in refusal("other.py", *CHOSEN)
+    assert "--time-limit then: 60.0, now: 9.0" in refusal("waits.py", *CHOSEN, "--time-limit", "9")
+    assert "--case then: " in refusal("waits.py", *CHOSEN[2:])
+    Path("waits.py").write_text(Path("waits.py").read_text() + "# edited\n")
+    assert "waits.py has changed since then: sha256 " in refusal("waits.py", *CHOSEN)
+    newer.write_text(whole.replace('"version":"', '"version":"0.', 1))
+    assert "trainer-conformance 0." in refusal("waits.py", *CHOSEN)
+    assert own.read_text() == whole
+
+
+def test_two_runs_in_one_folder(blocked, conformance, write):
+    """Neither destroys the results of the other, and each report is that of the results beside it."""
+    run, gate = blocked()
+    other = conformance("run", write(name="other.py"), "--case", FIRST)
+    assert (other.code, other.err) == (0, "")
+    os.close(gate)
+    ended = run.ended()
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.get("trainer") for line in lines()] == [None, "other", None]
+    assert "All 4 judged cases hold" not in Path("conformance-report.html").read_text()
+    assert len(lines("conformance-results-2.jsonl")) == 6
+    assert "All 4 judged cases hold" in Path("conformance-report-2.html").read_text()
+    assert ended.out.endswith("Report: conformance-report-2.html\n")
 
 
 def test_rendered_again(conformance, write):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CASE = "single-batched-fp32-momentum"
 
 
@@ -67,12 +69,39 @@ def test_no_progress_bar_elsewhere(conformance, write):
     assert not ended.out.startswith("\n")
 
 
+@pytest.mark.parametrize("closed", ["stdout", "stderr", "both"])
+def test_nobody_reads_or_nothing_is_open(command, write, closed):
+    """The report is written and the exit code is right, whatever becomes of what is printed."""
+    descriptors = {"stdout": [1], "stderr": [2], "both": [0, 1, 2]}[closed]
+
+    def close():
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    ended = command("run", write(), "--case", CASE, "-n", "1", preexec_fn=close).ended()
+    assert ended.code == 0
+    assert ended.err == ""
+    assert Path("conformance-results.jsonl").read_text().count("\n") == 3
+    assert "The one judged case holds" in Path("conformance-report.html").read_text()
+
+
 def test_a_reader_that_leaves_early(command, write):
     run = command("run", write(), "--case", CASE, "-n", "1")
     run.process.stdout.close()
     run.process.stdout = None
-    assert "Traceback" not in run.ended().err
+    ended = run.ended()
+    assert (ended.code, ended.err) == (0, "")
     assert Path("conformance-results.jsonl").read_text().count("\n") == 3
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_characters(command, write, encoding):
+    target = write("raise ValueError('\N{GREEK SMALL LETTER LAMDA}')")
+    ended = command("run", target, "--case", CASE, "-n", "1", env={"PYTHONIOENCODING": encoding}).ended()
+    assert (ended.code, ended.err) == (1, "")
+    assert "x CRASH" in ended.out
+    assert "raised ValueError: \\u03bb" in ended.out
+    assert "Report: conformance-report.html" in ended.out
 
 
 def test_the_plugin_loads_nothing_heavy():

@@ -1,0 +1,111 @@
+"""``conformance run --resume``: the results of a run that did not end, if it was the same run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conformance.cli.files import RunFolder
+from conformance.report.text import visible
+from conformance.results import Results, ResultsError, read_results
+from conformance.results.records import Header
+
+#: The arguments that results depend on. How many cases run at a time, say, is not among them.
+_DECISIVE = {
+    "trainer": "trainers", "backend": "--backend", "case": "--case", "time_limit": "--time-limit",
+    "launcher": "--launcher", "traces": "--traces",
+}  # fmt: skip
+
+
+class CannotResume(Exception):
+    """The earlier run was another one. `str()` is one line that says how they differ."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """A run that did not end: its results file, and what it holds."""
+
+    file: Path
+    results: Results
+
+
+def earlier(
+    folder: RunFolder,
+    options: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    version: str,
+    machine: Mapping[str, Any],
+) -> Earlier | None:
+    """The newest run in this folder that did not end; None if there is none.
+
+    Args:
+        options: what the command line asks for now.
+        add_arguments: of the command, to read the command line of the earlier run.
+        version, machine: as they go into the header. With the versions of the trainers, `machine` is what results
+            depend on besides the options.
+
+    Raises:
+        CannotResume: it ran something else.
+    """
+    refused: list[str] = []
+    for file in [*folder.unfinished(), folder.results]:
+        try:
+            results = read_results(file)
+        except ResultsError:
+            continue  # it was killed before the header was whole
+        if file == folder.results and results.cut_off is None:
+            continue
+        difference = _difference(results.header, options, add_arguments, version, machine)
+        if difference is None:
+            return Earlier(file, results)
+        refused.append(f"cannot resume {file}: {difference}; without --resume, a new run starts")
+    if refused:
+        raise CannotResume(refused[0])
+    return None
+
+
+def _difference(
+    header: Header,
+    options: argparse.Namespace,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    version: str,
+    machine: Mapping[str, Any],
+) -> str | None:
+    """What the earlier run did that this one does not, if anything."""
+    if header.version != version:
+        return f"trainer-conformance {visible(header.version)} wrote it, and this is {version}"
+    parser = _Parser(add_help=False)
+    add_arguments(parser)
+    try:
+        then = parser.parse_args(shlex.split(header.command)[2:])
+    except (_Unreadable, ValueError):
+        return f"it is of the command {visible(header.command)}"
+    for name, words in _DECISIVE.items():
+        before, now = _value(getattr(then, name)), _value(getattr(options, name))
+        if before != now:
+            return f"{words} then: {visible(before)}, now: {visible(now)}"
+    for name in dict.fromkeys([*header.machine, *machine]):
+        found, needed = header.machine.get(name), machine.get(name)
+        if found != needed and name != "cpus":
+            return f"{visible(name)} has changed since then: {visible(str(found))}, now {visible(str(needed))}"
+    return None
+
+
+def _value(value: object) -> str:
+    """The value of an option in words, whatever the order in which it was given."""
+    if isinstance(value, list):
+        return ", ".join(sorted(set(value))) or "the default"
+    return "the default" if value is None else str(value)
+
+
+class _Unreadable(Exception):
+    """These are not the arguments of the command."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _Unreadable(message)
