@@ -187,10 +187,11 @@ class _Events:
 class Window(_Events):
     """One accumulation window of one rank.
 
-    events: from its first training forward up to the next window's.
+    events: from its first training forward, or the first sign of its gradients, up to the next window's.
     index: its position among the rank's windows.
     ended: whether the rank finished or began its next window, so that the events of this one are complete.
-    forwards: its training forwards. backwards: the beginnings of its backward passes.
+    forwards: its training forwards; none if the trainer computes without the model's `forward`. backwards: the
+    beginnings of its backward passes, those of other models left out.
     attempts: optimizer steps, including those that a GradScaler skipped.
     """
 
@@ -201,7 +202,9 @@ class Window(_Events):
         self.number, self.rank, self.index, self.ended = number, rank, index, ended
         self.run, self.plan = rank.run, rank.run.plan
         self.forwards = [event for event in self.of(Forward) if not event.extra]
-        self.backwards, self.attempts = self.of(BackwardBegin), self.of(Attempt)
+        others = backwards_of_others(rank)
+        self.backwards = [event for event in self.of(BackwardBegin) if event.backward not in others]
+        self.attempts = self.of(Attempt)
 
     @property
     def planned(self) -> int:
@@ -238,11 +241,11 @@ class Window(_Events):
         if not self.is_served:
             return self.attempts[-1] if self.attempts else None
         following = self.following
-        return following.forwards[0] if following else next(iter(self.of(Finished)), None)
+        return following.forwards[0] if following and following.forwards else next(iter(self.of(Finished)), None)
 
 
 class Rank(_Events):
-    """All events of one rank. ``setup`` holds those before its first training forward."""
+    """All events of one rank. ``setup`` holds those before its first window."""
 
     def __init__(self, run: Run, number: int, events: tuple[Event, ...]) -> None:
         super().__init__(events)
@@ -251,7 +254,7 @@ class Rank(_Events):
         starts = [0]
         current: int | None = None
         for index, event in enumerate(events):
-            if type(event) is Forward and not event.extra and (event.window != current or len(starts) == 1):
+            if event.window is not None and event.window != current:
                 starts.append(index)
                 current = event.window
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
@@ -332,6 +335,19 @@ def with_gradients(rank: Rank) -> set[int]:
     """The forwards through which gradients were computed."""
     events: list[BackwardEnd | AutogradGrad] = [*rank.of(BackwardEnd), *rank.of(AutogradGrad)]
     return {forward for event in events for forward in event.forwards}
+
+
+@fact
+def backwards_of_others(rank: Rank) -> frozenset[int]:
+    """The backwards that are not the training's: of another model's loss, or of a warm-up.
+
+    If forwards train, these are the backwards that reached others only; else no backward can be told from another.
+    """
+    trained = {event.forward for event in rank.of(Forward) if not event.extra}
+    ends = rank.of(BackwardEnd)
+    if all(trained.isdisjoint(end.forwards) for end in ends):
+        return frozenset()
+    return frozenset(end.backward for end in ends if end.forwards and trained.isdisjoint(end.forwards))
 
 
 _ENDS = (Forward, BackwardEnd, Attempt, Update, Schedule)

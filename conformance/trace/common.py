@@ -21,6 +21,9 @@ def note_collective(
     # A scaler may exchange overflows within its `unscale_`, when it has divided the gradients.
     if recording.during is None and not recording.is_inside("scaler.unscale"):
         recording.look()
+    if len(group) > 1:
+        # A rank may leave its process group before it steps or ends.
+        recording.topology()
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
     recording.note("collective", op=op, reduce=reduce, **exchange(recording, tensors, via, group), of=of)
     if is_the_trainers:

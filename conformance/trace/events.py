@@ -49,11 +49,14 @@ class Event:
     time: Annotated[float, "seconds of `CLOCK_MONOTONIC`, which all processes of a machine share"]
     window: Annotated[
         int | None,
-        "the accumulation window of the last training forward, as far as its rows show; null before the first. Events "
-        "between the end of a window and the first forward of the next one have the number of the earlier window. A "
-        "training forward is one that a backward reaches, or whose place in the plan nothing else takes",
+        "the accumulation window that it belongs to; null before training begins. A window begins with its first "
+        "training forward: one that gradients flow through to a step, or whose place in the plan nothing else takes. "
+        "Its rows show which window that is; where they do not, a window is what a step ends. If no forward of the "
+        "model was seen, a window begins with the first sign of its gradients",
     ]
-    micro_batch: Annotated[int | None, "the micro-batch of that forward in its window"]
+    micro_batch: Annotated[
+        int | None, "that of the last training forward in its window, or of the last backward if no forward was seen"
+    ]
     where: Annotated[
         Site | None,
         "the innermost call outside torch, Horovod, apex and this package. The file is relative to the longest folder "
@@ -97,7 +100,7 @@ class Started(Event, noted="when the process has started"):
 
 
 class Topology(
-    Event, noted="at the first optimizer step, the first message after a forward, or the end, whichever is first"
+    Event, noted="at the first optimizer step, the first message or collective of several ranks, or the end"
 ):
     world_size: Annotated[int, "the number of ranks that the trainer connected"]
     rank_reached: Annotated[int, "the rank of this process among them"]
@@ -136,8 +139,8 @@ class Optimizer(Event, noted="before the first event that mentions an optimizer 
     ] = ()
 
 
-class Start(Event, noted="before the first training forward"):
-    weights: Vector | None
+class Start(Event, noted="before training begins"):
+    weights: Annotated[Vector | None, "null if no forward of the model was seen"]
 
 
 class _Autocast(Event):
@@ -213,7 +216,7 @@ class Exchange(Event):
     elements: Annotated[int, "the same in elements"]
     group: Annotated[Numbers, "the ranks"]
     via: Annotated[Literal["c10d", "horovod"], "`c10d` is torch.distributed"]
-    phase: Annotated[Literal["construction", "training"], "`construction` until the first training forward"]
+    phase: Annotated[Literal["construction", "training"], "`construction` until training begins"]
     during: Annotated[
         Literal["forward", "backward", "synchronize", "step"] | None, "the innermost of these calls that is in progress"
     ]

@@ -52,7 +52,7 @@ class RankEvidence:
     """What one rank did, and how it ended.
 
     ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
-    ``training``: calls after the first training forward.
+    ``training``: calls since its training began. ``first_rows``: of each training forward of the first window.
     """
 
     outcome: RankOutcome
@@ -60,7 +60,7 @@ class RankEvidence:
     world_size: int | None
     updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
-    rows: tuple[tuple[int | None, ...], ...]
+    first_rows: tuple[tuple[int | None, ...], ...]
     final_weights: Vector | None
     raised: dict[str, Any] | None
     other_optimizer: dict[str, Any] | None
@@ -74,7 +74,7 @@ class RankEvidence:
 
     @property
     def trained_collectively(self) -> bool:
-        """Whether a collective or message that can average gradients was seen after the first training forward.
+        """Whether a collective or message that can average gradients was seen since training began.
 
         DDP also broadcasts during training, when it rebuilds its buckets; that does not average gradients.
         """
@@ -106,13 +106,17 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
         updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
-        rows=tuple(tuple(event["rows"]) for event in events if event["event"] == "forward" and not event.get("extra")),
+        first_rows=tuple(tuple(event["rows"]) for event in _forwards(events) if event["window"] == 0),
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
         other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
         observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),
         took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
     )
+
+
+def _forwards(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (event for event in events if event["event"] == "forward" and not event.get("extra"))
 
 
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:

@@ -71,8 +71,9 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    silent = [rank.outcome.rank for rank in ranks if not rank.trained_collectively]
-    text = f"{named(silent)} never exchanged gradients: no collective and no message was seen while training"
+    """Where no step was seen, it is not known when training began."""
+    silent = [rank.outcome.rank for rank in ranks if rank.attempts and not rank.trained_collectively]
+    text = f"{named(silent)} never exchanged gradients: no collective or message that can average was seen in training"
     return _on_every_rank("collectives while training", silent, text)
 
 
@@ -85,11 +86,11 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """Ranks whose shards differ in the plan must have read different samples in their first window.
 
-    Rows that are none of the samples, such as transformed ones, do not tell which samples a rank read.
+    A rank that forwards rows that are none of the samples, such as transformed ones, may have read any.
     """
     first = case.problem.windows[0]
     planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
-    read = [frozenset(chain.from_iterable(rank.rows[: len(first.shares[0])])) for rank in ranks]
+    read = [frozenset(chain.from_iterable(rank.first_rows)) for rank in ranks]
     alike = [
         (one, two)
         for one in range(len(ranks))

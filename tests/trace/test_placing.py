@@ -202,6 +202,117 @@ def test_rows_that_cannot_be_told_are_counted_by_the_micro_batch():
     assert places(WINDOWS, [], [], [], [None, None]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param(
+            [[4, 5], (0,), [1, None], (1,), (), [0, 1], (2,), [8], (3,), (), [2], (4,), ()],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
+            id="rows that equal other samples",
+        ),
+        pytest.param(
+            [[0, 1, 0, 1], (0,), [2, 3, 2, 3], (1,), (), [4, 5, 4, 5], (2,), [6, 7, 6, 7], (3,), (), [8, 8], (4,), ()],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
+            id="each batch twice in one forward",
+        ),
+        pytest.param(
+            [[0, 1, 2, 3], (0,), [4, 5, 6, 7], (1,), (), [8], (2,)],
+            [(0, 0), (0, 1), (1, 0)],
+            id="windows of the right number of larger batches",
+        ),
+        pytest.param(
+            [[0], (0,), [0, 1], (1,), [2], (2,), [2, 3], (3,), (), [4, 5], (4,), [6, 7], (5,), (), [8], (6,), ()],
+            [(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 1), (2, 0)],
+            id="a part of each batch first",
+        ),
+    ],
+)
+def test_steps_end_windows_where_rows_are_not_as_planned(entries, expected):
+    assert places(WINDOWS, *entries) == expected
+
+
+def test_rows_as_planned_show_steps_inside_windows():
+    entries = [[0, 1], (0,), (), [2, 3], (1,), (), [4, 5], (2,), (), [6, 7], (3,), (), [8], (4,), ()]
+    assert places(WINDOWS, *entries) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+
+
+CLEAR = {"event": "zero_grad", "parameters": [0]}
+
+
+def of_others(*entries):
+    """The lines of entries, with "clear" for gradients that are cleared."""
+    forward = 0
+    for entry in entries:
+        if entry == "clear":
+            yield CLEAR
+        else:
+            [line, _] = lines(entry)
+            if isinstance(entry, list):
+                line["forward"] = forward
+                forward += 1
+            yield line
+    yield {"event": "finished"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param([[None], (0,), "clear", [0], (1,), ()], [None, (0, 0)], id="a warm-up"),
+        pytest.param(
+            [[0], (0,), (), [None], (1,), "clear", [1], (2,), (), [None], (3,)],
+            [(0, 0), None, (1, 0), None],
+            id="another model's loss after each step",
+        ),
+        pytest.param(
+            [[0], (0,), [None], (1,), (), [1], (2,), ()],
+            [(0, 0), (0, 0), (1, 0)],
+            id="other rows of which a step uses the gradients",
+        ),
+        pytest.param(
+            [[None], (0,), "clear", [None], (1,), (), [None], (2,), ()],
+            [(0, 0), (0, 0), (1, 0)],
+            id="a trainer without samples",
+        ),
+        pytest.param([[0], (0,), "clear", [1], (1,), ()], [(0, 0), (1, 0)], id="samples whose gradients are lost"),
+    ],
+)
+def test_other_rows_whose_gradients_no_step_uses(entries, expected):
+    assert places_of(placed_from([[[0]], [[1]]], of_others(*entries))) == expected
+
+
+def test_windows_of_which_no_forward_was_seen():
+    """They begin with the first sign of gradients, and each backward is a micro-batch."""
+    exchange, begin, step = {"event": "collective"}, {"event": "backward_begin"}, {"event": "step"}
+    end = {"event": "backward_end", "forwards": []}
+    window = [begin, end, begin, end, exchange, step]
+    found = placed_from(
+        [[[0], [1]], [[2], [3]]], [exchange, *window, {"event": "update"}, *window, {"event": "finished"}]
+    )
+    at = [(event["event"], event["window"], event["micro_batch"]) for event in found]
+    assert at[:2] == [("collective", None, None), ("start", None, None)]
+    assert [place for kind, *place in at if kind == "backward_begin"] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert [place for kind, *place in at if kind == "step"] == [[0, 1], [1, 1]]
+    assert [place for kind, *place in at if kind == "update"] == [[0, 1]]
+    assert [event["phase"] for event in found if event["event"] == "collective"] == ["construction", *["training"] * 2]
+
+
+def test_gradients_by_hand_begin_a_window():
+    exchange = {"event": "collective", "of": "gradients"}
+    raw = [{"event": "model"}, exchange, {"event": "step"}, {"event": "schedule"}, exchange, {"event": "step"}]
+    found = placed_from([[[0]], [[1]]], [*raw, {"event": "finished"}])
+    assert [event["window"] for event in found if event["event"] in ("collective", "step")] == [0, 0, 1, 1]
+    assert {event["phase"] for event in found if event["event"] == "collective"} == {"training"}
+
+
+def test_a_forward_within_a_backward_belongs_to_the_window_of_that_backward():
+    forward, end, finished = lines([0], (0,))
+    found = placed_from([[[0]]], [{"event": "backward_begin"}, forward, end, finished])
+    assert [(event["event"], event["window"]) for event in found] == [
+        ("start", None), ("backward_begin", 0), ("forward", 0), ("backward_end", 0), ("finished", 0)
+    ]  # fmt: skip
+    assert found[2]["weights"] == [0.0]
+
+
 def test_events_carry_the_window_of_the_last_forward():
     events = train(accumulated, make_spec(accumulation=2, size=4))
     found = {}

@@ -35,10 +35,10 @@ def _idle(window: Window) -> tuple[Forward, Forward] | None:
     If no forward of the micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
     backward of the training do not count: they happen once, for example to inspect the model.
     """
-    idle = [event for event in window.of(Forward) if event.extra and event.training]
+    used = with_gradients(window.rank)
+    idle = [event for event in window.of(Forward) if event.extra and event.training and event.forward not in used]
     if not idle:
         return None
-    used = with_gradients(window.rank)
     # What goes forward before the first training forward of a window is still in the window before.
     nearby = (*window.forwards, *(window.following.forwards if window.following else ()))
     trained = {tuple(event.rows): event for event in nearby if event.forward in used}

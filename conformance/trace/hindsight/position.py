@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeAlias
 Rows: TypeAlias = tuple[int | None, ...]
 """Of a forward; None for a row that is no sample, () when they are unknown."""
 MicroBatches: TypeAlias = Sequence[Sequence[int]]
+Place: TypeAlias = tuple[int, int | None]
+"""A window, and a micro-batch in it."""
 
 
 class _Planned(NamedTuple):

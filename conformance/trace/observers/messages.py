@@ -26,11 +26,10 @@ def observe(recording: Recording) -> Seams:
         ) -> Any:
             if recording.during is None:
                 recording.look()
-            if recording.forwards:
-                # Workers of a parameter server take no step that would note it, and may have left the group at the end.
-                recording.topology()
             group = get_process_group_ranks(ProcessGroup.unbox(boxed))
             *peers, tag = args
+            # A rank may leave its process group before it steps or ends.
+            recording.topology()
             recording.note(
                 kind,
                 peer=group[peers[0]] if peers else None,

@@ -1,0 +1,84 @@
+"""The places of forwards by the rows that went in."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from itertools import chain
+
+from conformance.trace.hindsight.position import MicroBatches, Place, Position, Rows
+from conformance.trace.hindsight.training import Line, forwarded
+
+
+def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[int]) -> dict[int, Place]:
+    """The place of each training forward, by its number.
+
+    A forward that no gradient flows through trains if nothing else takes the place of its rows: its backward was
+    forgotten, in the window before or after it.
+    """
+    rows_of = forwarded(lines)
+    used = dict(_in_order(windows, lines, trains))
+    left = [Counter[int | None](chain.from_iterable(window)) for window in windows]
+    for (window, _), rows in {(place, rows_of[number]) for number, place in used.items()}:
+        if window < len(left):
+            left[window] -= Counter(rows)
+    places, numbers = dict(used), list(used)
+    for number, rows in rows_of.items():
+        if number in used or not rows or None in rows:
+            continue
+        later = bisect(numbers, number)
+        for window in (used[neighbour][0] for neighbour in numbers[max(later - 1, 0) : later + 1]):
+            if window < len(left) and Counter(rows) <= left[window]:
+                left[window] -= Counter(rows)
+                places[number] = window, _micro_batch(windows[window], rows)
+                break
+    return places
+
+
+def are_as_planned(windows: Sequence[MicroBatches], places: Mapping[int, Place], rows: Mapping[int, Rows]) -> bool:
+    """Whether rows prove these places: each forward is of rows of one micro-batch, and windows follow one another.
+
+    All rows of a window go forward, some perhaps several times; those of the last one may be missing.
+    """
+    seen: defaultdict[int, set[int | None]] = defaultdict(set)
+    last = -1
+    for number in sorted(places):
+        window, _ = places[number]
+        if window not in (max(last, 0), last + 1) or window >= len(windows):
+            return False
+        if not rows[number] or not any(set(rows[number]).issubset(micro_batch) for micro_batch in windows[window]):
+            return False
+        seen[window].update(rows[number])
+        last = window
+    return last >= 0 and all(seen[window] >= set(chain(*windows[window])) for window in range(last))
+
+
+def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[int]) -> Iterator[tuple[int, Place]]:
+    """The place of each used forward, with its number.
+
+    Rows that come again before a step has ended their window are the same micro-batch going forward again, unless the
+    window has them once more.
+    """
+    position = Position(windows)
+    taken_for: dict[tuple[int | None, ...], int | None] = {}
+    for line in lines:
+        if line["event"] in ("step", "skip"):
+            position.has_stepped = True
+        if line["event"] != "forward" or line["forward"] not in used:
+            continue
+        rows, window = tuple(line["rows"]), position.window
+        if rows in taken_for and None not in rows and not position.has_stepped and not position.has_next(rows):
+            position.micro_batch = taken_for[rows]
+        else:
+            position.advance(rows)
+            if position.window != window:
+                taken_for.clear()
+            if rows:
+                taken_for[rows] = position.micro_batch
+        assert position.window is not None
+        yield line["forward"], (position.window, position.micro_batch)
+
+
+def _micro_batch(window: MicroBatches, rows: Sequence[int | None]) -> int | None:
+    return next((number for number, micro_batch in enumerate(window) if not set(rows).isdisjoint(micro_batch)), None)

@@ -1,0 +1,105 @@
+"""The places of forwards by the steps that end windows: for rows that do not show where they belong in the plan."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from conformance.trace.hindsight.position import MicroBatches, Place
+from conformance.trace.hindsight.training import Line
+
+_SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The lines from one step to the next, by their indices.
+
+    end: the last line of the step; None if no step follows.
+    forwards: those that train. signs: lines that show that gradients are computed.
+    """
+
+    end: int | None
+    forwards: list[int]
+    signs: list[int]
+
+
+def stretches(lines: Sequence[Line], trains: Collection[int]) -> list[Stretch]:
+    """What lies between the steps of a rank; the last one only if something trains in it."""
+    ends = _ends(lines, trains)
+    found = [Stretch(end, [], []) for end in [*ends, None]]
+    for index, line in enumerate(lines):
+        stretch = found[bisect_left(ends, index)]
+        if line["event"] == "forward" and line["forward"] in trains:
+            stretch.forwards.append(line["forward"])
+        elif line["event"] in _SIGNS or line.get("of") == "gradients":
+            stretch.signs.append(index)
+    return found if found[-1].forwards else found[:-1]
+
+
+def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bool:
+    """Whether steps end windows: there are as many, or each follows as many forwards as its window has micro-batches.
+
+    A short last window may be dropped.
+    """
+    ended = [step for step in steps if step.end is not None]
+    fewest = len(windows) - (len(windows[-1]) < len(windows[0]))
+    if not ended:
+        return False
+    if not any(step.forwards for step in steps) or fewest <= len(steps) <= len(windows):
+        return True
+    return all(len(step.forwards) == len(window) for step, window in zip(ended, windows, strict=False))
+
+
+def by_steps(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> dict[int, Place]:
+    """The place of each training forward, by its number."""
+    return {
+        forward: (window, order * _planned(windows, window) // len(step.forwards))
+        for window, step in enumerate(steps)
+        for order, forward in enumerate(step.forwards)
+    }
+
+
+def without_forwards(
+    steps: Sequence[Stretch], windows: Sequence[MicroBatches], lines: Sequence[Line]
+) -> Iterator[tuple[int, Place]]:
+    """Where windows of which no forward was seen begin, and their later micro-batches, by the indices of lines."""
+    for window, step in enumerate(steps):
+        if step.forwards or step.end is None:
+            continue
+        yield min([*step.signs, step.end]), (window, 0)
+        backwards = [index for index in step.signs if lines[index]["event"] == "backward_begin"]
+        last = max(_planned(windows, window) - 1, 0)
+        yield from ((index, (window, min(order, last))) for order, index in enumerate(backwards) if order)
+
+
+def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
+    """The last line of each step. Several optimizers that share the model take one step together.
+
+    A step without any gradients changes nothing, and does not count.
+    """
+    ends: list[int] = []
+    optimizers: set[int | None] = set()
+    for index, line in enumerate(lines):
+        kind = line["event"]
+        if kind in ("step", "skip") and _has_gradients(line):
+            optimizer = line.get("optimizer")
+            if optimizers and optimizer not in optimizers:
+                ends[-1] = index
+            else:
+                ends.append(index)
+                optimizers.clear()
+            optimizers.add(optimizer)
+        elif kind == "forward" and line["forward"] in trains:
+            optimizers.clear()
+    return ends
+
+
+def _has_gradients(line: Line) -> bool:
+    gradients = line.get("gradients")
+    return not gradients or any(one is not None for one in gradients)
+
+
+def _planned(windows: Sequence[MicroBatches], window: int) -> int:
+    return len(windows[window]) if window < len(windows) else 0

@@ -1,0 +1,60 @@
+"""Which forwards train: gradients flow through them, to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from conformance.trace.hindsight.position import Rows
+
+Line: TypeAlias = Mapping[str, Any]
+
+
+def forwarded(lines: Sequence[Line]) -> dict[int, Rows]:
+    """The rows of each forward, by its number, in order."""
+    return {line["forward"]: tuple(line["rows"]) for line in lines if line["event"] == "forward"}
+
+
+def trained(lines: Sequence[Line]) -> set[int]:
+    """The forwards that gradients flow through, to a step.
+
+    A step without any backward before it uses all forwards since the last one: its gradients were made without
+    autograd. In a rank that did not finish, or that did nothing else, the backward of the last forwards is missing.
+
+    Where a trainer forwards samples, other rows of which no step uses the gradients train nothing: they warm it up, or
+    the loss of another model flows through this one.
+    """
+    rows = forwarded(lines)
+    reached, unused = _reached(lines)
+    others = {number for number in reached if all(row is None for row in rows[number])}
+    return reached - (others & unused) if reached - others else reached
+
+
+def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
+    """The forwards that gradients flow through, and those of them whose gradients no step used."""
+    reached, stepped, waiting = set[int](), set[int](), set[int]()
+    since: list[int] = []
+    has_gradients = has_trained = False
+    for line in lines:
+        kind = line["event"]
+        if kind == "forward":
+            since.append(line["forward"])
+        elif kind in ("backward_end", "autograd_grad"):
+            has_gradients = has_trained = True
+            reached.update(line["forwards"])
+            waiting.update(line["forwards"])
+        elif kind == "zero_grad":
+            waiting.clear()
+        elif kind in ("step", "skip"):
+            if not has_gradients:
+                reached.update(since)
+                stepped.update(since)
+            stepped |= waiting
+            since.clear()
+            has_gradients, has_trained = False, True
+    if not has_trained or lines[-1]["event"] != "finished":
+        stepped |= waiting
+        if reached.isdisjoint(since):
+            reached.update(since)
+            stepped.update(since)
+    return reached, reached - stepped
