@@ -22,6 +22,7 @@ from conformance import suite
 from conformance.cli.files import RunFolder
 from conformance.cli.resuming import Earlier
 from conformance.laws.law import laws
+from conformance.oracle.faults import CATALOGUE
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsWriter
 from conformance.results.plain import record
@@ -184,6 +185,7 @@ class Engine:
             machine=dict(self._machine),
             notes=tuple(self._notes),
             laws=tuple(LawText(law.id, law.level, law.says) for law in laws()),
+            bugs={fault.name: fault.text for fault in CATALOGUE},
         )
         with self._writing():
             self._writer = ResultsWriter(self._folder.own, header)

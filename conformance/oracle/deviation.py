@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 from conformance.oracle.recurrence import Recurrence
 
@@ -31,6 +32,9 @@ def deviating(deviations: Sequence[Deviation]) -> type[Recurrence]:
     return type("Deviating", (*(one.textbook for one in deviations), Recurrence), {})
 
 
-def pairs(deviations: Sequence[Deviation]) -> Iterator[tuple[Deviation, Deviation]]:
+D = TypeVar("D", bound=Deviation)
+
+
+def pairs(deviations: Sequence[D]) -> Iterator[tuple[D, D]]:
     """All pairs of deviations that change different decisions."""
     return ((one, two) for one, two in combinations(deviations, 2) if not one.decisions & two.decisions)

@@ -48,6 +48,8 @@ def coverage(laws: Sequence[Checked]) -> Text:
 def _parts(finding: Finding) -> Iterator[RenderableType]:
     often = f"  {plural(finding.count, 'time')}" if finding.count > 1 else ""
     yield Text.assemble((one_line(finding.law), "bold"), "  ", visible(finding.says), (often, "dim"))
+    if finding.where:
+        yield Text.assemble(("at: ", "bold"), one_line(finding.where))
     yield Text(visible(finding.contradiction))
     yield Padding(_slice(finding.slice), (0, 0, 0, 2))
     if finding.effect:

@@ -10,12 +10,14 @@ from typing import TypeVar
 
 from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, CaseRecord
+from conformance.results.records import NOT_RUN, CaseRecord, Finding
 
+from .causes import Cause, causes, law_of, telling, title
 from .text import natural
 from .verdicts import LOOKS, SHOWN, Look, worst
 
 K = TypeVar("K", bound=Hashable)
+A = TypeVar("A", bound="Alike")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Alike(Group):
     @property
     def example(self) -> CaseRecord:
         """The case to look at first: the smallest run that shows it."""
-        return min(self.cases, key=lambda case: (case.world_size, case.accumulation, natural(case.id)))
+        return min(self.cases, key=_size)
 
     @property
     def where(self) -> str:
@@ -104,6 +106,32 @@ class Alike(Group):
         paths = _listed((case.path for case in self.cases), "paths")
         precisions = _listed(sorted({case.precision for case in self.cases}, key=_precision_order), "precisions")
         return " · ".join([trainers, paths, precisions])
+
+
+@dataclass(frozen=True)
+class Failure(Alike):
+    """Cases that failed for one cause, which ``text`` says."""
+
+    cause: Cause
+
+    @property
+    def explains_itself(self) -> bool:
+        """Whether ``text`` is the headline of the example."""
+        return self.text == self.example.headline
+
+    @property
+    def law(self) -> Finding | None:
+        """The broken law that is the cause. Its line is the framework's own, then the trainer's that called it."""
+        return law_of(self.cause, self.example)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The broken laws of the example that tell more of the cause."""
+        return telling(self.cause, self.example)
+
+
+def _size(case: CaseRecord) -> tuple[int, int, list[tuple[int, int, str]]]:
+    return case.world_size, case.accumulation, natural(case.id)
 
 
 def tally(verdicts: Iterable[str]) -> list[tuple[Look, int]]:
@@ -131,21 +159,15 @@ def trainers(results: Results) -> list[Trainer]:
     )
 
 
-def causes(results: Results) -> list[Alike]:
-    """What failed, by cause: the same trainer, verdict and broken laws, or if none, the same diagnosis or headline."""
-    failed = [case for case in results.cases if case.failed]
-    groups = _by(failed, lambda case: (case.trainer, case.verdict, _cause(case)))
-    return _worst_first(Alike(cases, _explanation(cases[0])) for cases in groups.values())
-
-
-def _cause(case: CaseRecord) -> str:
-    broken = [f"{finding.law} {finding.where}" for finding in case.findings if finding.level == "MUST"]
-    return ", ".join(broken) or _explanation(case)
-
-
-def _explanation(case: CaseRecord) -> str:
-    forbidden = [finding for finding in case.findings if finding.level == "MUST"]
-    return f"{forbidden[0].law}: {forbidden[0].contradiction}" if forbidden else case.diagnosis or case.headline
+def failures(results: Results) -> list[Failure]:
+    """What failed, by trainer and cause."""
+    bugs = results.header.bugs
+    found = [
+        Failure(tuple(failed), title(cause, sorted(failed, key=_size), bugs), cause)
+        for cases in _by(results.cases, lambda case: case.trainer).values()
+        for cause, failed in causes(cases)
+    ]
+    return _worst_first(found)
 
 
 def reasons(results: Results) -> list[Alike]:
@@ -155,7 +177,7 @@ def reasons(results: Results) -> list[Alike]:
     return _worst_first(Alike(cases, reason) for (_, reason), cases in groups.items())
 
 
-def _worst_first(groups: Iterable[Alike]) -> list[Alike]:
+def _worst_first(groups: Iterable[A]) -> list[A]:
     """The worst verdict first, and of one verdict the most frequent."""
     return sorted(groups, key=lambda alike: (-list(LOOKS).index(alike.look.verdict), -len(alike.cases)))
 

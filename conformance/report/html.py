@@ -41,7 +41,7 @@ def render_html(results: Results, path: str | Path) -> None:
             overall=grouping.overall(results),
             precisions=grouping.precisions(results),
             trainers=grouping.trainers(results),
-            causes=grouping.causes(results),
+            failures=grouping.failures(results),
             reasons=grouping.reasons(results),
             checked_laws=checked(results),
             traffic=traffic(results),

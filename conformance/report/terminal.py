@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+from conformance.results.records import NOT_RUN, PASSED
 
 from .findings import coverage, explained, warnings
-from .grouping import Alike, Cell, causes, overall, precisions, reasons, trainers
+from .grouping import Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked
 from .summary import summary
 from .text import distinct, number, one_line, plural, visible
@@ -87,28 +87,31 @@ def _mixed(cell: Cell) -> Text:
 
 
 def _print_causes(results: Results, console: Console) -> None:
-    found = causes(results)
+    found = failures(results)
     if found:
         console.print(Text("\nWhat failed", "bold"))
     for cause in found[:MOST_CAUSES]:
-        console.print(
-            Text.assemble("\n", (f"{cause.look.glyph} {cause.look.verdict}", STYLES[cause.look.tone]), _times(cause))
-        )
-        console.print(Padding(_explained(cause.example), (0, 0, 0, 2), expand=False))
+        verdict = (f"{cause.look.glyph} {cause.look.verdict}", STYLES[cause.look.tone])
+        console.print(Text.assemble("\n", verdict, "  ", (one_line(cause.text), "bold")))
+        console.print(Padding(_explained(cause), (0, 0, 0, 2), expand=False))
         console.print(Text(f"  $ {one_line(cause.example.command)}", "cyan"), soft_wrap=True)
     if len(found) > MOST_CAUSES:
         rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
         console.print(Text(f"\nand {plural(rest, 'case')} with other causes: see the report", "dim"))
 
 
-def _times(cause: Alike) -> str:
-    example = one_line(f"  {cause.example.trainer}  {cause.example.id}")
+def _times(cause: Failure) -> str:
+    example = one_line(f"{cause.example.trainer}  {cause.example.id}")
     more = len(cause.cases) - 1
     return f"{example}  (and {plural(more, 'case')} more like it)" if more else example
 
 
-def _explained(case: CaseRecord) -> Group:
-    lines = [Text(visible(case.headline))]
+def _explained(cause: Failure) -> Group:
+    """Where and how, effect and fix; then the cases, and the example."""
+    case = cause.example
+    lines = [Text(_times(cause))]
+    if not cause.explains_itself:
+        lines.append(Text(visible(case.headline)))
     first = case.first_difference
     if first:
         expected, observed = distinct(first.expected, first.observed)
@@ -120,9 +123,7 @@ def _explained(case: CaseRecord) -> Group:
                 f"expected {expected}, observed {observed}{allowed}"
             )
         )
-    if case.diagnosis:
-        lines.append(Text.assemble(("diagnosis: ", "bold"), visible(case.diagnosis)))
-    return Group(Text("\n").join(lines), explained(case.findings))
+    return Group(explained(cause.findings), Text("\n").join(lines))
 
 
 def _print_warnings(results: Results, console: Console) -> None:

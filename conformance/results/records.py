@@ -14,6 +14,9 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 SCHEMA_VERSION = 4
 
+#: Joins the names of two bugs at once.
+PAIR = " + "
+
 Vector: TypeAlias = tuple[float | None, ...]
 Level: TypeAlias = Literal["MUST", "SHOULD"]
 Quantity: TypeAlias = Literal["weights", "gradient"]
@@ -47,6 +50,9 @@ class Header:
         "what to know about the whole run first: which trainers could not be forked, why, and what to do",
     ] = ()
     laws: Annotated[tuple[LawText, ...], "the laws that every case was held to"] = ()
+    bugs: Annotated[dict[str, str], 'the known bugs by name; each text completes "it is a trainer that ..."'] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,15 @@ class CaseRecord:
     diverged: Annotated[Diverged | None, "where the weights of the ranks first differed"] = None
     first_difference: Annotated[FirstDifference | None, "where the trainer first differed from the right answer"] = None
     mistake: Annotated[Mistake | None, "what the adapter got wrong, for the verdict SETUP"] = None
-    diagnosis: Annotated[str | None, "the known bug that would give these numbers"] = None
+    explained_by: Annotated[
+        tuple[str, ...],
+        "known bugs, by their names in the header, that make exactly these wrong numbers; if none does, two at once, "
+        "joined by ` + `",
+    ] = ()
+    ruled_out: Annotated[tuple[str, ...], "known bugs that would show in this case, and make other numbers"] = ()
+    factor: Annotated[
+        str | None, "what all gradients are multiplied by, such as `1/2`, if that makes exactly these wrong numbers"
+    ] = None
     semantics: Annotated[str | None, "which of several right answers it gives, such as on a short last window"] = None
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()
     traffic: Annotated[Traffic | None, "what the ranks sent each other"] = None

@@ -38,5 +38,5 @@ def test_case(
         pytest.skip(f"{result.verdict}: {result.headline}")
     if result.verdict not in PASSED:
         lines = [f"{result.verdict}: {result.headline}", *result.notes]
-        lines += [line for line in (result.diagnosis, f"again: {result.command}") if line]
+        lines += [f"again: {result.command}"]
         pytest.fail("\n".join(lines), pytrace=False)

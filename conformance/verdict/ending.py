@@ -37,7 +37,8 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
 
 def _raised(rank: RankEvidence) -> str:
     error = rank.raised or {}
-    message = (str(error["message"]).strip().splitlines() or [""])[0]
+    # The reason may be in the first line or in the last.
+    message = " | ".join(line.strip() for line in str(error["message"]).splitlines() if line.strip())
     what = f"{error['type']}: {message}" if message else str(error["type"])
     where = _last(_frames(error["traceback"]))
     return f"rank {rank.outcome.rank} raised {what}" + (f" ({where})" if where else "")

@@ -17,7 +17,7 @@ from conformance.results.records import PASSED, Verdict
 from conformance.runner.outcome import Outcome
 from conformance.trace.events import MalformedEvent
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
-from conformance.verdict.diagnosis import HORIZON, diagnosis
+from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import STEP_COUNT, Guard, guards
@@ -44,7 +44,7 @@ class Judgement:
     difference: Difference | None = None
     divergence: Divergence | None = None
     mistake: Mistake | None = None
-    diagnosis: str | None = None
+    suspects: Suspects = Suspects()
     semantics: str | None = None
 
     @property
@@ -185,7 +185,8 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         wrong.append(
             _describe(judgement.difference, workload.parameters, right.steps[judgement.difference.step].window)
         )
-        judgement.diagnosis = diagnosis(strictest, right, judgement.difference, ranks)
+        diverged = judgement.divergence is not None
+        judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
     elif not wrong:
         wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
     if scaled:
@@ -232,11 +233,13 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
                 f"use task.grad_scaler(), or start with {float(workload.scale.initial):g}"
             )
     elif right.certificate.exact:
+        judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (exact)"
         judgement.headline = (
             f"{len(right.steps)} steps, weights and gradients equal to the oracle to the bit on every rank"
         )
     else:
+        judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (bounded)"
         judgement.headline = (
             f"{len(right.steps)} steps, weights and gradients within the rounding-error bound on every rank"

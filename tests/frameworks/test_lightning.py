@@ -8,7 +8,6 @@ from conformance.cases.case import Case
 
 TARGET = "conformance.frameworks.lightning"
 
-NOMINAL = "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
 
 # The Trainer by its defaults, but for what is quiet. It gets a loader over all samples in order.
 PLAIN = """
@@ -41,7 +40,7 @@ def test_every_verdict(judged):
     failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
     assert failed.keys() == divided | ahead
     assert {case.verdict for case in failed.values()} == {"FAIL (numerics)"}
-    assert {case.id for case in failed.values() if case.diagnosis == NOMINAL} == divided
+    assert {case.id for case in failed.values() if case.explained_by == ("nominal-length",)} == divided
     assert {case.backend for case in judged} == {"single", "ddp"}
 
 

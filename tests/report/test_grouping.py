@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from conformance.report.grouping import causes, overall, precisions, reasons, trainers
+from conformance.report.grouping import failures, overall, precisions, reasons, trainers
 from conformance.report.verdicts import LOOKS, worst
 from conformance.results import Results
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
@@ -66,9 +66,9 @@ def test_each_verdict_is_of_one_kind() -> None:
 
 
 def test_one_cause_is_one_entry(results: Results) -> None:
-    found = causes(results)
+    found = failures(results)
     assert sum(len(cause.cases) for cause in found) == results.failed
-    summed = next(cause for cause in found if "sums over ranks" in cause.text)
+    summed = next(cause for cause in found if "adds up the micro-batches" in cause.text)
     assert len(summed.cases) == 4
     assert summed.example.id == "ddp-w2-acc2-fp32-line"
 

@@ -101,7 +101,7 @@ def test_every_case_is_there_without_javascript(html: str, results: Results) -> 
 
 def test_evidence_of_a_failure(html: str) -> None:
     text = Page(html).text
-    assert "Diagnosis: the numbers are those of a trainer that sums over ranks" in text
+    assert "The trainer adds up the micro-batches without dividing by their number." in text
     assert "First difference: weights after step 0, weight[0]" in text
     assert "AssertionError: No inf checks were recorded for this optimizer." in text
     assert 'File "my_loop.py", line 58 in average_gradients' in text
@@ -123,7 +123,8 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
     full = one_case | {
         "verdict": "CRASH",
         "notes": ["n"],
-        "diagnosis": "d",
+        "explained_by": ["e"],
+        "factor": "f",
         "semantics": "s",
         "ranks": [rank],
     }

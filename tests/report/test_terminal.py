@@ -24,7 +24,7 @@ def printed(results: Results, width: int = 100, **options: object) -> str:
 
 def test_a_newcomer_finds_what_matters(results: Results) -> None:
     text = printed(results)
-    assert "diagnosis: the numbers are those of a trainer that sums over ranks" in text
+    assert "FAIL (numerics)  The trainer adds up the micro-batches without dividing by their number." in text
     assert "first difference: weights after step 0, weight[0]: expected 0.9453125, observed 1.890625" in text
     assert "$ conformance run my_loop.py --case ddp-w2-acc2-fp32-line\n" in text
     assert "UNAVAILABLE  5 cases: horovod is not installed: pip install horovod==0.28.1" in text
@@ -45,7 +45,7 @@ def test_a_command_is_never_broken_into_lines(read: Callable[..., Results], one_
 
 
 def test_many_causes_are_cut_short_and_counted(read: Callable[..., Results], one_case: Case) -> None:
-    many = [one_case | {"verdict": "CRASH", "headline": f"cause {k}", "id": f"c{k}"} for k in range(20)]
+    many = [one_case | {"verdict": "CRASH", "headline": f"cause {chr(97 + k)}", "id": f"c{k}"} for k in range(20)]
     assert "and 8 cases with other causes" in printed(read(many))
 
 
@@ -55,7 +55,7 @@ def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(
     wrong = one_case | {
         "verdict": "CRASH",
         "headline": f"[bold]{hostile}[/bold]",
-        "diagnosis": "\x1b]0;x\x07\r",
+        "explained_by": ["\x1b]0;x\x07\r"],
     }
     text = printed(read([wrong]), width=200, force_terminal=True, color_system=None)
     assert "[bold]</script>" in text

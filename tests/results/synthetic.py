@@ -82,7 +82,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
             {"name": "weights moved", "holds": True, "expected": "yes", "observed": "yes"},
         ],
         "parameters": PARAMETERS, "steps": rows, "skips": [], "scales": [], "diverged": None,
-        "first_difference": None, "diagnosis": None,
+        "first_difference": None,
         "semantics": "the short last window is averaged by its true length" if accumulation == 3 else None,
         "ranks": ranks_of(world, count), "traffic": traffic_of(world),
     }  # fmt: skip
@@ -93,7 +93,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
     return case
 
 
-def failing(case: Case, bug: Bug, diagnosis: str | None, verdict: str = "FAIL (numerics)") -> Case:
+def failing(case: Case, bug: Bug, known: str | None, verdict: str = "FAIL (numerics)") -> Case:
     """`case` as a trainer with `bug` would leave it."""
     rows = steps_of(len(case["steps"]), PRECISIONS[case["precision"]], bug)
     first = next(row for row in rows if any(row["error"]))
@@ -101,7 +101,8 @@ def failing(case: Case, bug: Bug, diagnosis: str | None, verdict: str = "FAIL (n
     difference = {"step": first["step"], "quantity": "weights", "parameter": PARAMETERS[i], "bound": 0.0}
     difference |= {name: first[name][i] for name in ("expected", "observed", "error")}
     headline = f"weights differ from step {first['step']} on"
-    changes = {"verdict": verdict, "steps": rows, "first_difference": difference, "diagnosis": diagnosis}
+    changes = {"verdict": verdict, "steps": rows, "first_difference": difference}
+    changes["explained_by"] = [known] if known else []
     return case | changes | {"headline": headline, "skips": [], "scales": []}
 
 
@@ -133,6 +134,10 @@ def references() -> Iterator[Case]:
         yield idle(cuda, "UNAVAILABLE", "this machine has no CUDA device")
 
 
+BUGS = {
+    "sum-over-window": "adds up the micro-batches without dividing by their number",
+    "window-divided-twice": "divides by the accumulation length twice",
+}
 LAWS = [
     {"law": "amp/unscale-before-clip", "level": "MUST", "says": "Gradients MUST be unscaled before they are clipped."},
     {"law": "amp/update-once", "level": "MUST", "says": "The scale MUST be updated once a window."},
@@ -189,7 +194,7 @@ def my_loop() -> Iterator[Case]:
             "command": f"conformance run my_loop.py --case {case['id']}",
         }
 
-    summed = "the numbers are those of a trainer that sums over ranks instead of averaging"
+    summed = "sum-over-window"
     for workload in WORKLOADS[:4]:
         yield base(2, 1, "fp32", workload)
         wrong = failing(base(2, 2, "fp32", workload), lambda g, k: [2 * v for v in g], summed)
@@ -264,7 +269,7 @@ def write(path: Path, cases: list[Case] | None = None, planned: int | None = Non
         "planned": len(cases) if planned is None else planned,
         "machine": {"python": "3.11.7", "platform": "Linux-6.1-x86_64", "cpus": 2, "torch": "2.13.0+cpu",
                     "cuda": None, "horovod": None},
-        "laws": LAWS,
+        "laws": LAWS, "bugs": BUGS,
     }  # fmt: skip
     with ResultsWriter(path, record(Header, header)) as writer:
         for case in cases:

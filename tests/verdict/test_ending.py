@@ -37,7 +37,10 @@ def test_raised(follow):
     run = follow("single-batched-fp32-sgd")
     raises(run, 0, "ValueError", "  what\nin detail")
     judgement = run.judged(finished=False, exit="exited 1 before it finished")
-    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 0 raised ValueError: what (loop.py:14)")
+    assert (judgement.verdict, judgement.headline) == (
+        "CRASH",
+        "rank 0 raised ValueError: what | in detail (loop.py:14)",
+    )
 
 
 def test_raised_without_a_message_or_a_place(follow):
@@ -57,7 +60,10 @@ def test_the_rank_that_failed_first_is_blamed_and_not_its_peers(follow):
         rank1_exit="exited 1 before it finished",
         rank1_after=None,
     )
-    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 1 raised ValueError: what (loop.py:14)")
+    assert (judgement.verdict, judgement.headline) == (
+        "CRASH",
+        "rank 1 raised ValueError: what | in detail (loop.py:14)",
+    )
 
 
 def test_a_silent_exit_is_blamed_and_not_its_peers(follow):

@@ -28,7 +28,7 @@ def test_right_numbers_pass_exactly(follow, name):
     assert all(guard.holds for guard in judgement.guards)
     assert judgement.power.sufficient
     assert judgement.notes == []
-    assert (judgement.difference, judgement.divergence, judgement.diagnosis) == (None, None, None)
+    assert (judgement.difference, judgement.divergence, judgement.suspects.explained_by) == (None, None, ())
 
 
 @pytest.mark.parametrize("step", [0, 3, 5])

@@ -166,14 +166,14 @@ def test_not_a_number_is_not_said_to_change_outside_a_step(follow):
     assert "becomes nan" in judgement.headline
 
 
-def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_diagnosis(follow):
+def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_suspects(follow):
     run = follow("ddp-w2-fp32-momentum", NotSynchronised)
     for event in run.everywhere("topology", 0):
         event["world_size"] = 1
     judgement = run.judged()
     assert judgement.headline.startswith("the trainer has world size 1")
     assert any(note.startswith("step 0, rank 0: the gradient of") for note in judgement.notes)
-    assert "without averaging over ranks" in judgement.diagnosis
+    assert "not-synchronised" in judgement.suspects.explained_by
 
 
 def test_every_workload_of_the_matrix_has_its_guards_hold(follow):

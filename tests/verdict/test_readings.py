@@ -30,9 +30,7 @@ def test_short_window_divided_by_the_nominal_length(follow, name):
     judgement = follow(name, NominalLength).judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.difference.step == 5
-    assert judgement.diagnosis == (
-        "the numbers are those of a trainer that divides a short accumulation window by the nominal length"
-    )
+    assert judgement.suspects.explained_by == ("nominal-length",)
     assert judgement.semantics is None
 
 

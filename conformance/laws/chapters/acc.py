@@ -116,7 +116,7 @@ def _not_averaged_once(average: Averaged) -> Broken:
         event,
         must=f"gradients must be averaged exactly once, over {over}",
         because=f"a step must go along the mean over all their samples, which is {mean} in element {shown}",
-        however=f"{event} saw {seen} there: {times} the mean in every element, which is caused by {reasons}",
+        however=f"{event} saw {seen} there: {times} the mean in every element, as {reasons} would make it",
         shows=(*window.backwards[-1:], *_averaging(window, event), event),
         effect=f"Clipping compares {times} the norm with its threshold."
         if isinstance(event, Clip)

@@ -1,0 +1,180 @@
+"""Why the cases of one trainer failed: as few causes as explain all failures.
+
+A known bug is named only if it makes the numbers of every case in which it would show, and no other one does too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from conformance.results.records import PAIR, PASSED, CaseRecord, Finding
+
+from .text import plural
+
+Kind: TypeAlias = Literal["setup", "ending", "law", "guard", "bug", "factor", "reason", "unknown"]
+
+#: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
+_NUMERIC_LAWS = ("acc/averaged-once",)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is true of all its cases. ``key`` tells it from the others of its kind."""
+
+    kind: Kind
+    key: str
+
+
+def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
+    """The failed cases of one trainer by cause. The cause of the most cases takes them first; the more direct evidence
+    wins a tie, and nothing is left over."""
+    failed = [case for case in cases if case.failed]
+    bugs = _bugs(cases)
+    factors = _factors(cases)
+    open_cases = list(failed)
+    found: list[tuple[Cause, list[CaseRecord]]] = []
+    while open_cases:
+        groups = defaultdict[Cause, list[CaseRecord]](list)
+        for case in open_cases:
+            for cause in _of(case, bugs, factors):
+                groups[cause].append(case)
+        cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_ORDER.index(one.kind)))
+        found.append((cause, groups[cause]))
+        taken = {id(case) for case in groups[cause]}
+        open_cases = [case for case in open_cases if id(case) not in taken]
+    return found
+
+
+#: The most direct evidence first. A constant factor is what was seen; that a bug makes it is a conclusion.
+_ORDER: tuple[Kind, ...] = ("setup", "ending", "law", "guard", "factor", "bug", "reason", "unknown")
+
+
+def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
+    """The cause in a sentence. ``texts`` are those of the known bugs by name."""
+    example = cases[0]
+    if cause.kind == "law":
+        return f"{_law(example, cause).says} ({cause.key.partition('@')[0]})"
+    if cause.kind == "bug":
+        names = [name for name in cause.key.split(_OR) if name]
+        said = [" and ".join(texts.get(one, one) for one in name.split(PAIR)) for name in names]
+        if len(said) == 1:
+            return f"The trainer {said[0]}."
+        return f"These cases cannot tell which: the trainer {', or '.join(said[:3])}."
+    if cause.kind == "factor":
+        return _constant(cause, cases, texts)
+    if cause.kind == "unknown":
+        return "The numbers are wrong, and no known bug makes them in every case in which it would show."
+    return example.headline
+
+
+def law_of(cause: Cause, case: CaseRecord) -> Finding | None:
+    """The broken law that is the cause."""
+    return _law(case, cause) if cause.kind == "law" else None
+
+
+def telling(cause: Cause, case: CaseRecord) -> list[Finding]:
+    """The broken laws that tell more of the cause, the law that is the cause first."""
+    law = law_of(cause, case)
+    if law is not None:
+        return [law, *(finding for finding in case.findings if finding is not law)]
+    is_open = cause.kind in ("factor", "unknown")
+    return [finding for finding in case.findings if not (is_open and finding.law in _NUMERIC_LAWS)]
+
+
+def _of(case: CaseRecord, bugs: Mapping[int, str], factors: Mapping[int, str]) -> Iterator[Cause]:
+    """What a failed case may be caused by."""
+    if case.mistake is not None:
+        yield Cause("setup", case.mistake)
+        return
+    for finding in case.findings:
+        if finding.level == "MUST" and finding.law not in _NUMERIC_LAWS:
+            yield Cause("law", f"{finding.law}@{finding.where}")
+    broken = next((guard.name for guard in case.guards if not guard.holds), None)
+    if broken is not None:
+        yield Cause("guard", broken)
+    if id(case) in bugs:
+        yield Cause("bug", bugs[id(case)])
+    if id(case) in factors:
+        yield Cause("factor", factors[id(case)])
+    if case.first_difference is not None or case.diverged is not None:
+        yield Cause("unknown", "")
+    else:
+        kind: Kind = "ending" if case.verdict in ("CRASH", "HANG") else "reason"
+        yield Cause(kind, f"{case.verdict}: {_without_numbers(case.headline)}")
+
+
+def _law(case: CaseRecord, cause: Cause) -> Finding:
+    return next(finding for finding in case.findings if f"{finding.law}@{finding.where}" == cause.key)
+
+
+_OR = " | "
+
+
+def _bugs(cases: Sequence[CaseRecord]) -> dict[int, str]:
+    """The known bug of each case that has one, or several that these cases cannot tell apart."""
+    tested = [case for case in cases if case.mistake is None and (case.explained_by or case.ruled_out)]
+    names = dict.fromkeys(name for case in tested for name in case.explained_by)
+    explained = {
+        name: [case for case in tested if name in case.explained_by]
+        for name in names
+        if not any(_speaks_against(case, name) for case in tested)
+    }
+    found: dict[int, str] = {}
+    while explained:
+        most = max(map(len, explained.values()))
+        best = [name for name in explained if len(explained[name]) == most]
+        first = explained[best[0]]
+        alike = [name for name in best if [*map(id, explained[name])] == [*map(id, first)]]
+        # A single bug is the simpler explanation.
+        alike = [name for name in alike if PAIR not in name] or alike
+        found.update(dict.fromkeys(map(id, first), _OR.join(alike)))
+        left = {name: [case for case in one if id(case) not in found] for name, one in explained.items()}
+        explained = {name: one for name, one in left.items() if one}
+    return found
+
+
+def _speaks_against(case: CaseRecord, name: str) -> bool:
+    """Whether the bug, or the pair of bugs, would show in this case and make other numbers."""
+    if name in case.explained_by:
+        return False
+    shown = [one for one in name.split(PAIR) if one in case.explained_by or one in case.ruled_out]
+    return bool(shown) and not (len(shown) == 1 and shown[0] in case.explained_by)
+
+
+def _factors(cases: Sequence[CaseRecord]) -> dict[int, str]:
+    """The constant that multiplies every gradient, for the cases that it explains and where no case speaks against it.
+
+    The same workload in the same precision would show it in any other layout.
+    """
+    right = {(case.workload, case.precision) for case in cases if case.verdict in PASSED}
+    found: dict[int, str] = {}
+    groups = defaultdict[str, list[CaseRecord]](list)
+    for case in cases:
+        if case.factor is not None and case.mistake is None:
+            groups[case.factor].append(case)
+    for factor, group in groups.items():
+        if not any((case.workload, case.precision) in right for case in group):
+            found.update(dict.fromkeys(map(id, group), factor))
+    return found
+
+
+def _constant(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
+    layouts = {(case.world_size, case.accumulation) for case in cases}
+    where = "in the one case that fails" if len(cases) == 1 else f"in all {plural(len(cases), 'case')} of this cause"
+    whatever = ", whatever the accumulation and the world size" if len(layouts) > 1 else ""
+    times = f"{cause.key} of" if cause.key.startswith("1/") else f"{cause.key} times"
+    said = f"Every gradient is {times} the right one {where}{whatever}."
+    common = [name for name in cases[0].explained_by if all(name in case.explained_by for case in cases)]
+    if common and not whatever:
+        known = ", or ".join(texts.get(name, name) for name in common[:3])
+        said += f" A trainer that {known} would do that, and these cases cannot tell."
+    return said
+
+
+def _without_numbers(text: str) -> str:
+    """The text with all numbers alike, but those of lines."""
+    return re.sub(r"(?<![:\w.-])-?\d[\w.+-]*", "#", text)
