@@ -84,26 +84,28 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """Ranks whose shards differ in the plan must have read different samples in their first window.
+    """In its first window a rank must not read all that another rank reads, unless its own shard has the same samples.
 
     A rank that forwards rows that are none of the samples, such as transformed ones, may have read any.
     """
     first = case.problem.windows[0]
     planned = [{first.batch[index].x for index in chain.from_iterable(share)} for share in first.shares]
     read = [frozenset(chain.from_iterable(rank.first_rows)) for rank in ranks]
-    alike = [
-        (one, two)
-        for one in range(len(ranks))
-        for two in range(one + 1, len(ranks))
-        if planned[one] != planned[two] and read[one] == read[two] and read[one] and None not in read[one]
+    known = [rank for rank, rows in enumerate(read) if rows and None not in rows]
+    pairs = [
+        (one, two) for one in known for two in known if read[two] <= read[one] and not planned[two] <= planned[one]
     ]
-    pairs = ", ".join(f"{one} and {two}" for one, two in alike)
+    alike = [f"{one} and {two}" for one, two in pairs if one < two and (two, one) in pairs]
+    found = f"ranks {', '.join(alike)} read the same samples"
+    if pairs and not alike:
+        one, two = pairs[0]
+        found = f"rank {one} read its own samples and those of rank {two}"
     return Guard(
         "shards differ",
-        not alike,
+        not pairs,
         "no two ranks read the same",
-        "no two do" if not alike else f"ranks {pairs} read the same samples",
-        f"ranks {pairs} read the same samples; every rank must read its own shard",
+        found if pairs else "no two do",
+        f"{found}; every rank must read its own shard",
     )
 
 

@@ -56,14 +56,22 @@ def test_same_shard_on_two_ranks(follow):
     assert judgement.headline == "ranks 0 and 2 read the same samples; every rank must read its own shard"
 
 
-def test_rows_that_are_no_samples_do_not_make_shards_alike(follow):
-    """As those of inputs that the trainer transformed."""
+def test_one_rank_reads_the_shard_of_another_too(follow):
     run = follow("ddp-w2-fp32-momentum")
-    for rank in (0, 1):
-        for forward in run.of("forward", rank):
-            forward["rows"] = [None] * len(forward["rows"])
+    for mine, other in zip(run.of("forward", rank=0), run.of("forward", rank=1), strict=True):
+        mine["rows"] = mine["rows"] + other["rows"]
     judgement = run.judged()
-    assert (judgement.verdict, broken(judgement)) == ("PASS (exact)", [])
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
+    assert judgement.headline == "rank 0 read its own samples and those of rank 1; every rank must read its own shard"
+
+
+@pytest.mark.parametrize("rows", [[None], []])
+def test_rows_that_cannot_be_told_are_not_the_same(follow, rows):
+    run = follow("ddp-w2-fp32-momentum")
+    for rank in range(2):
+        for forward in run.of("forward", rank):
+            forward["rows"] = rows * len(forward["rows"])
+    assert run.judged().verdict == "PASS (exact)"
 
 
 def test_shards_that_are_planned_alike_may_be_alike(follow):
