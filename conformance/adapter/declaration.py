@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,7 +124,8 @@ def trainer(
     several trainers.
 
     The defaults are those of `Declaration`. The decorated function stays a plain callable:
-    `def train(task: Task) -> None`. Raises ValueError for values that are not in these lists.
+    `def train(task: Task) -> None`. Raises ValueError for values that are not in these lists, and for an async or
+    generator function, of which a call runs nothing.
     """
     declaration = Declaration.from_dict(declares)
     if session is not None and not declaration.launches_workers:
@@ -132,11 +134,27 @@ def trainer(
     def declare(function: Function) -> Function:
         if not callable(function):
             raise ValueError(f"@trainer decorates a function, not {function!r}")
+        if (kind := _runs_nothing(function)) is not None:
+            name = getattr(function, "__name__", "it")
+            raise ValueError(
+                f"@trainer decorates a function that trains when it is called, but {name} is {kind}: calling it runs "
+                f"nothing of its body; write a plain `def {name}(task)` that runs it to its end"
+            )
         setattr(function, ATTRIBUTE, declaration)
         setattr(function, SESSION, session)
         return function
 
     return declare if function is None else declare(function)
+
+
+def _runs_nothing(function: Callable[..., None]) -> str | None:
+    """What a function is whose call returns before its body has begun; None for any other."""
+    for called in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(called):
+            return "an async function"
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            return "a generator function"
+    return None
 
 
 def declared(candidate: object) -> Declaration | None:

@@ -40,6 +40,11 @@ LOOKS = {
             "Not run, and never counted as passed.",
         ),
         Look(
+            "NOT RUN", "not run", "‥", "idle",
+            "The trainer hung in the same place in several cases before this one, so its time was not spent. Never "
+            "counted as passed.",
+        ),
+        Look(
             "PASS (exact)", "exact", "✓", "good",
             "Bit-identical to the right answer after every optimizer step, on every rank. A certificate "
             "proves that no value of this case is rounded, so the tolerance is zero.",

@@ -21,13 +21,13 @@ Vector: TypeAlias = tuple[float | None, ...]
 Level: TypeAlias = Literal["MUST", "SHOULD"]
 Quantity: TypeAlias = Literal["weights", "gradient"]
 Verdict: TypeAlias = Literal[
-    "UNSUPPORTED", "UNAVAILABLE", "PASS (exact)", "PASS (bounded)",
+    "UNSUPPORTED", "UNAVAILABLE", "NOT RUN", "PASS (exact)", "PASS (bounded)",
     "INCONCLUSIVE", "SETUP", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
 ]  # fmt: skip
 Mistake: TypeAlias = Literal["rows", "learning rate", "optimizer", "clip", "loss"]
 
 PASSED: tuple[Verdict, ...] = ("PASS (exact)", "PASS (bounded)")
-NOT_RUN: tuple[Verdict, ...] = ("UNSUPPORTED", "UNAVAILABLE")
+NOT_RUN: tuple[Verdict, ...] = ("UNSUPPORTED", "UNAVAILABLE", "NOT RUN")
 NOT_CONFORMING: tuple[Verdict, ...] = tuple(name for name in get_args(Verdict) if name not in PASSED + NOT_RUN)
 
 
@@ -82,7 +82,7 @@ class CaseRecord:
     precision: Annotated[str, "column of the matrix: `fp64`, `fp32`, `bf16`, `fp16`, `fp16-compression`, `apex-O1`"]
     workload: Annotated[str, "what was trained"]
     device: Annotated[str, "`cpu` or `cuda`"]
-    verdict: Annotated[Verdict, "one of the eleven verdicts"]
+    verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
     micro_batch_size: Annotated[int | None, "samples in a micro-batch"] = None
     seconds: Annotated[float | None, "how long the case took"] = None

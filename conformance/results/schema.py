@@ -73,7 +73,7 @@ def _section(name: str, cls: Any) -> str:
     for field in dataclasses.fields(cls):
         star = " *" if is_required(field) else ""
         kind = in_words(hints[field.name]).replace(in_words(records.Vector), "vector")
-        kind = "one of the eleven" if hints[field.name] == records.Verdict else kind
+        kind = "one of the twelve" if hints[field.name] == records.Verdict else kind
         meaning = annotated[field.name].__metadata__[0].replace("|", "\\|")
         text += f"| `{field.name}`{star} | {kind} | {meaning} |\n"
     return text

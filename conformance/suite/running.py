@@ -9,6 +9,7 @@ from conformance.runner.front.client import RunnerError
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers
 from conformance.trace import file
+from conformance.verdict.ending import hung_at
 from conformance.verdict.judge import judge
 from conformance.verdict.record import record, without_evidence
 
@@ -22,7 +23,10 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
     named = item.case, item.trainer, item.target, item.command
     if item.verdict is not None:
         return without_evidence(*named, item.verdict, item.reason)
-    server = servers.get(item.target, item.case.backend)
+    kind = item.target, item.case.backend
+    if (hung := servers.patience.lost_with(kind)) is not None:
+        return without_evidence(*named, "NOT RUN", f"{hung}; --case runs one of the others alone")
+    server = servers.get(*kind)
     spec = item.case.spec()
     outcome = server.run(spec, time_limit)
     if traces is not None:
@@ -32,6 +36,7 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
         except OSError as error:
             raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
     judgement = judge(item.case, outcome)
+    servers.patience.note(kind, hung_at(outcome) if judgement.verdict == "HANG" else None)
     if server.why_slow is not None:
         judgement.notes.append(server.why_slow)
     return record(*named, judgement, outcome.seconds)

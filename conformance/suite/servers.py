@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer, Outcome
+from conformance.suite.patience import Patience
 
 
 class Server(Protocol):
@@ -37,6 +38,7 @@ class Servers:
 
     Attributes:
         option: what a command line needs to run cases on the same machines.
+        patience: which trainers are no longer waited for.
         hosts: the machines that ranks run on, if not only this one.
     """
 
@@ -44,6 +46,7 @@ class Servers:
     hosts: Sequence[str] = ()
 
     def __init__(self) -> None:
+        self.patience = Patience()
         self._stack = ExitStack()
         self._servers: dict[tuple[str, str], Server] = {}
 

@@ -68,6 +68,11 @@ def _innermost(stack: str) -> str | None:
     return next(iter(_frames(stack)), None)
 
 
+def hung_at(outcome: Outcome) -> frozenset[str | None]:
+    """The trainer's lines in which the ranks were at the time limit; None for a rank in none."""
+    return frozenset(_innermost(rank.stack or "") for rank in outcome.ranks if not rank.finished)
+
+
 def _last(texts: Iterable[str]) -> str | None:
     return next(reversed([*texts]), None)
 

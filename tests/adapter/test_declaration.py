@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import re
 import subprocess
@@ -124,3 +126,44 @@ def test_the_package_exports_what_an_adapter_needs():
     assert {"Batch", "Task", "trainer"} <= set(dir(conformance))
     with pytest.raises(AttributeError, match="has no attribute 'tariner'"):
         _ = conformance.tariner
+
+
+async def asynchronous(task):
+    """Trains when it is awaited."""
+
+
+def generator(task):
+    yield
+
+
+async def asynchronous_generator(task):
+    yield
+
+
+class Callable:
+    async def __call__(self, task):
+        """Trains when it is awaited."""
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (asynchronous, "asynchronous is an async function"),
+        (generator, "generator is a generator function"),
+        (asynchronous_generator, "asynchronous_generator is a generator function"),
+        (functools.partial(asynchronous), "it is an async function"),
+        (Callable(), "it is an async function"),
+    ],
+)
+def test_a_function_whose_call_runs_nothing_is_refused(function, kind):
+    with pytest.raises(ValueError, match=f"{kind}: calling it runs nothing of its body; write a plain `def ") as caught:
+        trainer(function)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_that_runs_a_coroutine_is_a_trainer():
+    @functools.wraps(asynchronous)
+    def run(task):
+        asyncio.run(asynchronous(task))
+
+    assert declared(trainer(run)) is not None
