@@ -135,6 +135,28 @@ def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (None, None)
 
 
+def test_a_rank_that_prints_without_end_fills_no_disk(run: Callable[..., Outcome]) -> None:
+    """What it prints goes nowhere that grows, and the end of it is kept."""
+    outcome = run(
+        """
+        import stat
+        assert not any(stat.S_ISREG(os.fstat(number).st_mode) for number in (1, 2))
+        print("the first line")
+        for number in range(20):
+            print("x" * 1_000_000)
+        print("the last line")
+        while task.rank == 1:
+            print("y" * 1_000_000)
+        """,
+        time_limit=3.0,
+    )
+    zero, one = outcome.ranks
+    assert outcome.timed_out
+    assert one.output == "y" * 20_000 or one.output.strip("y") == "\n"
+    assert zero.output.endswith("the last line\n")
+    assert len(zero.output) == 20_000
+
+
 def test_a_rank_that_delivered_while_its_peer_hangs(run: Callable[..., Outcome]) -> None:
     outcome = run(
         """

@@ -34,6 +34,7 @@ from conformance.runner.rank.rank import Pipes
 from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import POLL, Child, sweep
 from conformance.runner.system.descriptors import Descriptors
+from conformance.runner.system.output import Output
 from conformance.runner.system.protocol import Channel
 
 # Seconds beyond the time limit if some ranks run elsewhere: the front, which sees all of them, enforces the limit.
@@ -103,6 +104,7 @@ class Case(ABC):
         self._listen_to(self._client, self._read_client)
         for process in self._processes():
             self._listen_to_member(process)
+            self._listen_to_output(process.output)
         for child in self._children():
             if child.descriptor is not None:
                 # Below, `_note_exits` finds out which of them has ended, and closes its descriptor.
@@ -129,6 +131,13 @@ class Case(ABC):
                 self._selector.unregister(member)
 
         self._listen_to(member, read)
+
+    def _listen_to_output(self, output: Output) -> None:
+        def read() -> None:
+            if not output.read():
+                self._selector.unregister(output.source)
+
+        self._listen_to(output.source, read)
 
     def _note_exits(self) -> None:
         """Note which processes have ended. Raises RendezvousLost."""

@@ -15,14 +15,16 @@ from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.system import protocol, stacks
 from conformance.runner.system.child import Child
 from conformance.runner.system.descriptors import Descriptors, Known, contents, tail
+from conformance.runner.system.output import Output
 
 _CHUNK = 1 << 16
 
 
 class RankProcess(RankMember):
-    """A forked process, the pipe for its notices, and files that outlive it: evidence, output, stack.
+    """A forked process, pipes for its notices and its output, and files that outlive it: evidence, stack.
 
     Attributes:
+        output: what it prints.
         unwritable: why the system refused to write its evidence, if it did.
     """
 
@@ -31,18 +33,21 @@ class RankProcess(RankMember):
         super().__init__(rank)
         self._notices, write = descriptors.pipe()
         os.set_blocking(self._notices, False)
-        self._output, self._stack, self._evidence = (descriptors.file() for _ in range(3))
+        source, output = descriptors.pipe()
+        self.output = Output(source)
+        self._stack, self._evidence = descriptors.file(), descriptors.file()
         self._unread = b""
         self.unwritable: str | None = None
         pipes = Pipes(self._evidence, write, hold, self._stack)
 
         def body() -> int:
-            os.dup2(self._output, 1)
-            os.dup2(self._output, 2)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
             return become(pipes)
 
         self.child = Child(body)
         descriptors.close(write)
+        descriptors.close(output)
 
     @property
     def has_exited(self) -> bool:
@@ -105,7 +110,7 @@ class RankProcess(RankMember):
         return [*lines, rest] if rest and self.delivered else lines
 
     def _printed(self) -> tuple[str, str]:
-        return tail(self._output), tail(self._stack)
+        return self.output.text(), tail(self._stack)
 
     def _exit(self, after: int | None) -> str:
         if self.killed_because:
