@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from conformance.launchers import LaunchError
-from conformance.launchers.network import connect, interface_of
+from conformance.launchers.network import FrontAddress, connect, interface_of
 from conformance.runner.front.client import RunnerError, shared
 from conformance.runner.system.protocol import Channel
 
@@ -43,9 +43,9 @@ class Hello(Member):
     gpus: dict[str, Any]
 
 
-def attend(front: tuple[str, int], member: Member) -> None:
+def attend(front: FrontAddress, member: Member) -> None:
     """Serve the front until it hangs up. Raises LaunchError, RunnerError."""
-    with connect(*front, JOIN_LIMIT) as connection, suppress(BrokenPipeError, ConnectionResetError):
+    with connect(front.host, front.port, JOIN_LIMIT) as connection, suppress(BrokenPipeError, ConnectionResetError):
         channel = Channel(connection)
         try:
             address = str(connection.getsockname()[0])
@@ -56,9 +56,9 @@ def attend(front: tuple[str, int], member: Member) -> None:
             )
         except (RunnerError, LaunchError) as error:
             with suppress(BrokenPipeError, ConnectionResetError):
-                channel.send({"failure": f"{member.host}: {error}"})
+                channel.send({"token": front.token, "failure": f"{member.host}: {error}"})
             raise
-        channel.send(asdict(hello))
+        channel.send({"token": front.token, **asdict(hello)})
         while (request := channel.receive()) is not None:
             try:
                 answer = _answer(request, front)
@@ -67,13 +67,13 @@ def attend(front: tuple[str, int], member: Member) -> None:
             channel.send(answer)
 
 
-def _answer(request: dict[str, Any], front: tuple[str, int]) -> dict[str, Any]:
+def _answer(request: dict[str, Any], front: FrontAddress) -> dict[str, Any]:
     """Raises RunnerError, LaunchError."""
     zygote = shared.get()
     match request:
         case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn}:
-            with connect(*front, JOIN_LIMIT) as client:
-                Channel(client).send({"ticket": ticket})
+            with connect(front.host, front.port, JOIN_LIMIT) as client:
+                Channel(client).send({"token": front.token, "ticket": ticket})
                 return {"pid": zygote.fork(target, backend, client, spawn=spawn)}
         case {"end": pid, "patience": patience}:
             return {"how": zygote.end(pid, patience)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Member
+from conformance.launchers.network import FrontAddress
 from conformance.trace.words import enumerated
 
 
@@ -16,7 +17,7 @@ class LauncherContext:
 
     Attributes:
         member: this process. size: how many there are.
-        address, port: where the process of rank 0 listens; port 0 for any.
+        address, port: where the process of rank 0 listens; port 0 for any. token: what it wants to hear first.
         publish: rank 0 calls it with the address that it listens at. find: the others get that address from it.
     """
 
@@ -24,8 +25,9 @@ class LauncherContext:
     size: int
     address: str
     port: int
-    publish: Callable[[tuple[str, int]], None]
-    find: Callable[[], tuple[str, int]]
+    token: str
+    publish: Callable[[FrontAddress], None]
+    find: Callable[[], FrontAddress]
 
 
 def require(environ: Mapping[str, str], names: Sequence[str], launcher: str, start: str) -> None:
@@ -49,9 +51,3 @@ def number(environ: Mapping[str, str], name: str) -> int:
 
 def format_address(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """The inverse of `format_address`."""
-    host, _, port = text.rpartition(":")
-    return host, int(port)

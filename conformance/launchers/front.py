@@ -9,6 +9,7 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
+from conformance.launchers.network import FrontAddress
 from conformance.runner.front.zygote_client import ServerProcess
 from conformance.runner.outcome import HostLost, RunnerError
 from conformance.runner.system.callers import Caller, Callers
@@ -103,12 +104,12 @@ class RemoteStarter:
 class Front:
     """Accepts the connections of agents and of the servers that they start.
 
-    ``size``: how many agents there will be.
+    ``size``: how many agents there will be. ``token``: what agents and servers send first.
     """
 
-    def __init__(self, listener: socket.socket, size: int) -> None:
-        self.callers = Callers(listener)
-        self.address = self.callers.address
+    def __init__(self, listener: socket.socket, size: int, token: str) -> None:
+        self.callers = Callers(listener, token)
+        self.address = FrontAddress(*self.callers.address, token)
         self.agents: list[RemoteStarter] = []
         self._size = size
         self._tickets = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from time import monotonic, sleep
 from urllib.error import HTTPError, URLError
@@ -9,8 +10,8 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, format_address, number, parse_address, require
-from conformance.launchers.network import address_towards
+from conformance.launchers.context import LauncherContext, format_address, number, require
+from conformance.launchers.network import FrontAddress, address_towards
 
 _NAMES = (
     *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_HOSTNAME"),
@@ -31,18 +32,19 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
     store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")
     url = f"http://{format_address(store)}/conformance/front"
 
-    def publish(address: tuple[str, int]) -> None:
-        _ask(Request(url, data=format_address(address).encode(), method="PUT"), store)
+    def publish(address: FrontAddress) -> None:
+        _ask(Request(url, data=str(address).encode(), method="PUT"), store)
 
-    def find() -> tuple[str, int]:
+    def find() -> FrontAddress:
         deadline = monotonic() + JOIN_LIMIT
         while (found := _ask(Request(url), store)) is None:
             if monotonic() > deadline:
                 raise LaunchError(f"the process of rank 0 did not publish its address within {JOIN_LIMIT:g} s")
             sleep(_PAUSE)
-        return parse_address(found)
+        return FrontAddress.parse(found)
 
-    return LauncherContext(member, number(environ, "HOROVOD_SIZE"), address_towards(*store), 0, publish, find)
+    size, token = number(environ, "HOROVOD_SIZE"), secrets.token_hex(16)
+    return LauncherContext(member, size, address_towards(*store), 0, token, publish, find)
 
 
 def _ask(request: Request, store: tuple[str, int]) -> str | None:

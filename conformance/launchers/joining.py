@@ -10,7 +10,7 @@ from conformance.launchers import LaunchError, horovodrun, ray, torchrun
 from conformance.launchers.agent import JOIN_LIMIT, Member, attend
 from conformance.launchers.front import Front
 from conformance.launchers.hosts import Hosts
-from conformance.launchers.network import listen
+from conformance.launchers.network import FrontAddress, listen
 from conformance.runner.front.client import RunnerError, shared
 
 _READ = {"torchrun": torchrun.read, "horovodrun": horovodrun.read}
@@ -29,7 +29,7 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     if launch.member.number != 0:
         attend(launch.find(), launch.member)
         return None
-    front = Front(listen(launch.address, launch.port), launch.size)
+    front = Front(listen(launch.address, launch.port), launch.size, launch.token)
     try:
         # The others import torch as soon as they have connected, while this process imports it too.
         launch.publish(front.address)
@@ -44,7 +44,7 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     return Hosts(launcher, front, launch.size)
 
 
-def _attend_here(front: tuple[str, int], member: Member) -> None:
+def _attend_here(front: FrontAddress, member: Member) -> None:
     """Errors are reported to the front, which prints them."""
     with suppress(LaunchError, RunnerError):
         attend(front, member)

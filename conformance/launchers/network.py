@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from time import monotonic, sleep
 
 from conformance.launchers import LaunchError
@@ -18,6 +19,25 @@ _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP
 _SIOCGIFADDR = 0x8915
 # Seconds.
 _PAUSE = 0.1
+
+
+@dataclass(frozen=True)
+class FrontAddress:
+    """Where the process of rank 0 listens, and the token that it wants to hear first."""
+
+    host: str
+    port: int
+    token: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}/{self.token}"
+
+    @classmethod
+    def parse(cls, text: str) -> FrontAddress:
+        """The inverse of `str`."""
+        place, _, token = text.partition("/")
+        host, _, port = place.rpartition(":")
+        return cls(host, int(port), token)
 
 
 def listen(address: str, port: int = 0) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member, attend
 from conformance.launchers.front import Front
 from conformance.launchers.hosts import Hosts
-from conformance.launchers.network import connect, listen
+from conformance.launchers.network import FrontAddress, connect, listen
 
 #: No case has more ranks, so more nodes would be idle.
 _MOST = 4
@@ -62,7 +63,7 @@ def _agents(ray: Any) -> Hosts:
     usable = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1][:_MOST]
     if not usable:
         raise LaunchError("no node of the Ray cluster has a free CPU")
-    front = Front(listen(ray.util.get_node_ip_address()), len(usable))
+    front = Front(listen(ray.util.get_node_ip_address()), len(usable), secrets.token_hex(16))
     try:
         affinity = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         actor = ray.remote(NodeActor)
@@ -111,5 +112,5 @@ class NodeActor:
     def ready(self) -> None:
         """Answering shows that the actor runs."""
 
-    def attend(self, front: tuple[str, int]) -> None:
+    def attend(self, front: FrontAddress) -> None:
         attend(front, self._member)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
@@ -10,10 +12,12 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, format_address, number, parse_address, require
-from conformance.launchers.network import address_towards, connect
+from conformance.launchers.context import LauncherContext, number, require
+from conformance.launchers.network import FrontAddress, address_towards, connect
 
 _KEY = "conformance/front"
+# What all processes of one launch have in common.
+_OF_LAUNCH = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID")
 
 
 def read(environ: Mapping[str, str]) -> LauncherContext:
@@ -30,22 +34,29 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
     master = environ["MASTER_ADDR"], number(environ, "MASTER_PORT")
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return _by_store(member, number(environ, size), master)
-    return LauncherContext(member, number(environ, size), *master, publish=lambda address: None, find=lambda: master)
+    # Nothing passes a secret on here. This one only tells launches apart.
+    token = hashlib.sha256(
+        "\0".join([*map(str, master), *(environ.get(name, "") for name in _OF_LAUNCH)]).encode()
+    ).hexdigest()
+    front = FrontAddress(*master, token)
+    return LauncherContext(
+        member, number(environ, size), *master, token, publish=lambda address: None, find=lambda: front
+    )
 
 
 def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherContext:
     """torchrun's agent already has a store at the master's port, not always on the machine of rank 0."""
 
-    def publish(address: tuple[str, int]) -> None:
-        _store(master).set(_KEY, format_address(address))
+    def publish(address: FrontAddress) -> None:
+        _store(master).set(_KEY, str(address))
 
-    def find() -> tuple[str, int]:
+    def find() -> FrontAddress:
         try:
-            return parse_address(_store(master).get(_KEY).decode())
+            return FrontAddress.parse(_store(master).get(_KEY).decode())
         except import_module("torch.distributed").DistError as error:
             raise LaunchError(f"the process of rank 0 did not publish its address within {JOIN_LIMIT:g} s") from error
 
-    return LauncherContext(member, size, address_towards(*master), 0, publish, find)
+    return LauncherContext(member, size, address_towards(*master), 0, secrets.token_hex(16), publish, find)
 
 
 def _store(master: tuple[str, int]) -> Any:

@@ -12,6 +12,7 @@ from typing import Literal
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES
+from conformance.verdict.waiting import waits_for
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
@@ -27,9 +28,9 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
     if first.raised is not None:
         return "CRASH", _raised(first)
     if outcome.timed_out:
-        places = groupby(missing, lambda rank: (rank.outcome.exit, _innermost(rank.outcome.stack or "")))
+        places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
         return "HANG", "; ".join(
-            f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{_at(where)}"
+            f"{named([rank.outcome.rank for rank in alike])} did not finish: {how}{where}"
             for (how, where), alike in places
         )
     return "CRASH", _ended(first)
@@ -56,11 +57,28 @@ def _ended(rank: RankEvidence) -> str:
     return f"rank {rank.outcome.rank} {was}{how}" + (f"; it last printed: {last_words}" if last_words else "")
 
 
+def _stopped(stack: str) -> str:
+    """Where a rank was stopped, and what it waited for there, in words that follow how it ended."""
+    where = next((frame for frame in _FRAME.finditer(stack) if _is_trainers(frame)), None)
+    if where is None:
+        return ""
+    what = waits_for(stack, where[0])
+    return _at(_place(where)) + (f", where it waited for {what}" if what else "")
+
+
 def _frames(trace: str) -> Iterable[str]:
     """The trainer's own lines of a traceback or stack, as ``my_trainer.py:12``, in its order."""
     for frame in _FRAME.finditer(trace):
-        if not frame["file"].startswith(_NOT_THE_TRAINERS):
-            yield f"{Path(frame['file']).name}:{frame['line']}"
+        if _is_trainers(frame):
+            yield _place(frame)
+
+
+def _is_trainers(frame: re.Match[str]) -> bool:
+    return not frame["file"].startswith(_NOT_THE_TRAINERS)
+
+
+def _place(frame: re.Match[str]) -> str:
+    return f"{Path(frame['file']).name}:{frame['line']}"
 
 
 def _innermost(stack: str) -> str | None:

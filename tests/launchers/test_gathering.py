@@ -4,44 +4,81 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from time import monotonic
 
 import pytest
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
 from conformance.launchers.front import Front
+from conformance.launchers.network import FrontAddress
 from conformance.runner.system.protocol import Channel, encode
 
 LIMIT = 60.0
+TOKEN = "a secret"
 
 
 @pytest.fixture
 def front() -> Iterator[Front]:
-    front = Front(socket.create_server(("127.0.0.1", 0)), 2)
+    front = Front(socket.create_server(("127.0.0.1", 0)), 2, TOKEN)
     yield front
     front.close()
 
 
-def hello(number: int) -> bytes:
-    return encode(asdict(Hello(number, f"host-{number}", "", "127.0.0.1", "lo", {}, {})))
+def hello(number: int, token: str = TOKEN) -> bytes:
+    return encode({"token": token, **asdict(Hello(number, f"host-{number}", "", "127.0.0.1", "lo", {}, {}))})
 
 
 def call(front: Front, sent: bytes) -> socket.socket:
-    connection = socket.create_connection(front.address)
+    connection = socket.create_connection((front.address.host, front.address.port))
     connection.sendall(sent)
     return connection
 
 
-@pytest.mark.parametrize("sent", [b"", b'{"number"', b"SSH-2.0\r\n", b"[]\n", b"{}\n"])
+FOREIGN = [
+    *[b"", b'{"number"', b"SSH-2.0\r\n", b"[]\n", b"{}\n", b"[" * 10_000 + b"\n"],
+    *[hello(1, token="another"), encode({"token": "another", "failure": "of another launch"})],
+]
+
+
+@pytest.mark.parametrize("sent", FOREIGN)
 def test_a_caller_that_is_no_agent_keeps_no_agent_waiting(front: Front, sent: bytes) -> None:
     with call(front, sent), call(front, hello(1)), call(front, hello(0)):
         front.gather(LIMIT)
         assert [agent.name for agent in front.agents] == ["host-0", "host-1"]
 
 
+def test_a_line_without_end_is_cut_off(front: Front) -> None:
+    with call(front, b"x" * (1 << 17)) as foreign, call(front, hello(1)), call(front, hello(0)):
+        front.gather(LIMIT)
+        with pytest.raises(TimeoutError):
+            front.callers.next(monotonic())
+        # Closed with bytes unread, or after all of them.
+        with suppress(ConnectionResetError):
+            assert foreign.recv(1) == b""
+
+
+def test_many_idle_callers_make_room(front: Front) -> None:
+    with ExitStack() as idle:
+        callers = []
+        for _ in range(300):
+            callers.append(idle.enter_context(call(front, b"")))
+            with pytest.raises(TimeoutError):
+                front.callers.next(monotonic())
+        with call(front, hello(1)), call(front, hello(0)):
+            front.gather(LIMIT)
+            assert callers[0].recv(1) == b""
+
+
+def test_the_address_of_a_front_travels_as_text() -> None:
+    address = FrontAddress("::1", 7, TOKEN)
+    assert FrontAddress.parse(str(address)) == address
+
+
 def test_what_keeps_an_agent_away(front: Front) -> None:
-    failure = encode({"failure": "host-1: torch cannot be imported"})
+    failure = encode({"token": TOKEN, "failure": "host-1: torch cannot be imported"})
     with (
         call(front, b""),
         call(front, failure),
@@ -57,7 +94,7 @@ def test_a_server_s_call_and_its_agent_s_answer_come_in_either_order(front: Fron
         ticket = front.ticket() + 1
         if answers_first:
             agent.sendall(encode({"pid": 7}))
-        with call(front, b""), call(front, encode({"ticket": ticket})) as server:
+        with call(front, b""), call(front, encode({"token": TOKEN, "ticket": ticket})) as server:
             if not answers_first:
                 agent.sendall(encode({"pid": 7}))
             process = front.agents[0].serve("trainer.py", "ddp", spawn=None)

@@ -135,6 +135,40 @@ def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (None, None)
 
 
+BUILD = """
+from torch.utils.file_baton import FileBaton
+def build(lock):
+    baton = FileBaton(lock)
+    if not baton.try_acquire():
+        baton.wait()
+        return False
+    return True
+"""
+
+
+def test_a_rank_that_dies_in_a_build_leaves_no_lock(write: Write, make_spec: MakeSpec, tmp_path: Path) -> None:
+    """The next one would wait for it until its time limit."""
+    lock = tmp_path / "lock"
+    target = write(f"assert build({str(lock)!r}) and os.path.exists({str(lock)!r})\nos._exit(3)", BUILD)
+    with ForkServer(target, "single") as server:
+        for _ in range(2):
+            (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+            assert rank.exit == "exited 3 before it finished"
+            assert not lock.exists()
+
+
+def test_a_rank_that_waits_for_a_lock(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    (lock := tmp_path / "lock").touch()
+    outcome = run(f"build({str(lock)!r})", before=BUILD, time_limit=1.0)
+    assert outcome.timed_out
+    for rank in outcome.ranks:
+        assert (
+            f"killed at the time limit of 1 s while it waited for the lock of a build of a torch extension, {lock}"
+            in (rank.exit)
+        )
+    assert lock.exists()
+
+
 def test_a_rank_that_prints_without_end_fills_no_disk(run: Callable[..., Outcome]) -> None:
     """What it prints goes nowhere that grows, and the end of it is kept."""
     outcome = run(

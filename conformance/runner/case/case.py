@@ -223,8 +223,10 @@ class Case(ABC):
             yield self._rendezvous
 
     def _end_all(self) -> None:
-        for child in self._children():
-            child.end()
+        for process in self._processes():
+            process.end()
+        if self._rendezvous is not None:
+            self._rendezvous.end()
 
 
 class StartedCase(Case):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 
 from conformance.runner.case import evidence
@@ -38,6 +39,8 @@ class RankProcess(RankMember):
         self._stack, self._evidence = descriptors.file(), descriptors.file()
         self._unread = b""
         self.unwritable: str | None = None
+        self._locks: set[str] = set()
+        self._waits_for: str | None = None
         pipes = Pipes(self._evidence, write, hold, self._stack)
 
         def body() -> int:
@@ -79,19 +82,38 @@ class RankProcess(RankMember):
                 self._note(notice)
             case {"event": "unwritable", "reason": str(reason)}:
                 self.unwritable = reason
+            case {"event": "locked", "path": str(path)}:
+                self._locks.add(path)
+            case {"event": "unlocked", "path": str(path)}:
+                self._locks.discard(path)
+            case {"event": "waits", "path": str() | None as path}:
+                self._waits_for = path
 
     def reap(self) -> None:
         """If the process has ended, note it and read its last reports."""
         if not self.has_exited and self.child.poll() is not None:
-            # What a full pipe holds. Something that it has started elsewhere may go on writing.
-            for _ in range(2):
-                self.read()
+            self._read_rest()
             self._fail(monotonic())
+
+    def _read_rest(self) -> None:
+        """Read what a full pipe holds. Something that it has started elsewhere may go on writing."""
+        for _ in range(2):
+            self.read()
 
     def kill(self, because: str) -> None:
         if not self.has_exited:
             self.killed_because = because
             self.child.kill()
+
+    def end(self) -> None:
+        """Kill it, and remove the locks of builds that it did not end: nobody else would."""
+        self.child.end()
+        self._read_rest()
+        for path in self._locks:
+            # Torch names it so, and leaves it empty.
+            with suppress(OSError):
+                if os.path.basename(path) == "lock" and not os.path.getsize(path):
+                    os.unlink(path)
 
     def ask_for_stack(self) -> bool:
         # Its handler writes to the descriptor whatever that is by now.
@@ -112,9 +134,21 @@ class RankProcess(RankMember):
     def _printed(self) -> tuple[str, str]:
         return self.output.text(), tail(self._stack)
 
+    @property
+    def _doing(self) -> str:
+        """What it was doing about the builds of torch's extensions, in words that follow what became of it."""
+        if self._waits_for is not None:
+            return (
+                f" while it waited for the lock of a build of a torch extension, {self._waits_for}; if no such build "
+                "is running, one that was killed has left it: remove the file"
+            )
+        if self._locks:
+            return " while it built a torch extension; build it before the run, or set a higher --time-limit"
+        return ""
+
     def _exit(self, after: int | None) -> str:
         if self.killed_because:
-            return f"killed {self.killed_because}"
+            return f"killed {self.killed_because}{self._doing}"
         if self.child.status is None:
             raise AssertionError(f"{rank_name(self.rank)} is still running")
         code = os.waitstatus_to_exitcode(self.child.status)

@@ -14,6 +14,7 @@ _MODULES = (
     "torch.nn.parallel.distributed",
     "torch.optim",
     "torch.utils.data",
+    "torch.utils.file_baton",
     "sympy",
 )
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train
-from conformance.runner.rank import loading, store_prefix
+from conformance.runner.rank import builds, loading, store_prefix
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
@@ -53,6 +53,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     torch.set_num_threads(1)
     store_prefix.separate_groups()
     send = Sender(pipes.evidence, pipes.notices)
+    builds.report_locks(send.notify)
     release = Known.of(pipes.release)
     recorder = Recorder(send, spec, rank)
     _never_freed.append(recorder)

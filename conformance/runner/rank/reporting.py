@@ -55,12 +55,15 @@ class Sender:
             self._write(self._evidence, protocol.encode(kept))
         except OSError as error:
             self.has_ended = True
-            self._notify({"event": "unwritable", "reason": error.strerror})
+            self.notify({"event": "unwritable", "reason": error.strerror})
             return
         if event["event"] in NOTICES and not self.has_ended:
-            self._notify({name: event[name] for name in ("event", "at") if name in event})
+            self.notify({name: event[name] for name in ("event", "at") if name in event})
 
-    def _notify(self, notice: Mapping[str, Any]) -> None:
+    def notify(self, notice: Mapping[str, Any]) -> None:
+        """Tell the server something that is no event."""
+        if os.getpid() != self._process:
+            return
         with suppress(OSError):
             # Whatever else was written into the pipe ends with a line.
             self._write(self._notices, b"\n" + protocol.encode(notice))

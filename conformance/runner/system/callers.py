@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import socket
 from contextlib import ExitStack, suppress
@@ -9,6 +10,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from conformance.runner.system.protocol import Channel
+
+#: Bytes of a first message; an agent's names versions and GPUs.
+LONGEST = 1 << 16
+# Connections that have not said anything yet; the oldest one gives way.
+_MOST_SILENT = 256
 
 
 class Caller(NamedTuple):
@@ -19,12 +25,16 @@ class Caller(NamedTuple):
 
 
 class Callers:
-    """The connections to ``listener``. A silent one does not keep the others waiting."""
+    """The connections to ``listener``, from callers whose first message has this ``token``.
 
-    def __init__(self, listener: socket.socket) -> None:
+    A silent one does not keep the others waiting, nor does one that sends something else.
+    """
+
+    def __init__(self, listener: socket.socket, token: str) -> None:
+        self._token = token
         self.address: tuple[str, int] = listener.getsockname()
         self._listener = listener
-        self._silent: set[Channel] = set()
+        self._silent: dict[Channel, None] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
 
@@ -58,19 +68,32 @@ class Callers:
             raise TimeoutError
 
     def _accept(self) -> None:
-        channel = Channel(self._listener.accept()[0])
-        self._silent.add(channel)
+        try:
+            channel = Channel(self._listener.accept()[0])
+        except OSError:
+            # It has hung up before it was accepted.
+            return
+        self._silent[channel] = None
         self._selector.register(channel, selectors.EVENT_READ)
+        if len(self._silent) > _MOST_SILENT:
+            self._drop(next(iter(self._silent)))
 
     def _heard(self, channel: Channel) -> Caller | None:
         """The caller, if its first message is complete. One that hangs up or sends anything else is dropped."""
         is_open = channel.fill()
-        if is_open and not channel.holds_message:
+        if is_open and not channel.holds_message and channel.held <= LONGEST:
             return None
-        self._selector.unregister(channel)
-        self._silent.remove(channel)
-        with suppress(ValueError):
-            if is_open and (message := channel.receive()) is not None:
-                return Caller(channel, message)
-        channel.close()
+        if is_open and channel.holds_message:
+            with suppress(ValueError, RecursionError):
+                message = channel.receive() or {}
+                if secrets.compare_digest(str(message.pop("token", "")).encode(), self._token.encode()):
+                    self._selector.unregister(channel)
+                    del self._silent[channel]
+                    return Caller(channel, message)
+        self._drop(channel)
         return None
+
+    def _drop(self, channel: Channel) -> None:
+        self._selector.unregister(channel)
+        del self._silent[channel]
+        channel.close()

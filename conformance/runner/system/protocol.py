@@ -16,6 +16,8 @@ from typing import Any, overload
 _ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
 _CHUNK = 1 << 16
 _MOST_DESCRIPTORS = 8
+# Bytes. The outcome of a case, which is the longest message, takes less than a tenth of it.
+_LONGEST_LINE = 1 << 30
 # The errors of a read when the other end vanished without closing; keepalive reports ETIMEDOUT.
 _LOST = {errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH}
 
@@ -120,7 +122,7 @@ class Channel:
         return decode(bytes(line))
 
     def fill(self) -> bool:
-        """Read what has arrived, or wait for it; False if the other end has disconnected."""
+        """Read what has arrived, or wait for it; False if the other end has disconnected, or sends no whole lines."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
         except OSError as error:
@@ -132,7 +134,12 @@ class Channel:
         self._descriptors += descriptors
         self._unread += data
         self._whole += data.count(b"\n")
-        return bool(data)
+        return bool(data) and (self.holds_message or self.held <= _LONGEST_LINE)
+
+    @property
+    def held(self) -> int:
+        """Bytes that were read and not yet returned."""
+        return len(self._unread)
 
     @property
     def holds_message(self) -> bool:
