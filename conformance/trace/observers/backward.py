@@ -27,10 +27,10 @@ def observe(recording: Recording) -> Seams:
         if kwargs.get("accumulate_grad"):
             with recording.accounting():
                 return accumulate(original, tensors, *args, **kwargs)
-        recording.flow.begin()
-        result = original(tensors, *args, **kwargs)
-        if recording.flow.reached:
-            recording.note("autograd_grad", forwards=recording.flow.reached)
+        with recording.flow.backward() as forwards:
+            result = original(tensors, *args, **kwargs)
+        if forwards:
+            recording.note("autograd_grad", forwards=sorted(forwards))
         return result
 
     def accumulate(original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -44,19 +44,18 @@ def observe(recording: Recording) -> Seams:
             syncs=recording.wrappers.syncs,
             gradients=recording.gradients.state(),
         )
-        recording.flow.begin()
         # Before the engine frees what the graph has saved.
         scaled = carried(root, (scaler.get_scale() for scaler in recording.numbers.alive("scaler")))
-        with recording.inside("backward"):
+        with recording.inside("backward"), recording.flow.backward() as reached:
             result = original(tensors, *args, **kwargs)
-        losses = recording.flow.losses
+        forwards = sorted(reached)
         recording.note(
             "backward_end",
             backward=number,
-            forwards=recording.flow.reached,
+            forwards=forwards,
             scaled=scaled,
-            outputs=[one.outputs for one in losses],
-            output_gradients=[one.gradients for one in losses],
+            outputs=[reached[forward].outputs for forward in forwards],
+            output_gradients=[reached[forward].gradients for forward in forwards],
         )
         return result
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from conformance.trace.state.nested import Nested
 from conformance.trace.values import Number, number, tensors_in
 
 #: What tells a loss from another one is in the first windows, and reading takes time.
@@ -31,7 +34,7 @@ class Flow:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        self._reached: dict[int, Reached] = {}
+        self._backwards = Nested[dict[int, Reached]]()
 
     def follow(self, forward: int, output: Any) -> None:
         """Notice when a backward reaches `output` of the forward with this number."""
@@ -40,26 +43,20 @@ class Flow:
 
         def reached(gradients: Any) -> None:
             read = _read(gradients[0]) if outputs and len(gradients) == 1 else []
-            self._reached[forward] = Reached(outputs, read) if len(read) == len(outputs) else Reached([], [])
+            for forwards in self._backwards:
+                forwards[forward] = Reached(outputs, read) if len(read) == len(outputs) else Reached([], [])
 
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 self._handles.append(tensor.grad_fn.register_prehook(reached))
 
-    def begin(self) -> None:
-        """A backward begins."""
-        self._reached.clear()
-
-    @property
-    def reached(self) -> list[int]:
-        """The forwards reached since `begin`."""
-        return sorted(self._reached)
-
-    @property
-    def losses(self) -> list[Reached]:
-        """How each of them was reached."""
-        return [self._reached[forward] for forward in self.reached]
+    @contextmanager
+    def backward(self) -> Iterator[dict[int, Reached]]:
+        """A backward of this thread. The result grows by the forwards that it reaches, by their numbers."""
+        forwards: dict[int, Reached] = {}
+        with self._backwards.inside(forwards):
+            yield forwards
 
     def forget(self) -> None:
         """Remove all hooks."""

@@ -1,16 +1,21 @@
-"""The activities in progress, one inside the other."""
+"""The activities in progress, one inside the other, in each thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from threading import _DummyThread, current_thread, get_ident
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Nested(Generic[T]):
-    """The activities that have begun and not ended. Iterates from the innermost."""
+    """The activities of this thread that have begun and not ended. Iterates from the innermost.
+
+    A thread that Python did not start, such as those of autograd's engine on a GPU, works for others: it is inside the
+    activities of all threads.
+    """
 
     def __init__(self) -> None:
         self._entered: list[_Entered[T]] = []
@@ -20,11 +25,18 @@ class Nested(Generic[T]):
         return _Entered(what, self._entered)
 
     def __iter__(self) -> Iterator[T]:
-        return (entered.what for entered in reversed(self._entered))
+        return (entered.what for entered in reversed(self._own()))
 
     def __contains__(self, what: object) -> bool:
         # Asked often: a list takes half the time of the generator.
-        return what in [entered.what for entered in self._entered]
+        return what in [entered.what for entered in self._own()]
+
+    def _own(self) -> list[_Entered[T]]:
+        me = get_ident()
+        own = [entered for entered in self._entered if entered.thread == me]
+        if len(own) == len(self._entered) or not isinstance(current_thread(), _DummyThread):
+            return own
+        return list(self._entered)
 
 
 class _Entered(AbstractContextManager[None], Generic[T]):
@@ -32,6 +44,7 @@ class _Entered(AbstractContextManager[None], Generic[T]):
 
     def __init__(self, what: T, all_: list[_Entered[T]]) -> None:
         self.what = what
+        self.thread = get_ident()
         self._all = all_
 
     def __enter__(self) -> None:

@@ -1,0 +1,49 @@
+"""Several threads compute at once, each with activities of its own."""
+
+from __future__ import annotations
+
+import _thread
+from threading import Event, Thread
+
+import torch
+
+
+def test_a_model_trains_while_another_thread_is_in_a_long_backward(record):
+    recording = record()
+    model, began, may_end = recording.task.model(), Event(), Event()
+
+    def pause(gradient):
+        began.set()
+        may_end.wait()
+        return gradient
+
+    def learn():
+        value = torch.nn.Linear(5, 1)(torch.ones(2, 5)).sum()
+        value.register_hook(pause)
+        value.backward()
+
+    learner = Thread(target=learn)
+    learner.start()
+    began.wait()
+    batch = next(iter(recording.task.dataloader()))
+    model(batch.inputs).sum().backward()
+    may_end.set()
+    learner.join()
+    assert recording.kinds("forward", "backward_begin", "backward_end") == [
+        "backward_begin", "forward", "backward_begin", "backward_end", "backward_end"
+    ]  # fmt: skip
+    assert [event["forwards"] for event in recording.of_kind("backward_end")] == [[0], []]
+
+
+def test_a_thread_that_python_did_not_start_works_for_all(record):
+    """As the threads of autograd's engine do on a GPU."""
+    recording, seen, ended = record().recorder, [], Event()
+
+    def look():
+        seen.append(recording.during)
+        ended.set()
+
+    with recording.inside("backward"):
+        _thread.start_new_thread(look, ())
+        ended.wait()
+    assert seen == ["backward"]
