@@ -233,13 +233,13 @@ def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(ru
         driver="""
     for worker in workers:
         worker.join()
-    raise RuntimeError("cannot fetch the result")
+    raise RuntimeError("cannot fetch the result:\\n  the disk is full")
     """
     )
     for rank in outcome.ranks:
         assert rank.events[-1]["event"] == "finished"
         assert not rank.finished
-        assert rank.exit == "the trainer's function raised RuntimeError: cannot fetch the result"
+        assert rank.exit == "the trainer's function raised RuntimeError: cannot fetch the result: the disk is full"
 
 
 def test_a_rank_is_entered_once(run: Callable[..., Outcome]) -> None:

@@ -106,5 +106,6 @@ def _how_it_ended(driver: RankOutcome) -> str:
     raised = driver.events[-1] if driver.events and driver.events[-1]["event"] == "raised" else None
     if raised is None:
         return f"the process of the trainer's function {driver.exit}"
-    message = next(iter(raised["message"].strip().splitlines()), "")
+    # Frameworks put the reason last, below a traceback of their own.
+    message = " ".join(raised["message"].split())
     return f"the trainer's function raised {raised['type']}: {message}".rstrip(": ")

@@ -79,7 +79,7 @@ def _enter(load: Callable[[], Train], server: Channel) -> int:
         except BaseException as error:
             what = described(error)
             print(what["traceback"], flush=True)
-            server.send({"failed": f"raised {what['type']}: {what['message']}".splitlines()[0]})
+            server.send({"failed": " ".join(f"raised {what['type']}: {what['message']}".split())})
         else:
             server.send({"value": value})
             server.receive()
