@@ -34,6 +34,7 @@ class NodeMember:
         started, delivered, failure: what its server has reported about all of them.
         outcome: theirs, once it has arrived. lost: why none will arrive.
         is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
+        raised_late: its ranks raised when another machine had begun to stop its own, which hung, and because of that.
     """
 
     def __init__(self, starter: RemoteStarter, server: ForkServer, ranks: Sequence[int]) -> None:
@@ -41,7 +42,7 @@ class NodeMember:
         self.server = server
         self.ranks = ranks
         self.channel: Channel | None = None
-        self.started = self.delivered = self.is_dismissed = False
+        self.started = self.delivered = self.is_dismissed = self.raised_late = False
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
         self.lost: str | None = None
@@ -63,12 +64,18 @@ class NodeMember:
     def outcomes(self, first_failed: int | None) -> tuple[RankOutcome, ...]:
         if self.outcome is not None:
             ranks = self.outcome.ranks
+            if self.raised_late:
+                ranks = tuple(map(_without_exception, ranks))
         else:
             ranks = tuple(
                 RankOutcome(rank, (), False, self.lost or "", "", None, None if rank == first_failed else first_failed)
                 for rank in self.ranks
             )
         return tuple(replace(rank, host=self.starter.name) for rank in ranks)
+
+
+def _without_exception(rank: RankOutcome) -> RankOutcome:
+    return replace(rank, events=[event for event in rank.events if event["event"] != "raised"])
 
 
 class SpreadCase:
@@ -149,7 +156,10 @@ class SpreadCase:
             case {"started": True}:
                 node.started = True
             case {"failed": rank, "raised": raised}:
-                node.fail(raised, rank)
+                if self._supervision.given_up is None or node.failure is not None:
+                    node.fail(raised, rank)
+                else:
+                    node.raised_late = True
             case {"late": because}:
                 self._supervision.given_up = because
             case {"finished": True}:
