@@ -41,8 +41,10 @@ def from_path(place: str) -> ModuleType:
         if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
             return named(name, place, path)
     _put_first(path.parent)
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    return _import_file(f"{path.stem}_{digest}", place, path)
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    # A file's name may have bytes that are no UTF-8; a module's name is printed, pickled and sent.
+    stem = os.fsencode(path.stem).decode(errors="replace")
+    return _import_file(f"{stem}_{digest}", place, path)
 
 
 def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:

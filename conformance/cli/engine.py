@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -29,7 +30,7 @@ from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
 from conformance.suite.hooks import FINISHED, SERVERS
 from conformance.suite.items import BadInput
-from conformance.suite.options import arguments
+from conformance.suite.options import arguments, sendable
 from conformance.suite.servers import Servers, SlowPath
 from conformance.workloads.multivariate import SEED
 
@@ -98,7 +99,7 @@ class Engine:
         command += _workers(processes) if processes > 1 else ()
         # Some cases take many times as long as others; no case may wait for one of these while workers are idle.
         command += ["--maxschedchunk", "1"]
-        command += [*(f"--trainer={trainer}" for trainer in trainers), *arguments(options)]
+        command += [*(f"--trainer={sendable(trainer)}" for trainer in trainers), *arguments(options)]
         with self._bar, _undisturbed():
             code = pytest.main([*command, str(SUITE / "test_conformance.py")], plugins=[self])
         if self._writer is not None:
@@ -159,7 +160,7 @@ class Engine:
         if getattr(report, "bad_input", None):
             self.bad_input.append(report.bad_input)
         elif result is not None and self._writer is not None:
-            self._record(record(CaseRecord, result))
+            self._record(record(CaseRecord, json.loads(result)))
         elif report.failed:
             self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
 
@@ -208,13 +209,16 @@ class Engine:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Keep out pytest plugins and options that users have for their own tests."""
-    before = dict(os.environ)
+    before, arguments_before = dict(os.environ), sys.argv
+    # xdist sends them to its workers, and cannot send a name that is no UTF-8.
+    sys.argv = sys.argv[:1]
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ.pop("PYTEST_PLUGINS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     try:
         yield
     finally:
+        sys.argv = arguments_before
         os.environ.clear()
         os.environ.update(before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Generator
 from pathlib import Path
@@ -14,7 +15,7 @@ from conformance.runner.front.client import RunnerError
 from conformance.runner.front.zygote_client import shared
 from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.suite.items import BadInput, Item, collect
-from conformance.suite.options import add_options
+from conformance.suite.options import add_options, received
 from conformance.suite.servers import Servers, SlowPath
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--trainer",
         action="append",
+        type=received,
         default=[],
         metavar="TARGET",
         help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a "
@@ -52,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:
         shared.join(zygote)
     if (finished := getattr(config, "workerinput", {}).get(_FINISHED)) is not None:
-        config.stash[FINISHED] = finished
+        config.stash[FINISHED] = json.loads(finished)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -70,7 +72,7 @@ def pytest_xdist_setupnodes(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    node.workerinput[_FINISHED] = node.config.stash.get(FINISHED, [])
+    node.workerinput[_FINISHED] = json.dumps(node.config.stash.get(FINISHED, []))
     zygote = node.config.stash.get(ZYGOTE, None)
     if zygote is not None and node.gateway.spec.popen:
         node.workerinput[_ZYGOTE] = zygote.address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,14 @@ REFERENCE = (
 )
 
 
+def quoted(target: str) -> str:
+    """A target as a shell takes it; bytes that are no UTF-8 as bash, zsh and ksh write them."""
+    if target.isprintable():
+        return shlex.quote(target)
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(target))
+    return f"$'{''.join(plain)}'"
+
+
 @dataclass(frozen=True)
 class Item:
     """One planned case, and the reason if it is not run.
@@ -38,7 +47,7 @@ class Item:
 
     @property
     def command(self) -> str:
-        return f"conformance run{self.option} {shlex.quote(self.target)} --case {self.case.id}"
+        return f"conformance run{self.option} {quoted(self.target)} --case {self.case.id}"
 
 
 @dataclass(frozen=True)

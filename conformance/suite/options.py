@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -55,6 +56,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
     },
 }
+
+
+def sendable(target: str) -> str:
+    """A target as UTF-8 text, which is all that xdist can send: bytes of a file's name that are none become escapes."""
+    return target.encode(errors="backslashreplace").decode()
+
+
+def received(text: str) -> str:
+    """The inverse of `sendable`."""
+    return re.sub(r"\\udc([89a-f][0-9a-f])", lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
 def add_options(add: Callable[..., object]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from conformance.report.text import visible
 from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
@@ -24,7 +26,7 @@ def test_case(
 ) -> None:
     if isinstance(item, BadInput):
         request.node.bad_input = item.line
-        pytest.fail(item.line, pytrace=False)
+        pytest.fail(visible(item.line), pytrace=False)
     try:
         result = run(item, conformance_servers, conformance_time_limit, conformance_traces)
     except HostLost as error:
@@ -32,11 +34,11 @@ def test_case(
         pytest.fail(f"the harness failed: {error}; what follows was not run", pytrace=False)
     except RunnerError as error:
         pytest.fail(f"the harness failed: {error}", pytrace=False)
-    # Plain values, which cross from a worker of xdist.
-    request.node.conformance = plain(result)
+    # Text, which crosses from a worker of xdist whatever is in it.
+    request.node.conformance = json.dumps(plain(result))
     if result.verdict in NOT_RUN:
-        pytest.skip(f"{result.verdict}: {result.headline}")
+        pytest.skip(visible(f"{result.verdict}: {result.headline}"))
     if result.verdict not in PASSED:
         lines = [f"{result.verdict}: {result.headline}", *result.notes]
         lines += [f"again: {result.command}"]
-        pytest.fail("\n".join(lines), pytrace=False)
+        pytest.fail(visible("\n".join(lines)), pytrace=False)

@@ -97,6 +97,20 @@ def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write
     assert f"$ {printed}" in ended.out
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_names_of_files(conformance, write, cases, processes):
+    """A colon, which also parts a function from its file, and bytes that are no UTF-8."""
+    names = ("with:colon.py", os.fsdecode(b"no-utf8-\xff\xc3.py"))
+    for name in names:
+        write(name=name)
+    ended = conformance("run", names[0], f"{names[1]}:train", "--case", CASE, "-n", processes)
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(trainer for trainer, _ in cases()) == ["no-utf8-\udcff\udcc3", "with:colon"]
+    assert "no-utf8-\\udcff\\udcc3" in ended.out
+    command = cases()["no-utf8-\udcff\udcc3", CASE]["command"]
+    assert command == rf"conformance run $'no-utf8-\xff\xc3.py:train' --case {CASE}"
+
+
 def test_trainers_of_one_name_are_told_apart(conformance, write, cases):
     write(name="one/train.py")
     write("return", name="two/train.py")
