@@ -14,8 +14,8 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.results.records import PASSED, Verdict
-from conformance.runner.outcome import Outcome
-from conformance.trace.events import MalformedEvent
+from conformance.runner.outcome import Outcome, malformed
+from conformance.trace.events import MalformedEvent, check_inside
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
@@ -62,19 +62,23 @@ _ENDED = ("CRASH", "HANG")
 def judge(case: Case, outcome: Outcome) -> Judgement:
     """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
     on the ranks' traces: a broken law explains wrong numbers, and fails a trainer with right ones if another run of it
-    would go wrong.
+    would go wrong. Evidence that no recorder wrote is a CRASH.
     """
-    judgement = _by_numbers(case, outcome)
     try:
-        judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
-    except MalformedEvent as error:
-        reason = f"the laws could not be checked: {error}"
-        # Right numbers alone do not make a pass; wrong ones stay wrong.
-        if judgement.verdict in _OPEN_TO_LAWS:
-            _overrule(judgement, "INCONCLUSIVE", reason)
-        else:
-            judgement.notes.append(reason)
-        return judgement
+        return _judged(case, outcome)
+    except Exception:
+        # Looking into every field takes long, so it is done only for evidence that cannot be judged.
+        for rank in outcome.ranks:
+            try:
+                check_inside(rank.events, rank.rank)
+            except MalformedEvent as error:
+                return Judgement("CRASH", malformed(rank.rank, f"has {error}"))
+        raise
+
+
+def _judged(case: Case, outcome: Outcome) -> Judgement:
+    judgement = _by_numbers(case, outcome)
+    judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
     unseen = _unseen(judgement.ranks)
     if unseen is not None:
         # What a part of the recorder would have shown may be what speaks for the trainer.

@@ -77,17 +77,6 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
     assert judgement.notes == ["no finite error bound: no bound"]
 
 
-def test_laws_that_could_not_be_checked(follow):
-    """An event that fits no class costs its case the check of laws, and no other case anything."""
-    run = follow("ddp-w2-acc2-fp32-momentum")
-    run.of("forward")[0]["wrapper"] = 1
-    judgement = run.judged()
-    assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("the laws could not be checked: event ")
-    assert "'wrapper'" in judgement.headline
-    assert judgement.notes[0].endswith("equal to the oracle to the bit on every rank")
-
-
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_part_of_the_recorder_failed(follow, wrong):
     """The trainer is neither cleared nor accused, and the record has the traceback."""
