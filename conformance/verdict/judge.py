@@ -109,7 +109,7 @@ def _look_for_mistake(judgement: Judgement) -> None:
         return
     if judgement.difference is None and not broken:
         return
-    found = mistake(judgement.run)
+    found = mistake(judgement.run, judgement.suspects.explained_by)
     if found is not None and (not broken or (found.kind == "rows" and broken[0].name == STEP_COUNT)):
         judgement.mistake = found
         _overrule(judgement, "SETUP", found.text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from conformance.laws import checking
 from conformance.laws import timeline as drawn
+from conformance.laws.fitting import fitted
+from conformance.laws.run import Run
 from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
 from conformance.verdict.judge import Judgement
 
@@ -11,7 +13,8 @@ from conformance.verdict.judge import Judgement
 def findings(judgement: Judgement) -> tuple[Finding, ...]:
     """The broken laws, MUSTs first."""
     observed = _observed(judgement)
-    return tuple(_finding(finding, observed) for finding in judgement.findings)
+    run = judgement.run
+    return () if run is None else tuple(_finding(finding, observed, run) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
@@ -28,7 +31,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
     )
 
 
-def _finding(finding: checking.Finding, observed: str | None) -> Finding:
+def _finding(finding: checking.Finding, observed: str | None, run: Run) -> Finding:
     law, broken = finding.law, finding.broken
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
@@ -36,7 +39,7 @@ def _finding(finding: checking.Finding, observed: str | None) -> Finding:
         level=law.level,
         says=law.says,
         contradiction=broken.contradiction,
-        fix=law.fix,
+        fix=fitted(law.fix, run),
         count=finding.count,
         ranks=tuple(finding.ranks),
         effect=broken.effect,

@@ -30,14 +30,17 @@ class Mistake:
     text: str
 
 
-def mistake(run: Run) -> Mistake | None:
-    """The first mistake, the most basic first: which samples were read, then how they were trained on."""
+def mistake(run: Run, explained_by: Sequence[str]) -> Mistake | None:
+    """The first mistake, the most basic first: which samples were read, then how they were trained on.
+
+    ``explained_by``: the known faults that make the run's numbers.
+    """
     text = _other_rows(run)
     if text is not None:
         return Mistake("rows", text)
     stepping = [rank for rank in run.ranks if rank.of(Step)]
     for kind, check in _CHECKS.items():
-        texts = [check(rank) for rank in stepping]
+        texts = [check(rank, explained_by) for rank in stepping]
         if texts and texts[0] is not None and all(texts):
             return Mistake(kind, texts[0])
     return None
@@ -121,7 +124,7 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
 # How gradients were clipped.
 
 
-def _other_clip(rank: Rank) -> str | None:
+def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
     asked = rank.run.plan.clip
     clips = [clip for clip in rank.of(Clip) if not isinstance(clip.threshold, str) and not _as_asked(rank, clip)]
     clips = [clip for clip in clips if _has_effect(clip)] if asked is None or len(clips) < len(rank.of(Clip)) else clips
@@ -172,7 +175,7 @@ def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str
 # The optimizer.
 
 
-def _other_rate(rank: Rank) -> str | None:
+def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should."""
     plan = rank.run.plan
     asked = plan.learning_rates
@@ -192,7 +195,7 @@ def _other_rate(rank: Rank) -> str | None:
 _ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW"}
 
 
-def _other_optimizer(rank: Rank) -> str | None:
+def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
     """Another one of torch's optimizers, or other settings. What an optimizer of the trainer's own does is its own."""
     asked = rank.run.plan.spec["optimizer"]
     used = {step.optimizer for step in rank.of(Step)}
@@ -204,7 +207,10 @@ def _other_optimizer(rank: Rank) -> str | None:
         if optimizer.algorithm != wanted and not (is_adamw and wanted == "AdamW"):
             return f"You stepped with {optimizer.algorithm}; this case asks for {wanted}: use `task.optimizer`."
         for group in groups:
-            other = next((name for name in asked if name not in _NOT_HERE and _differs(group, asked, name)), None)
+            by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
+            other = next(
+                (name for name in asked if name not in (*_NOT_HERE, *by_hand) and _differs(group, asked, name)), None
+            )
             if other is not None:
                 return (
                     f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
@@ -215,6 +221,15 @@ def _other_optimizer(rank: Rank) -> str | None:
 
 #: What the plan says of an optimizer and is no setting, or is one that the schedule changes.
 _NOT_HERE = ("kind", "lr")
+
+
+#: What a trainer may do by hand instead, and the fault of a trainer that does not do it at all.
+_FAULTS = {"momentum": "momentum-lost", "weight_decay": "no-weight-decay"}
+
+
+def _is_left_to_the_trainer(name: str, groups: Sequence[Mapping[str, Any]], explained_by: Sequence[str]) -> bool:
+    """Whether the optimizer does without in all groups, and the numbers do not show that nobody else does it."""
+    return not any(group.get(name) for group in groups) and not any(_FAULTS[name] in one for one in explained_by)
 
 
 def _differs(group: Mapping[str, Any], asked: Mapping[str, Any], name: str) -> bool:
@@ -242,9 +257,9 @@ def _single(value: float) -> bytes:
         return b""
 
 
-_CHECKS: dict[Kind, Callable[[Rank], str | None]] = {
+_CHECKS: dict[Kind, Callable[[Rank, Sequence[str]], str | None]] = {
     "optimizer": _other_optimizer,
     "learning rate": _other_rate,
     "clip": _other_clip,
-    "loss": other_loss,
+    "loss": lambda rank, _: other_loss(rank),
 }

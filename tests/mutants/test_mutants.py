@@ -7,12 +7,15 @@ from __future__ import annotations
 import pytest
 
 from conformance.laws.law import laws
+from conformance.oracle.faults import CATALOGUE
+from conformance.report.causes import causes, title
 from conformance.suite.servers import Servers
 from fixtures.kill import broken, checks, judged
 from fixtures.specimens import specimens
 
 MUTANTS = specimens("mutants")
 VARIANTS = specimens("variants")
+BUGS = {fault.name: fault.text for fault in CATALOGUE}
 
 
 @pytest.fixture
@@ -31,6 +34,9 @@ def test_caught(mutant, servers):
         assert checks(result) or broken([result]) or result.verdict == "UNAVAILABLE", reported
     if not mutant.cannot_run:
         assert broken(results) == mutant.laws
+    if mutant.cause is not None:
+        texts = [title(cause, cases, BUGS) for cause, cases in causes(results)]
+        assert [text.startswith(mutant.cause) for text in texts] == [True], texts
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)

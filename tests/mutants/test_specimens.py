@@ -101,7 +101,10 @@ def test_a_patch_that_does_not_fit_its_base_is_refused(write, text, line):
         (PATCH.replace("Base: base\n", ""), "`Base: NAME` is missing"),
         (PATCH.replace("Cases: single-batched-fp32-sgd\n", ""), "`Cases: ID, ...` is missing"),
         (PATCH.replace("\nExpected: CRASH", ""), "a mutant has to be caught"),
-        (PATCH.replace("Expected", "Verdict"), "(Base, Cases, Expected, Laws, Time limit); not `Verdict: CRASH`"),
+        (
+            PATCH.replace("Expected", "Verdict"),
+            "Laws, Cause, Time limit); not `Verdict: CRASH`",
+        ),
         (PATCH.replace("Base: base", "Base: base\nBase: base"), "each once"),
     ],
 )

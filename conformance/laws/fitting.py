@@ -1,0 +1,33 @@
+"""A law's fix, made to fit what was run: its scaler, its kind of clipping, its type of autocast."""
+
+from __future__ import annotations
+
+import re
+
+from conformance.laws.run import Run
+from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update
+
+#: Lines that a loop without a GradScaler does not have, and what stands there instead.
+_ONLY_SCALED = re.compile(r"^ *scaler\.(unscale_|update)\(.*\n?", re.MULTILINE)
+_SCALED_LOSS = re.compile(r"scaler\.scale\((?P<loss>.*)\)\.backward\(\)")
+_SCALED_STEP = re.compile(r"scaler\.step\((?P<optimizer>\w+)\)")
+_CLIP = re.compile(r"clip_grad_norm_\((?P<parameters>[\w.()]+), [\w.]+\)")
+_AUTOCAST = re.compile(r"dtype=torch\.b?float16")
+
+
+def fitted(fix: str, run: Run) -> str:
+    """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast."""
+    plan = run.plan
+    has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
+    if not has_scaler and not plan.precision.scaled:
+        fix = _ONLY_SCALED.sub("", fix)
+        fix = _SCALED_LOSS.sub(r"\g<loss>.backward()", fix)
+        fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
+    kinds = {clip.kind for rank in run.ranks for clip in rank.of(Clip)}
+    if plan.clip is not None:
+        kinds = {plan.clip["kind"]}
+    if kinds == {"value"}:
+        fix = _CLIP.sub(r"clip_grad_value_(\g<parameters>, clip_value)", fix)
+    if plan.precision.mixed:
+        fix = _AUTOCAST.sub(f"dtype=torch.{plan.precision.compute.dtype}", fix)
+    return fix.strip("\n")

@@ -1,0 +1,43 @@
+"""The fix of a law is code that fits what was run."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.laws.fitting import fitted
+
+FIX = """
+scaler.scale(criterion(model(x), y)).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        (
+            "single-acc2-fp32-clip-value",
+            ["criterion(model(x), y).backward()", "torch.nn.utils.clip_grad_value_(model.parameters(), clip_value)",
+             "optimizer.step()"],
+        ),
+        (
+            "single-acc2-fp32-clip-norm",
+            ["criterion(model(x), y).backward()", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+             "optimizer.step()"],
+        ),
+        ("single-acc2-fp16-momentum", FIX.strip().splitlines()),
+    ],
+)  # fmt: skip
+def test_scaler_and_clip_are_those_of_the_run(follow, name, lines):
+    assert fitted(FIX, follow(name).judged().run).splitlines() == lines
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_autocast_is_the_type_that_was_asked_for(follow, precision, dtype):
+    run = follow(f"single-acc2-{precision}-momentum").judged().run
+    for other in ("float16", "bfloat16"):
+        text = f"with torch.autocast(device.type, dtype=torch.{other}):"
+        assert fitted(text, run) == f"with torch.autocast(device.type, dtype=torch.{dtype}):"
