@@ -206,11 +206,11 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         is_adamw = optimizer.algorithm == "Adam" and all(group.get("decoupled_weight_decay") for group in groups)
         if optimizer.algorithm != wanted and not (is_adamw and wanted == "AdamW"):
             return f"You stepped with {optimizer.algorithm}; this case asks for {wanted}: use `task.optimizer`."
+        by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
+        by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
+        names = [name for name in asked if name not in (*_NOT_HERE, *by_hand)]
         for group in groups:
-            by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
-            other = next(
-                (name for name in asked if name not in (*_NOT_HERE, *by_hand) and _differs(group, asked, name)), None
-            )
+            other = next((name for name in names if _differs(group, asked, name)), None)
             if other is not None:
                 return (
                     f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
