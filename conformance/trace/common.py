@@ -25,7 +25,8 @@ def note_collective(
         # A rank may leave its process group before it steps or ends.
         recording.topology()
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
-    recording.note("collective", op=op, reduce=reduce, **exchange(recording, tensors, via, group), of=of)
+    fields = exchange(recording, tensors, via, group)
+    recording.note("collective", op=op, reduce=reduce, **fields, of=of, **recording.payloads.zeros(tensors, of))
     if is_the_trainers:
         # Their changes are not reported until it has finished.
         recording.gradients.is_stale = True

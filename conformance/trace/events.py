@@ -231,6 +231,10 @@ class Exchange(Event):
 class Contribution(Exchange):
     """What a rank gives to others, in a collective or as a message."""
 
+    zeros: Annotated[
+        bool | None, "whether it is nothing but zeros; left out unless it is, or may be by its size, gradients"
+    ] = None
+
 
 class Collective(Contribution, noted="before it is issued"):
     op: Annotated[str, "its name"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -52,7 +52,9 @@ class RankEvidence:
     """What one rank did, and how it ended.
 
     ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
-    ``training``: calls since its training began. ``first_rows``: of each training forward of the first window.
+    ``training``: calls since its training began. ``trained``: the rows that it trained on before each of its steps,
+    those without any left out; None if a training forward does not show which samples went in. ``contributed``: whether
+    it put anything but zeros into an exchange of gradients; None if none was seen.
     """
 
     outcome: RankOutcome
@@ -60,7 +62,8 @@ class RankEvidence:
     world_size: int | None
     updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
-    first_rows: tuple[tuple[int | None, ...], ...]
+    trained: tuple[frozenset[int], ...] | None
+    contributed: bool | None
     final_weights: Vector | None
     raised: dict[str, Any] | None
     other_optimizer: dict[str, Any] | None
@@ -106,17 +109,14 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
         updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
-        first_rows=tuple(tuple(event["rows"]) for event in _forwards(events) if event["window"] == 0),
         final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
         raised=next((event for event in events if event["event"] == "raised"), None),
         other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
         observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),
+        trained=_trained(events),
+        contributed=_contributed(events),
         took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
     )
-
-
-def _forwards(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return (event for event in events if event["event"] == "forward" and not event.get("extra"))
 
 
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
@@ -190,6 +190,32 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
             trains = event["phase"] == "training" and event["bytes"] > 0
             entry.update(count=1, bytes=event["bytes"], training=int(trains))
     return {op: dict(entry) for op, entry in counts.items()}
+
+
+def _trained(events: Sequence[dict[str, Any]]) -> tuple[frozenset[int], ...] | None:
+    # A worker of a parameter server takes no steps.
+    by_steps = any(event["event"] in ("step", "skip") for event in events)
+    rows: defaultdict[int, set[int]] = defaultdict(set)
+    steps = 0
+    for event in events:
+        if event["event"] in ("step", "skip"):
+            steps += 1
+        elif event["event"] == "forward" and not event.get("extra"):
+            if not event["rows"] or None in event["rows"]:
+                return None
+            rows[steps if by_steps else event["window"]].update(event["rows"])
+    return tuple(map(frozenset, rows.values()))
+
+
+def _contributed(events: Sequence[dict[str, Any]]) -> bool | None:
+    given = [
+        event
+        for event in events
+        if event.get("zeros") is not None
+        and event["phase"] == "training"
+        and not event.get("op", "").startswith(("broadcast", "scatter"))
+    ]
+    return any(not event["zeros"] for event in given) if given else None
 
 
 def _update(event: dict[str, Any]) -> Update:

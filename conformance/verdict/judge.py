@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from conformance.cases.case import Case
@@ -20,7 +20,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import STEP_COUNT, Guard, guards
+from conformance.verdict.guards import SHARDS, STEP_COUNT, Guard, guards
 from conformance.verdict.parameter_server import with_served
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
@@ -87,7 +87,9 @@ def _judged(case: Case, outcome: Outcome) -> Judgement:
         return judgement
     _look_for_mistake(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
-    if judgement.mistake is not None and judgement.mistake.kind == "rows":
+    if (judgement.mistake is not None and judgement.mistake.kind == "rows") or any(
+        guard.name == SHARDS and not guard.holds for guard in judgement.guards
+    ):
         return judgement
     judgement.laws = check(judgement.run, has_right_numbers=judgement.verdict in PASSED)
     judgement.notes += [
@@ -145,6 +147,7 @@ def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}")
+    _make_up_for_unseen(judgement, wrong)
     if wrong:
         judgement.headline, judgement.notes = wrong[0], wrong[1:]
     judgement.notes += [
@@ -157,11 +160,34 @@ def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
 
 def _without_oracle(judgement: Judgement) -> list[str]:
     """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
-    wrong = [guard.text for guard in judgement.guards if not guard.holds][:1]
+    wrong = [guard.text for guard in judgement.guards if not guard.holds and not guard.may_be_unseen][:1]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
         wrong.append(f"the ranks hold different weights after window {judgement.divergence.window}")
     return wrong
+
+
+def _make_up_for_unseen(judgement: Judgement, wrong: list[str]) -> None:
+    """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way."""
+    unseen = [guard for guard in judgement.guards if not guard.holds and guard.may_be_unseen]
+    if not unseen:
+        return
+    if judgement.verdict not in PASSED:
+        # What another guard has found comes first.
+        at = int(any(not guard.holds and not guard.may_be_unseen for guard in judgement.guards))
+        wrong[at:at] = [guard.text for guard in unseen]
+    elif all(rank.trained for rank in judgement.ranks):
+        shown = [replace(guard, holds=True, observed="shown by the numbers") for guard in unseen]
+        judgement.guards = tuple(
+            next((one for one in shown if one.name == guard.name), guard) for guard in judgement.guards
+        )
+    else:
+        judgement.notes.append(judgement.headline)
+        judgement.verdict = "INCONCLUSIVE"
+        judgement.headline = (
+            f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
+            "torch.distributed, or pass the model the inputs as they are in the batch"
+        )
 
 
 def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:

@@ -29,10 +29,47 @@ def test_world_size_never_reached_counts_as_one(follow):
 
 def test_no_collective_while_training(follow):
     run = follow("ddp-w2-fp32-momentum")
-    run.remove(*(event for event in run.of("collective", rank=1) if event["phase"] == "training"))
+    for rank in (0, 1):
+        run.remove(*(event for event in run.of("collective", rank) if event["phase"] == "training"))
+    assert run.judged().verdict == "PASS (exact)", "right numbers of ranks with a share of their own show an exchange"
+    run.of("step")[0]["gradients"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["collectives while training"])
-    assert judgement.headline.startswith("rank 1 never exchanged gradients")
+    assert judgement.headline.startswith("ranks 0 and 1 took part in no collective or message that could average")
+    assert judgement.headline.endswith("while training, only in broadcast")
+
+
+def test_no_collective_and_no_sample_seen(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for rank in (0, 1):
+        run.remove(*(event for event in run.of("collective", rank) if event["phase"] == "training"))
+    for event in run.of("forward", rank=1):
+        event["rows"] = [None for _ in event["rows"]]
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("INCONCLUSIVE", ["collectives while training"])
+    assert "which samples each rank trained on cannot be seen" in judgement.headline
+
+
+def test_rank_that_contributes_zeros(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for event in run.of("collective", rank=1):
+        event["zeros"] = True
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["gradients contributed"])
+    assert judgement.headline.startswith("rank 1 put only zeros into every exchange of gradients")
+    next(event for event in run.of("collective", rank=1) if event["phase"] == "training")["zeros"] = False
+    assert run.judged().verdict == "PASS (exact)"
+
+
+def test_rank_that_trains_on_the_samples_of_an_idle_one(follow):
+    run = follow("ddp-w2-fp32-momentum")
+    for mine, other in zip(run.of("forward"), run.of("forward", rank=1), strict=True):
+        mine["rows"] += other["rows"]
+    assert run.judged().headline.startswith("rank 0 also trained on samples of rank 1")
+    run.remove(*run.of("forward", rank=1))
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
+    assert judgement.headline.startswith("rank 0 trained on the samples of rank 1, and rank 1 on none")
 
 
 def test_gradients_from_nowhere_else(follow):

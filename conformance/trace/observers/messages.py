@@ -30,12 +30,14 @@ def observe(recording: Recording) -> Seams:
             *peers, tag = args
             # A rank may leave its process group before it steps or ends.
             recording.topology()
+            of = recording.payloads.seen_in(tensors) or recording.copies.seen_in(tensors, is_filled=kind == "send")
             recording.note(
                 kind,
                 peer=group[peers[0]] if peers else None,
                 tag=tag,
                 **exchange(recording, tensors, "c10d", group),
-                of=recording.payloads.seen_in(tensors) or recording.copies.seen_in(tensors, is_filled=kind == "send"),
+                of=of,
+                **(recording.payloads.zeros(tensors, of) if kind == "send" else {}),
             )
             recording.keep_groups()
             return original(keys, tensors, boxed, *args)

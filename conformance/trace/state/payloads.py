@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import Work
 
 from conformance.trace.state import horovod
 from conformance.trace.state.nested import Nested
-from conformance.trace.state.watched import Watched
+from conformance.trace.state.watched import MOST_ELEMENTS, Watched
 from conformance.trace.values import own_part, storage
 
 GRADIENTS, PARAMETERS = "gradients", "parameters"
@@ -51,6 +51,17 @@ class Payloads:
             return PARAMETERS
         copied = each_and_all(gradients) if reduces and self._watched.is_readable else []
         return GRADIENTS if any(_is_copy(tensors, of) for of in copied) else None
+
+    def zeros(self, tensors: Sequence[torch.Tensor], of: str | None) -> dict[str, bool]:
+        """The field ``zeros``: whether these hold nothing else. Without it unless they may be gradients."""
+        parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
+        size = sum(part.numel() for part in parts)
+        if not parts or not self._watched.is_readable or size > MOST_ELEMENTS:
+            return {}
+        # A single zero is more often a flag.
+        if of == GRADIENTS or (of is None and size == self._watched.size > 1):
+            return {"zeros": not any(bool(part.any()) for part in parts)}
+        return {}
 
     def originals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The parameters of the watched model, and the gradients that there are."""

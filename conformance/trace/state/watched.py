@@ -122,6 +122,11 @@ class Watched:
         self._sizes = [math.prod(shape) for shape in shapes]
         self.is_readable = sum(self._sizes) <= MOST_ELEMENTS
 
+    @property
+    def size(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(self._sizes)
+
     def weights(self, parameters: Found | None = None) -> list[Number] | None:
         """The values of `parameters`; without them, of those that were stepped or added last."""
         if not self.is_readable:
