@@ -41,9 +41,7 @@ def _both(one: RankEvidence, two: RankEvidence) -> str:
     if one.trained == two.trained:
         return f"ranks {first} and {second} read the same samples; every rank must read its own shard"
     more, fewer = (first, second) if len(one.trained[0]) >= len(two.trained[0]) else (second, first)
-    return (
-        f"rank {more} also trained on samples of rank {fewer}; every rank must compute the gradients of its own shard"
-    )
+    return f"rank {more} read its own samples and those of rank {fewer}; every rank must read its own shard"
 
 
 def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:
