@@ -67,34 +67,36 @@ def bounded(steps: Iterable[Step]) -> Iterator[Step]:
         yield from steps
 
 
-def separation(right: Step, wrong: Step) -> Gap:
-    """The larger of the gaps between two steps' gradients and weights."""
-    return max(right.gradient.gap(wrong.gradient), right.weights.gap(wrong.weights))
+def separation(right: Step, wrong: Step, *, by_weights: bool = False) -> Gap:
+    """The larger of the gaps between two steps' gradients and weights; ``by_weights``: that between their weights."""
+    weights = right.weights.gap(wrong.weights)
+    return weights if by_weights else max(right.gradient.gap(wrong.gradient), weights)
 
 
 @lru_cache(maxsize=512)
-def power(reading: Reading, right: Trajectory, limit: int | None = None) -> Power | None:
+def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_weights: bool = False) -> Power | None:
     """A lower bound of the power against the fault that comes nearest: each fault is followed until it shows.
 
     Args:
         reading: what ``right`` is the answer to.
         limit: look at the first ``limit`` windows only.
+        by_weights: the gradients are not known, and only weights are compared.
 
     Returns:
         None if no catalogued fault applies.
     """
     found = [
-        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).steps(limit))), fault)
+        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).steps(limit)), by_weights), fault)
         for fault in applicable(reading.problem)
     ]
     return min(found, key=lambda one: one.gap, default=None)
 
 
-def _largest_gap(right: Trajectory, wrong: Iterable[Step]) -> Gap:
+def _largest_gap(right: Trajectory, wrong: Iterable[Step], by_weights: bool) -> Gap:
     """The first gap above 1, else the largest."""
     largest: Gap = Fraction(0)
     for expected, other in zip(right.steps, wrong, strict=False):
-        largest = max(largest, separation(expected, other))
+        largest = max(largest, separation(expected, other, by_weights=by_weights))
         if largest > 1:
             break
     return largest

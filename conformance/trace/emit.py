@@ -29,6 +29,9 @@ from conformance.trace.values import Number
 DURING = ("forward", "backward", "synchronize", "step")
 """The activities that events name in `during`; observers keep track of more."""
 
+_OF_CURRENT = {"clip", "norm", "zero_grad", "gradient_change"}
+"""Events of the gradients that are looked at."""
+
 
 class Recording:
     """Notes what observers see, and holds what they share.
@@ -71,7 +74,7 @@ class Recording:
 
     def note(self, event: str, **fields: Any) -> None:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
-        are plain JSON values."""
+        are plain JSON values. `copy` marks what may be of a copy of the model only, which hindsight decides about."""
         where, called_from = self.sites.of(sys._getframe(1))
         self._last_seq = next(self._seq)
         noted = {
@@ -84,6 +87,8 @@ class Recording:
         if called_from is not None:
             noted["called_from"] = called_from
         noted.update(fields)
+        if event in _OF_CURRENT and self.watched.is_copys(self.watched.current):
+            noted["copy"] = True
         self._emit(noted)
 
     @contextmanager
@@ -150,6 +155,7 @@ class Recording:
             state=len(optimizer.state) > 0,
             groups=settings(optimizer, self.watched),
             **({} if (name := algorithm(optimizer)) is None else {"algorithm": name}),
+            **({"copy": True} if self.watched.is_copys(self.watched.find(optimizer)) else {}),
         )
         return number
 

@@ -389,7 +389,11 @@ class Attempt(Event):
 
     optimizer: int
     forwards: Annotated[int, "the number of training forwards so far"]
-    gradients: Annotated[Vector | None, "as the optimizer saw them, null for parameters that it does not hold"]
+    gradients: Annotated[
+        Vector | None,
+        "as the step used them, null for parameters that the optimizer does not hold; null as a whole if the step is "
+        "not torch's, and may use others",
+    ]
     weights: Annotated[Vector | None, "of the whole model, after it"]
     scale: Annotated[Number | None, "of the enabled GradScaler that called it, null without one"]
 
@@ -401,6 +405,7 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
     synchronizes: Annotated[
         bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
     ]
+    idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
 
     @property
     def label(self) -> str:

@@ -31,7 +31,7 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
     flat: list[Number] = []
     with undisturbed():
         for tensor, size in zip(tensors, sizes, strict=True):
-            part = None if tensor is None else own_part(unwrapped(tensor))
+            part = None if tensor is None else own_part(untransformed(tensor))
             if part is None or part.numel() != size or not has_values(part):
                 flat.extend([None] * size)
             else:
@@ -53,7 +53,7 @@ def undisturbed() -> AbstractContextManager[object]:
     return stack
 
 
-def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def untransformed(tensor: torch.Tensor) -> torch.Tensor:
     """What the transforms of `torch.func` have wrapped: of `vmap`, the whole batch."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)

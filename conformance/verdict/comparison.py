@@ -36,7 +36,7 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
     """The first difference over all ranks and steps; None if every rank stays in the enclosure at every step.
 
     Both sides must have the same number of steps, which the guards check before. In a step, gradients are compared
-    before weights.
+    before weights, where they are known.
     """
     for number, steps in enumerate(zip(expected, *(rank.steps for rank in ranks), strict=False)):
         right, taken = steps[0], steps[1:]
@@ -44,11 +44,13 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
             # A rank that agrees with one already compared needs no check.
             if rank and (attempt.gradients, attempt.weights) == (taken[rank - 1].gradients, taken[rank - 1].weights):
                 continue
-            compared: tuple[tuple[Quantity, Enclosure, Vector], ...] = (
+            compared: tuple[tuple[Quantity, Enclosure, Vector | None], ...] = (
                 ("gradient", right.gradient, attempt.gradients),
                 ("weights", right.weights, attempt.weights),
             )
             for quantity, box, seen in compared:
+                if seen is None:
+                    continue
                 index = outside(box, seen)
                 if index is not None:
                     observed = seen[index] if index < len(seen) else None

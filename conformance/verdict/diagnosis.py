@@ -79,7 +79,9 @@ def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank:
             if taken == len(rank.steps):
                 return False
             seen = rank.steps[taken]
-            if outside(step.gradient, seen.gradients) is not None or outside(step.weights, seen.weights) is not None:
+            if seen.gradients is not None and outside(step.gradient, seen.gradients) is not None:
+                return False
+            if outside(step.weights, seen.weights) is not None:
                 return False
             # A bound that also contains the right answer explains nothing.
             if taken == first_difference and separation(right.steps[taken], step) <= 1:
@@ -110,7 +112,7 @@ def _factors(right: Trajectory, rank: RankEvidence, difference: Difference) -> I
     Clipping may hide the factor in each entry, so simple ones are tried in any case.
     """
     expected = right.steps[difference.step].gradient.center
-    seen = map(exactly, rank.steps[difference.step].gradients)
+    seen = map(exactly, rank.steps[difference.step].gradients or ())
     ratios = [one / two for one, two in zip(seen, expected, strict=False) if one and two and one != two]
     simple = [ratio.limit_denominator(64) for ratio in ratios]
     yield from dict.fromkeys(factor for factor in (*simple, *_SIMPLE, *ratios) if factor not in (0, 1))

@@ -24,13 +24,14 @@ class Attempt:
 
     ``window``: the one that it ends by the plan; ``seen_in``: the one of its last forward, by the rows that went in.
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
+    Without ``gradients``, nothing shows what the step used.
     ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known for skips only.
     """
 
     window: int
     seen_in: int | None
     stepped: bool
-    gradients: Vector
+    gradients: Vector | None
     weights: Vector
     scale: float | None
     gradients_finite: bool | None = None
@@ -122,7 +123,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
     """The attempts in order. A custom scaler's skips are not recorded; they leave a gap that the forwards reveal."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
-    together = list(_together(events))
+    together = list(_together(list(_without_idle(events))))
     attempts: list[Attempt] = []
     for parts in together:
         last = parts[-1]
@@ -133,7 +134,9 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
                 window=by_forwards if len(together) < len(windows) else following,
                 seen_in=last["window"],
                 stepped=all(part["event"] == "step" for part in parts),
-                gradients=_overlaid([values(part["gradients"]) for part in parts]),
+                gradients=None
+                if any(part["gradients"] is None for part in parts)
+                else _overlaid([values(part["gradients"]) for part in parts]),
                 weights=values(last["weights"]),
                 scale=None if last["scale"] is None else float(last["scale"]),
                 gradients_finite=all(part.get("gradients_finite", True) for part in parts),
@@ -161,6 +164,15 @@ def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
                 exits = []
             steps.append(event if event["scale"] is not None else {**event, "scale": scale})
     return steps, updates
+
+
+def _without_idle(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The steps without those that changed nothing beside another one in their window, or before any training.
+
+    Such as those after gradients were cleared, and those by which a fresh optimizer gets a state to load into.
+    """
+    at_work = {event["forwards"] for event in events if not event.get("idle")} | {0}
+    return (event for event in events if not event.get("idle") or event["forwards"] not in at_work)
 
 
 def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -55,6 +55,7 @@ class Judgement:
 
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
+_WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
 #: Verdicts on a trainer that did not come to its end.
 _ENDED = ("CRASH", "HANG")
 
@@ -199,7 +200,7 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
     ranks, workload, scaled = judgement.ranks, problem.workload, problem.precision.scaled
     trajectories = _trajectories(problem, ranks)
     for reading, trajectory in trajectories:
-        if not wrong and matches(ranks, trajectory.steps):
+        if not wrong and _fits(judgement, trajectory):
             judgement.trajectory, judgement.semantics = trajectory, reading.name
             if scaled:
                 wrong += scaler_faults(trajectory, ranks, workload.clip)
@@ -221,6 +222,21 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
     if scaled:
         wrong += scaler_faults(right, ranks, workload.clip)
+
+
+def _fits(judgement: Judgement, trajectory: Trajectory) -> bool:
+    """Whether the ranks' numbers are those of ``trajectory``. Where these are exact, weights that are right to the bit
+    decide: a gradient that does not fit has been read where the step did not use it."""
+    if matches(judgement.ranks, trajectory.steps):
+        return True
+    without = tuple(
+        replace(rank, attempts=tuple(replace(attempt, gradients=None) for attempt in rank.attempts))
+        for rank in judgement.ranks
+    )
+    if not trajectory.certificate.exact or not matches(without, trajectory.steps):
+        return False
+    judgement.ranks = without
+    return True
 
 
 def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Reading, Trajectory]]:
@@ -252,7 +268,11 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     if not right.steps:
         judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
         return
-    judgement.power = power(reading, right, HORIZON)
+    by_weights = any(attempt.gradients is None for rank in judgement.ranks for attempt in rank.steps)
+    judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
+    compared = "weights" if by_weights else "weights and gradients"
+    if by_weights:
+        judgement.notes.append(_WEIGHTS_ALONE)
     if first_difference(judgement.ranks, moved) is None:
         judgement.headline = "this check would also accept a trainer that reads one sample in place of a neighbour"
     elif judgement.power is not None and not judgement.power.sufficient:
@@ -265,15 +285,11 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     elif right.certificate.exact:
         judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (exact)"
-        judgement.headline = (
-            f"{len(right.steps)} steps, weights and gradients equal to the oracle to the bit on every rank"
-        )
+        judgement.headline = f"{len(right.steps)} steps, {compared} equal to the oracle to the bit on every rank"
     else:
         judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (bounded)"
-        judgement.headline = (
-            f"{len(right.steps)} steps, weights and gradients within the rounding-error bound on every rank"
-        )
+        judgement.headline = f"{len(right.steps)} steps, {compared} within the rounding-error bound on every rank"
 
 
 def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:

@@ -120,8 +120,8 @@ def _steps(
             bound=_floats(right.weights.radius),
             ulp=_errors(right.weights, attempt.weights, fmt),
             gradient_expected=_floats(right.gradient.center),
-            gradient_observed=attempt.gradients,
-            gradient_error=_errors(right.gradient, attempt.gradients),
+            gradient_observed=attempt.gradients or (None,) * len(right.gradient.center),
+            gradient_error=_errors(right.gradient, attempt.gradients or ()),
             gradient_bound=_floats(right.gradient.radius),
         )
         for number, (right, attempt) in enumerate(zip(expected, rank.steps, strict=False))

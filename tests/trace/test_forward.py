@@ -101,13 +101,31 @@ def test_a_model_in_eval_mode_trains_too(record):
     assert [event["window"] for event in forwards if not event["extra"]] == [0, 1]
 
 
-def test_a_wrapped_model_is_noted_once_and_a_copy_too(record):
+def test_a_wrapped_model_is_noted_once(record):
     recording = record(size=2, steps=1)
     model = recording.task.model()
     batch = next(iter(recording.task.dataloader()))
     torch.nn.Sequential(model)(batch.inputs)
-    copy.deepcopy(model)(batch.inputs)
-    assert rows(recording) == [[0, 1], [0, 1]]
+    assert rows(recording) == [[0, 1]]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_copy_that_trains_is_the_model_unless_the_model_itself_does(record, beside):
+    recording = record(size=2, steps=1)
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    copy.deepcopy(model)(batch.inputs).sum().backward()
+    if beside:
+        model(batch.inputs[:1]).sum().backward()
+    assert rows(recording) == [[0]] if beside else [[0, 1]]
+    assert [event["forwards"] for event in recording.of_kind("backward_end")] == ([[], [1]] if beside else [[0]])
+
+
+def test_a_model_of_the_same_shapes_and_other_values_is_no_copy(record):
+    recording = record()
+    recording.task.model()
+    torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum().backward()
+    assert rows(recording) == []
 
 
 def test_the_model_carries_nothing_of_the_recorders(record):
@@ -194,6 +212,9 @@ def test_what_it_computes_in(record, dtype):
     with torch.autocast("cpu", dtype=dtype):
         model(x)
     copy.deepcopy(model).to(dtype)(x.to(dtype))
-    Casting(2, 1)(x)
+    casting = Casting(2, 1)
+    casting.load_state_dict(model.state_dict())
+    casting(x)
     name = str(dtype).removeprefix("torch.")
-    assert [event["computes"] for event in recording.of_kind("forward")] == ["float32", name, name, None]
+    forwards = [event for event in recording.events if event["event"] == "forward"]
+    assert [event["computes"] for event in forwards] == ["float32", name, name, None]

@@ -62,6 +62,89 @@ def test_an_optimizer_without_a_learning_rate(record):
     assert (step["lr"], step["weights"]) == (None, [0.25, -0.25, 0.125])
 
 
+def test_gradients_are_those_after_the_optimizers_own_pre_hooks(record):
+    """Torch calls the recorder's global hook before them."""
+    recording = record()
+    model = recording.task.model()
+    optimizer = recording.task.optimizer(model.parameters())
+    optimizer.register_step_pre_hook(lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 0.125))
+    hooks = list(optimizer._optimizer_step_pre_hooks)
+    backward(recording.task, model)
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert step["gradients"] == [0.125, -0.125, 0.125]
+    assert list(optimizer._optimizer_step_pre_hooks) == hooks
+
+
+def test_a_step_of_ones_own_shows_no_gradients(record):
+    """It may average or clip in it."""
+
+    class Own(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= parameter.grad.clamp_(-0.125, 0.125)
+
+    recording = record()
+    model = recording.task.model()
+    optimizer = Own(model.parameters(), {})
+    backward(recording.task, model)
+    optimizer.step()
+    [step] = recording.of_kind("step")
+    assert (step["gradients"], step["weights"]) == (None, [0.375, -0.375, 0.125])
+
+
+def test_an_ascent_uses_the_negated_gradients(record):
+    recording = record()
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0625, maximize=True)
+    backward(recording.task, model)
+    gradients = [*model.weight.grad.flatten().tolist(), *model.bias.grad.tolist()]
+    optimizer.step()
+    assert recording.of_kind("step")[0]["gradients"] == [-gradient for gradient in gradients]
+
+
+def test_a_step_without_gradients_is_idle(record):
+    recording = record()
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    backward(recording.task, model)
+    optimizer.step()
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    assert [step.get("idle", False) for step in recording.of_kind("step")] == [False, True]
+
+
+@pytest.mark.parametrize("own_steps", [False, True])
+def test_a_copy_counts_unless_the_tasks_own_parameters_are_stepped(record, own_steps):
+    """As in DiLoCo, where the step of a copy makes the gradient of an outer optimizer."""
+    recording = record()
+    model = recording.task.model()
+    local = copy.deepcopy(model)
+    inner = torch.optim.SGD(local.parameters(), lr=1.0)
+    backward(recording.task, local)
+    inner.step()
+    if own_steps:
+        for own, moved in zip(model.parameters(), local.parameters(), strict=True):
+            own.grad = own.detach() - moved.detach()
+        torch.optim.SGD(model.parameters(), lr=0.0625).step()
+    [step] = recording.of_kind("step")
+    stepped = model if own_steps else local
+    assert step["weights"] == [*stepped.weight.flatten().tolist(), *stepped.bias.tolist()]
+    assert (step["step"], step["lr"]) == (0, 0.0625 if own_steps else 1.0)
+
+
+def test_an_optimizer_of_a_part_of_the_shapes_is_anothers(record):
+    """As of a reward head, whose bias alone has a shape of the model's."""
+    recording = record()
+    recording.task.model()
+    head = torch.nn.Linear(7, 1)
+    head(torch.ones(1, 7)).sum().backward()
+    torch.optim.SGD(head.parameters(), lr=0.5).step()
+    assert recording.kinds("step", "foreign_optimizer") == ["foreign_optimizer"]
+
+
 def test_a_missing_gradient_is_null(record):
     recording = record()
     model = recording.task.model()

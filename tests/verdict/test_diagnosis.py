@@ -100,6 +100,7 @@ def test_a_bound_that_holds_the_right_answer_too_explains_nothing(follow, monkey
 
     run = follow("single-acc2-fp32-clip-value")
     run.of("step")[2]["gradients"][0] += 0.37
+    run.of("step")[2]["weights"][0] += 0.37
     monkeypatch.setattr(NotClipped, "clip", widened)
     found = run.judged().suspects
     assert "not-clipped" not in (*found.explained_by, *found.ruled_out)
@@ -108,6 +109,7 @@ def test_a_bound_that_holds_the_right_answer_too_explains_nothing(follow, monkey
 def test_nothing_explains_nonsense(follow):
     run = follow("single-acc2-fp32-sgd")
     run.of("step")[2]["gradients"][0] += 0.37
+    run.of("step")[2]["weights"][0] += 0.37
     judgement = run.judged()
     assert (judgement.verdict, judgement.suspects.explained_by) == ("FAIL (numerics)", ())
     assert judgement.suspects.factor is None

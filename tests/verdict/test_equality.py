@@ -100,16 +100,40 @@ def test_ranks_hold_the_same_numbers(one, other, alike):
     assert same(other, one) is alike
 
 
-@pytest.mark.parametrize("rank", [None, 1])
-def test_a_wrong_gradient_fails_though_the_weights_are_right(follow, ulp, rank):
+def test_exact_weights_decide_where_a_gradient_does_not_fit(follow):
+    """As where an optimizer ascends the negated loss: it has been read where the step did not use it."""
     run = follow("ddp-w2-acc2-fp32-momentum")
+    for event in run.everywhere("step", 1):
+        event["gradients"] = [-gradient for gradient in event["gradients"]]
+    judgement = run.judged()
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+    assert "weights equal to the oracle" in judgement.headline
+    assert any("gradients that the steps used could not be read" in note for note in judgement.notes)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_without_gradients_weights_are_compared(follow, ulp, known):
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    for event in run.everywhere("step", 1) + (run.everywhere("step", 2) if not known else []):
+        event["gradients"] = None
+    assert run.judged().verdict == "PASS (exact)"
+    for event in run.everywhere("step", 1):
+        event["weights"][0] += ulp(event["weights"][0], run.case)
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert (judgement.difference.step, judgement.difference.quantity) == (1, "weights")
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_wrong_gradient_fails_where_weights_have_a_bound(follow, rank):
+    run = follow("ddp-w2-fp32-adamw")
     for event in run.everywhere("step", 1) if rank is None else [run.of("step", rank)[1]]:
-        event["gradients"][2] += ulp(event["gradients"][2], run.case)
+        event["gradients"][2] *= 2
     judgement = run.judged()
     assert (judgement.verdict, judgement.divergence) == ("FAIL (numerics)", None)
     found = judgement.difference
     assert (found.step, found.rank, found.quantity, found.index) == (1, rank or 0, "gradient", 2)
-    assert "the gradient of weight[2] is" in judgement.headline
+    assert "the gradient of bias is" in judgement.headline
 
 
 def test_within_the_bound_passes_as_bounded(follow):
@@ -163,13 +187,12 @@ def test_nan_on_one_rank_diverges(follow):
     assert math.isnan(judgement.divergence.weights[1][0])
 
 
-def test_gradients_that_are_none_fail(follow):
-    run = follow("single-batched-fp32-sgd")
-    run.of("step")[0]["gradients"] = [0.0, 0.0, None]
-    run.of("step")[0]["gradients"][:2] = [float(value) for value in run.trajectory.steps[0].gradient.center[:2]]
+def test_a_missing_gradient_fails_where_weights_have_a_bound(follow):
+    run = follow("single-batched-fp32-adamw")
+    run.of("step")[0]["gradients"] = [None] * 3
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("step 0, rank 0: the gradient of bias is missing, expected ")
+    assert judgement.headline.startswith("step 0, rank 0: the gradient of weight[0] is missing, expected ")
 
 
 @pytest.mark.parametrize("length", [0, 2, 4])

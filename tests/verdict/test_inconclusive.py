@@ -40,7 +40,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
 def test_gap_that_is_too_small(follow, monkeypatch):
     run = follow("ddp-w2-fp32-adamw")
     found = run.judged().power
-    monkeypatch.setattr(judging, "power", lambda *arguments: Power(Fraction(99, 100), found.fault))
+    monkeypatch.setattr(judging, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline == f"the bound is too wide: a trainer that {found.fault.text} could pass"

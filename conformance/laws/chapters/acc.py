@@ -20,6 +20,7 @@ from conformance.trace.events import (
     GradientChange,
     LossScaled,
     Receive,
+    Step,
     Update,
 )
 from conformance.trace.words import number
@@ -158,6 +159,8 @@ def _second_step(window: Window) -> Broken | None:
     first: dict[int, Attempt] = {}
     for event in window.attempts:
         # A step without any gradients changes nothing.
+        if isinstance(event, Step) and event.idle:
+            continue
         if event.gradients is not None and all(one is None for one in event.gradients):
             continue
         earlier = first.setdefault(event.optimizer, event)

@@ -13,6 +13,7 @@ from typing import Any
 from conformance.trace.events import MalformedEvent
 from conformance.trace.hindsight.by_rows import are_as_planned, by_rows
 from conformance.trace.hindsight.by_steps import by_steps, end_windows, stretches, without_forwards
+from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.training import Line, forwarded, trained
 
@@ -36,6 +37,7 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
 
 
 def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
+    lines = without_copies(lines)
     trains, begins = _places(_windows(spec, rank), lines)
     events: list[dict[str, Any]] = []
     # `gradient_change` refers to events by their numbers, which the start moves.

@@ -63,6 +63,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     rows = [] if recording.rows is None or inputs is None else recording.rows.of(inputs)
     number = recording.forwards
     recording.forwards += 1
+    is_copy = recording.watched.goes_forward(module)
     recording.copies.forget()
     wrapper = recording.wrappers.enter_model()
     recording.note(
@@ -74,6 +75,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         computes=_computes(module, inputs),
         training=module.training,
         weights=recording.watched.weights(),
+        **({"copy": True} if is_copy else {}),
     )
     return number
 

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import caller, harmless
@@ -32,12 +34,21 @@ class _Running:
     """A step that has begun and has not ended. Steps nest: Horovod's calls that of the class it wraps."""
 
     caller: FrameType | None
+    optimizer: torch.optim.Optimizer
     parameters: Found | None
     numbers: list[int]
     synchronizes: bool | None
+    last: RemovableHandle | None = None
     doing: ExitStack = field(default_factory=ExitStack)
     gradients: list[Number] | None = None
     is_applied: bool = True
+    has_begun: bool = False
+    weights: list[Number] | None = None
+
+    def forget_hook(self) -> None:
+        """Take off the pre-hook that was registered for this step alone."""
+        if self.last is not None:
+            self.last.remove()
 
 
 class _Steps:
@@ -56,15 +67,29 @@ class _Steps:
         recording = self._recording
         parameters = recording.watched.find(optimizer)
         numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
-        step = _Running(running, parameters, numbers, synchronizes(optimizer))
-        step.doing.enter_context(recording.inside("step"))
+        step = _Running(running, optimizer, parameters, numbers, synchronizes(optimizer))
+        step.doing.callback(step.forget_hook)
         self._running.append(step)
         if parameters is None:
             self._note_other(optimizer)
             return None
         recording.optimizer(optimizer)
-        self._read(optimizer, parameters)
-        return self._with_reading_closure(optimizer, parameters, args, kwargs)
+        _have_bases_hooked(type(optimizer))
+        # Torch calls the optimizer's own pre-hooks after the global ones: they may still average, clip or unscale.
+        step.last = optimizer.register_step_pre_hook(harmless(partial(self._last, step), __name__))
+        return None
+
+    def _last(
+        self, step: _Running, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The last pre-hook of a step, after which the optimizer's class has its turn."""
+        # A step within it has pre-hooks of the same optimizer, this one among them.
+        if step.parameters is None or step.has_begun:
+            return None
+        step.has_begun = True
+        step.doing.enter_context(self._recording.inside("step"))
+        self._read(optimizer, step.parameters)
+        return self._with_reading_closure(optimizer, step.parameters, args, kwargs)
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch's global post-hook."""
@@ -76,20 +101,22 @@ class _Steps:
         recording.watched.stepped(ended.parameters)
         if not ended.is_applied:
             return
+        weights = recording.watched.weights()
         if recording.backwards == 0 and not _any(ended):
-            recording.note("state_init", weights=recording.watched.weights())
+            recording.note("state_init", weights=weights)
         else:
             recording.topology()
             recording.note(
                 "step",
                 step=recording.steps,
                 gradients=ended.gradients,
-                weights=recording.watched.weights(),
+                weights=weights,
                 lr=_learning_rate(optimizer, recording.watched),
                 scale=recording.scale,
                 optimizer=recording.optimizer(optimizer),
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
+                **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
             recording.steps += 1
         recording.accounted()
@@ -101,9 +128,24 @@ class _Steps:
         # A fused optimizer gets the scale and the overflow flag from GradScaler, and its kernel does the rest.
         scale = getattr(optimizer, "grad_scale", None)
         overflow = getattr(optimizer, "found_inf", None)
+        if all(group.get("maximize", False) for group in optimizer.param_groups):
+            scale = -1.0 if scale is None else -scale
         outermost = next(step for step in self._running if step.parameters is not None)
-        outermost.gradients = self._recording.watched.gradients(parameters, scale, only=outermost.numbers)
+        # A class with a step of its own may average or clip in it, or use other gradients altogether.
+        outermost.gradients = (
+            self._recording.watched.gradients(parameters, scale, only=outermost.numbers)
+            if self._runs_torchs(optimizer)
+            else None
+        )
+        outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
+
+    def _runs_torchs(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the innermost step that is running is that of a class of torch's."""
+        depth = sum(step.optimizer is optimizer for step in self._running)
+        steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+        seen = [step for step in steps if getattr(step, "hooked", False)][:depth]
+        return bool(seen) and _is_torchs(seen[-1])
 
     def _with_reading_closure(
         self,
@@ -119,7 +161,7 @@ class _Steps:
 
         def reading_closure() -> Any:
             result = closure()
-            self._read(optimizer, parameters)
+            harmless(self._read)(optimizer, parameters)
             return result
 
         if len(args) > 1:
@@ -145,6 +187,24 @@ class _Steps:
             self._recording.numbers.of("other optimizer", optimizer)
             shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
             self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
+
+
+def _is_torchs(step: Callable[..., Any]) -> bool:
+    return step.__module__.partition(".")[0] == "torch"
+
+
+def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
+    """A class's own step may end in that of torch's class, which torch hooks only once one of that class is made."""
+    if _is_torchs(kind.step):
+        return
+    for base in kind.__mro__:
+        step = vars(base).get("step")
+        if base is not torch.optim.Optimizer and step is not None and _is_torchs(step):
+            if not getattr(step, "hooked", False):
+                hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
+                hooked.hooked = True
+                setattr(base, "step", hooked)  # noqa: B010  # mypy knows only `Optimizer` to have one
+            return
 
 
 def _any(step: _Running) -> bool:

@@ -45,11 +45,14 @@ def observe(recording: Recording) -> Seams:
                 implicit=recording.is_inside("scaler.step"),
                 found_inf=_found_inf(scaler, optimizer),
             )
+        if not recording.is_inside("scaler.step"):
+            unscaled[id(scaler)] = optimizer
         return result
 
     def step(original: Original, scaler: Scaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not begins("step", scaler):
             return original(scaler, optimizer, *args, **kwargs)
+        unscaled.pop(id(scaler), None)
         steps_before = recording.steps
         factor = number(scaler.get_scale())
         if recording.watched.find(optimizer) is not None:
@@ -75,6 +78,10 @@ def observe(recording: Recording) -> Seams:
         if not begins("update", scaler):
             return original(scaler, *args, **kwargs)
         before = number(scaler.get_scale())
+        # The trainer has left the window out by hand, because of what it saw in the unscaled gradients.
+        left_out = unscaled.pop(id(scaler), None)
+        if left_out is not None and recording.watched.find(left_out) is not None and _found_inf(scaler, left_out):
+            note_skip(recording, left_out, before)
         with recording.inside("scaler.update"):
             result = original(scaler, *args, **kwargs)
         recording.note(
@@ -91,6 +98,7 @@ def observe(recording: Recording) -> Seams:
     def begins(call: str, scaler: Scaler) -> bool:
         return scaler.is_enabled() and not recording.is_inside(f"scaler.{call}")
 
+    unscaled: dict[int, Optimizer] = {}
     around = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
     for owner in with_subclasses(Scaler):
         for name in around.keys() & vars(owner).keys():

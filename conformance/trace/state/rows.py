@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from conformance.trace.values import has_values, undisturbed, unwrapped
+from conformance.trace.values import has_values, undisturbed, untransformed
 
 
 class Rows:
@@ -18,7 +18,7 @@ class Rows:
         """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape, and for
         inputs without values."""
         with undisturbed():
-            inputs = unwrapped(inputs)
+            inputs = untransformed(inputs)
             return self._of(inputs) if has_values(inputs) else []
 
     def _of(self, inputs: torch.Tensor) -> list[int | None]:

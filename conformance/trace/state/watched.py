@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.values import Number, own_part, values
+from conformance.trace.values import Number, has_values, own_part, undisturbed, untransformed, values
 
 Found = tuple[torch.Tensor | None, ...]
 Shapes = list[tuple[int, ...]]
@@ -23,8 +23,9 @@ MOST_ELEMENTS = 4096
 class Watched:
     """Knows the models that are watched, and which parameters the optimizer really steps.
 
-    shapes: those of the parameters of the task's model, a `torch.nn.Linear`, by which a copy of it is recognised.
-    Without them only the very models that are added are known.
+    shapes: those of the parameters of the task's model, a `torch.nn.Linear`. With them, a copy of it is recognised
+    where it is first seen: it has all of these shapes, and values that are the task's. Once the task's own parameters
+    are stepped, they alone are watched. Without shapes only the very models that are added are known.
     is_readable: whether the model is so small that values are read.
     """
 
@@ -37,13 +38,19 @@ class Watched:
         self._numbers: dict[int, int] = {}
         # Keeps all alive, so that their identities stay theirs.
         self._found: dict[int, Found] = {}
+        # Of a copy, until the task's own parameters are stepped.
+        self._copied: dict[int, Found] = {}
+        self._own_went_forward = self._own_was_stepped = False
+        # Keeps them alive, so that their identities stay theirs.
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
 
     def add(self, model: torch.nn.Module) -> None:
         """Watch a model; if it is watched already, read its parameters again."""
         parameters = tuple(model.parameters())
         self._models[id(model)] = weakref.ref(model)
-        self._hand_out(parameters)
+        self._copied.pop(id(model), None)
+        self._latest = self._hand_out(parameters)
         if not self._knows_copies:
             self._measure([tuple(parameter.shape) for parameter in parameters])
         for act in self._followers:
@@ -68,11 +75,30 @@ class Watched:
             return True
         if not self._knows_copies or not isinstance(module, torch.nn.Linear):
             return False
-        own = [parameter for parameter in module._parameters.values() if parameter is not None]
-        if [tuple(parameter.shape) for parameter in own] != self._shapes and not self.numbers(own[:1]):
+        own = tuple(parameter for parameter in module._parameters.values() if parameter is not None)
+        if self.numbers(own[:1]):
+            self.add(module)
+        elif self._is_copy(own):
+            self._models[id(module)] = weakref.ref(module)
+            self._copied[id(module)] = self._hand_out(own, are_copies=True)
+            for act in self._followers:
+                act(module)
+        else:
             return False
-        self.add(module)
         return True
+
+    def goes_forward(self, module: torch.nn.Module) -> bool:
+        """A watched model goes forward; the result is whether it is a copy."""
+        if id(module) not in self._copied:
+            self._own_went_forward = True
+            return False
+        if not self._own_went_forward:
+            self._latest = self._copied[id(module)]
+        return True
+
+    def is_copys(self, parameters: Found | None) -> bool:
+        """Whether these are the parameters of a copy of the task's model."""
+        return any(copied is parameters for copied in self._copied.values())
 
     @property
     def current(self) -> Found:
@@ -90,27 +116,42 @@ class Watched:
         return [n for n, p in enumerate(self.current) if p is not None and id(p.grad) in identities]
 
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """The watched parameters as `optimizer` holds them: by identity, else (a copied model) by shape."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) in self._found:
-                    return self._found[id(parameter)]
-        if not self._knows_copies:
+        """The watched parameters that `optimizer` holds: the task's own, else those of a copy."""
+        held = held_by(optimizer)
+        found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
+        if found:
+            return next((own for own in found if not self.is_copys(own)), found[0])
+        if not self._knows_copies or self._own_was_stepped:
             return None
-        by_shape: list[torch.Tensor | None] = []
-        for shape in self._shapes:
-            match = next((parameter for parameter in held_by(optimizer) if tuple(parameter.shape) == shape), None)
-            by_shape.append(match)
-        if all(parameter is None for parameter in by_shape):
+        by_shape = [next((one for one in held if tuple(one.shape) == shape), None) for shape in self._shapes]
+        candidate = tuple(one for one in by_shape if one is not None)
+        if not self._is_copy(candidate):
             return None
-        return self._hand_out(tuple(by_shape))
+        self._copied[id(optimizer)] = self._hand_out(candidate, are_copies=True)
+        self._optimizers.append(optimizer)
+        return self._copied[id(optimizer)]
+
+    def _is_copy(self, candidate: Found) -> bool:
+        """Whether these have the shapes and, up to their type, the values of parameters that are watched already."""
+        if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._shapes:
+            return False
+        known = {id(found): found for found in (self._latest, *self._found.values())}
+        return any(found and all(map(_equal, candidate, found)) for found in known.values())
 
     def stepped(self, parameters: Found) -> None:
-        """The optimizer stepped these: from now on they are what `weights` reads."""
+        """The optimizer stepped these, which `weights` reads from now on; those of a copy until the task's own are."""
+        if self.is_copys(parameters):
+            self._stepped = self._stepped if self._own_was_stepped else parameters
+            return
         self._stepped = parameters
+        if not self._own_was_stepped:
+            self._own_was_stepped = True
+            for identity in [identity for identity, found in self._found.items() if self.is_copys(found)]:
+                del self._found[identity], self._numbers[identity]
 
-    def _hand_out(self, parameters: Found) -> Found:
-        self._latest = parameters
+    def _hand_out(self, parameters: Found, *, are_copies: bool = False) -> Found:
+        if are_copies and self._own_was_stepped:
+            return parameters
         for number, parameter in enumerate(parameters):
             if parameter is not None:
                 self._numbers[id(parameter)] = number
@@ -153,6 +194,16 @@ class Watched:
             for parameter in held_by(optimizer)
         ]
         return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return False
+    with undisturbed():
+        one, other = own_part(untransformed(one)), own_part(untransformed(other))
+        if one.shape != other.shape or not has_values(one) or not has_values(other):
+            return False
+        return torch.equal(one, other.to(one))
 
 
 def _plain(value: Any) -> Any:
