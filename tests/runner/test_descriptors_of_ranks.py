@@ -126,7 +126,7 @@ def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
     )
     (rank,) = outcome.ranks
     assert rank.finished
-    assert [event["seq"] for event in rank.events] == list(range(len(rank.events)))
+    assert [event["event"] for event in rank.events].count("step") == 3
 
 
 def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None:
