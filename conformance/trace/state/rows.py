@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
 from conformance.trace.values import has_values, undisturbed, untransformed
 
 
 class Rows:
-    """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast."""
+    """Finds input rows among the samples. Compares them in the dtype of the inputs, which a trainer may cast.
+
+    Samples that are equal in that dtype cannot be told apart: none of them is found.
+    """
 
     def __init__(self, x: list[list[float]]) -> None:
         self._distinct = torch.tensor(list(dict.fromkeys(map(tuple, x))), dtype=torch.float64)
@@ -26,8 +31,9 @@ class Rows:
         if inputs.dim() == 0 or inputs.shape[-1] != features:
             return []
         if inputs.dtype not in self._index:
-            known = self._distinct.to(inputs.dtype).double().tolist()
-            self._index[inputs.dtype] = {tuple(row): index for index, row in reversed(list(enumerate(known)))}
+            known = [tuple(row) for row in self._distinct.to(inputs.dtype).double().tolist()]
+            times = Counter(known)
+            self._index[inputs.dtype] = {row: index for index, row in enumerate(known) if times[row] == 1}
         index = self._index[inputs.dtype]
         rows = inputs.detach().double().reshape(-1, features).tolist()
         return [index.get(tuple(row)) for row in rows]
