@@ -191,6 +191,7 @@ class BackwardBegin(Event, noted="before a backward that accumulates gradients",
     root: Annotated[int, "the number of its graph, which a second backward through it repeats"]
     syncs: Annotated[bool | None, "DDP's flag at this moment, null without DDP"]
     gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it, null if no model is watched"]
+    contains: Annotated[Numbers, "the numbers of graphs of earlier backwards that it goes through again"] = ()
 
 
 class BackwardEnd(Event, noted="after it", label="backward done"):

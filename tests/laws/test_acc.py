@@ -23,6 +23,11 @@ class TestOneBackwardPerLoss:
         assert broken(run) == {"acc/one-backward-per-loss"}
         assert found(run, "acc/one-backward-per-loss").broken.event.seq == 3
 
+    def test_a_loss_backpropagated_again_in_a_sum(self):
+        again = [event("backward_begin", root=8, contains=[7]), event("backward_end", forwards=[0])]
+        run = a_run([forward(0, rows=[0, 1]), backward(root=7), again, step()])
+        assert broken(run) == {"acc/one-backward-per-loss"}
+
     def test_a_forward_without_a_backward(self):
         run = a_run([forward(0, rows=[0]), forward(rows=[1]), backward(), step()], **TWO)
         assert broken(run) == {"acc/one-backward-per-loss"}

@@ -30,7 +30,8 @@ from conformance.trace.words import number
     "acc/one-backward-per-loss",
     "Each micro-batch MUST go forward, and each of its losses backward, once before the optimizer steps.",
     why="""Gradients are sums over backward passes: a loss that is backpropagated twice adds 2 ∇L, and a micro-batch
-        whose loss is not backpropagated adds nothing. Either way the step is not along the mean over the window.""",
+        whose loss is not backpropagated adds nothing. A loss counts twice too if its graph is retained and a second
+        backward is of a sum that contains it. Either way the step is not along the mean over the window.""",
     source=f'{GUIDE}: "do a forward and backward pass on each batch"',
     fix="""
         for batch in window:
@@ -49,13 +50,14 @@ def one_backward_per_loss(window: Window) -> Outcomes:
 def _backpropagated_twice(window: Window) -> Broken | None:
     seen: dict[int, BackwardBegin] = {}
     for event in window.backwards:
-        first = seen.setdefault(event.root, event)
+        again = next((root for root in (event.root, *event.contains) if root in seen), None)
+        first = seen.setdefault(event.root if again is None else again, event)
         if first is not event:
             return Broken(
                 event,
                 must="a loss must be backpropagated once",
                 because="every backward adds to the existing gradients",
-                however=f"{event} ran on the loss of {first} again",
+                however=f"{event} went through the loss of {first} again",
                 shows=(first, event),
                 effect=f"That loss counts twice in the gradients of window {window.number}.",
             )

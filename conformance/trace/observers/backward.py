@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.loss_scale import carried
 
 _ROOT = "conformance.root"
+_MOST_NODES = 64
 
 
 def observe(recording: Recording) -> Seams:
@@ -41,6 +43,7 @@ def observe(recording: Recording) -> Seams:
             "backward_begin",
             backward=number,
             root=_number(recording, root),
+            **({"contains": contained} if (contained := _contained(root)) else {}),
             syncs=recording.wrappers.syncs,
             gradients=recording.gradients.state(),
         )
@@ -67,6 +70,19 @@ def _number(recording: Recording, root: Any) -> int:
     number: int = recording.roots if root is None else root.metadata.setdefault(_ROOT, recording.roots)
     recording.roots = max(recording.roots, number + 1)
     return number
+
+
+def _contained(root: Any) -> list[int]:
+    """The graphs of earlier backwards that this one goes through again, near its root."""
+    found: set[int] = set()
+    queue = deque([] if root is None else [root])
+    for _ in range(_MOST_NODES):
+        if not queue:
+            break
+        following = [node for node, _ in queue.popleft().next_functions if node is not None]
+        found.update(node.metadata[_ROOT] for node in following if _ROOT in node.metadata)
+        queue.extend(following)
+    return sorted(found)
 
 
 def _node(tensors: Sequence[Any]) -> Any:
