@@ -63,7 +63,7 @@ def test_the_rank_that_failed_first_is_blamed_and_not_its_peers(follow):
     )
     assert (judgement.verdict, judgement.headline) == (
         "CRASH",
-        "rank 1 raised ValueError: what | in detail (loop.py:14)",
+        "rank 1 raised ValueError: what (loop.py:14)",
     )
 
 
