@@ -21,6 +21,7 @@ from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import SHARDS, STEP_COUNT, Guard, guards
+from conformance.verdict.observability import unobserved
 from conformance.verdict.parameter_server import with_served
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
@@ -80,9 +81,9 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
 def _judged(case: Case, outcome: Outcome) -> Judgement:
     judgement = _by_numbers(case, outcome)
     judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
-    unseen = _unseen(judgement.ranks)
+    unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if unseen is not None:
-        # What a part of the recorder would have shown may be what speaks for the trainer.
+        # What is not seen may be what speaks for the trainer.
         if judgement.verdict not in _ENDED:
             _overrule(judgement, "INCONCLUSIVE", unseen)
         return judgement
@@ -118,7 +119,7 @@ def _look_for_mistake(judgement: Judgement) -> None:
         _overrule(judgement, "SETUP", found.text)
 
 
-def _unseen(ranks: Sequence[RankEvidence]) -> str | None:
+def _failed(ranks: Sequence[RankEvidence]) -> str | None:
     """Which part of the recorder failed in the trainer's process, if one did."""
     for rank in ranks:
         if rank.observer_failed is not None:

@@ -91,3 +91,30 @@ def test_a_part_of_the_recorder_failed(follow, wrong):
     assert "`optimizer` failed in rank 1" in judgement.headline
     assert "KeyError: 7" in judgement.headline
     assert record(run.case, "mine", "mine.py", "conformance run", judgement, 0.1).ranks[1].traceback == "Traceback: ..."
+
+
+@pytest.mark.parametrize("kind", ["step", "finished"])
+def test_parameters_that_are_split_over_the_ranks(follow, kind):
+    """As FSDP's: a rank holds a part of the weights, or nothing while their memory is freed."""
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    start = run.of("start")[0]
+    run.after(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3]]})
+    del run.of("model")[0]["weights"]
+    run.of(kind)[-1]["weights"] = [None] * 3
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
+    assert judgement.headline.startswith("the parameters are split over the ranks: rank 0 ")
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
+    """As those of an optimizer class of one's own; weights that never changed are a trainer that never stepped."""
+    run = follow("single-acc2-fp32-sgd")
+    start = run.of("start")[0]["weights"]
+    run.remove(*run.of("step"))
+    if not moves:
+        run.of("finished")[0]["weights"] = start
+    judgement = run.judged()
+    assert judgement.verdict == ("INCONCLUSIVE" if moves else "FAIL (numerics)")
+    if moves:
+        assert "derive the optimizer from torch.optim.Optimizer" in judgement.headline
