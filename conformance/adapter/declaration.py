@@ -43,6 +43,7 @@ class Declaration:
     clips: tuple[str, ...] = ("norm", "value")
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
+    parameter_groups: tuple[int, ...] = (1,)
     requires: tuple[str, ...] = ()
     launches_workers: bool = False
     name: str | None = None
@@ -55,6 +56,7 @@ class Declaration:
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
+        self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2)))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
         launches: object = self.launches_workers
         if not isinstance(launches, bool):
@@ -97,6 +99,7 @@ def trainer(
     clips: Iterable[str] = ...,
     world_sizes: Iterable[int] = ...,
     accumulations: Iterable[int] = ...,
+    parameter_groups: Iterable[int] = ...,
     requires: Iterable[str] = ...,
     launches_workers: bool = ...,
     session: Session | None = ...,
@@ -115,6 +118,8 @@ def trainer(
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
+    parameter_groups: of 1, 2: how many groups the optimizer may have. With 2, `task.optimizer` has a group for the
+    bias, with settings of its own, which the trainer must keep.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
     launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.
@@ -196,11 +201,13 @@ def _names(
     return names
 
 
-def _counts(field: str, values: Any) -> tuple[int, ...]:
+def _counts(field: str, values: Any, of: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Whole numbers from 2 on, or some ``of`` these."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{field} takes a list of whole numbers such as {field}=[2, 4], not {values!r}")
     counts = tuple(dict.fromkeys(values))
     for count in counts:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 2:
-            raise ValueError(f"{field} takes whole numbers from 2 on, not {count!r}")
+        if isinstance(count, bool) or not isinstance(count, int) or (count not in of if of else count < 2):
+            allowed = f"of {', '.join(map(str, of))}" if of else "from 2 on"
+            raise ValueError(f"{field} takes whole numbers {allowed}, not {count!r}")
     return counts

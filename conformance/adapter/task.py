@@ -83,8 +83,15 @@ class Task:
         return model
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
-        """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes)."""
-        settings = dict(self._spec["optimizer"])
+        """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes).
+
+        Workloads with two parameter groups train the bias with another learning rate and weight decay: the optimizer
+        has a group for it then, whatever groups `params` has. Only trainers that declare
+        `parameter_groups=(1, 2)` get them.
+        """
+        settings, of_bias = dict(self._spec["optimizer"]), self._spec["bias_group"]
+        if of_bias is not None:
+            params = _with_biases_apart(params, of_bias)
         kind = settings.pop("kind")
         if kind == "adamw":
             return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})
@@ -152,6 +159,22 @@ class Task:
         micro_batches = iter(self.dataloader(rank))
         while window := list(itertools.islice(micro_batches, self.accumulation)):
             yield window
+
+
+def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:
+    """The groups of `params`, each with its one-dimensional parameters in a group with `settings` of its own."""
+    given = list(params)
+    groups = []
+    for group in given if given and isinstance(given[0], dict) else [{"params": given}]:
+        own = group["params"]
+        parameters = [own] if isinstance(own, torch.Tensor) else list(own)
+        # A parameter may come with its name.
+        biases = [one for one in parameters if (one[-1] if isinstance(one, tuple) else one).ndim == 1]
+        if others := [one for one in parameters if not any(one is bias for bias in biases)]:
+            groups.append({**group, "params": others})
+        if biases:
+            groups.append({**settings, **group, "params": biases})
+    return groups
 
 
 def _place(device: str, local_rank: int, local_size: int) -> tuple[torch.device, Literal["gloo", "nccl"]]:

@@ -85,6 +85,7 @@ class Case:
             "samples": _samples(workload),
             "micro_batches": _micro_batches(self.problem),
             "optimizer": _optimizer(workload),
+            "bias_group": _bias_group(workload),
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
             "clip": None if clip is None else {"kind": clip.kind, "threshold": float(clip.threshold)},
             "scaler": {
@@ -127,9 +128,16 @@ def _floats(values: Any) -> list[float]:
     return [float(value) for value in values]
 
 
+def _bias_group(workload: Workload) -> dict[str, float] | None:
+    group = workload.bias_group
+    return None if group is None else {"lr": float(group.lr), "weight_decay": float(group.weight_decay)}
+
+
 def _optimizer(workload: Workload) -> dict[str, Any]:
     spec = workload.optimizer
-    common = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay)}
+    common: dict[str, Any] = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay)}
+    if workload.kernel is not None:
+        common[workload.kernel] = True
     if isinstance(spec, SGD):
         momentum = {"momentum": float(spec.momentum), "dampening": float(spec.dampening)}
         return {"kind": "sgd", **common, **momentum, "nesterov": spec.nesterov}

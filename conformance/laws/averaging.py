@@ -69,6 +69,8 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
     if not all(fitting):
         return right
     common = set.intersection(*({mistake.kinds for mistake in one} for one in fitting))
+    if run.plan.spec["loss"] == "weighted" and not common:
+        return right  # Such as dividing by the samples: by too much in one window, by too little in another.
     explained = {
         average.window: replace(average, mistakes=_likeliest(one, common))
         for average, one in zip(wrong, fitting, strict=True)

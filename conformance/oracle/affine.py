@@ -132,6 +132,11 @@ class Affine:
             spread = np.abs(noise).sum(axis=1)
         return self._new(center, noise, self._slack(spread, 3))
 
+    def where(self, kept: Sequence[bool]) -> Affine:
+        """``self`` with zeros in the entries that are not ``kept``."""
+        center = [c if keep else Fraction(0) for c, keep in zip(self.center, kept, strict=True)]
+        return Affine(center, np.where(np.array(kept)[:, None], self.noise, 0.0), self.symbols)
+
     def plus(self, other: Affine) -> Affine:
         """``self + other``, entry by entry; shared errors cancel or add up as they really do."""
         center = list(map(add, self.center, other.center))

@@ -15,8 +15,11 @@ from itertools import chain
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import Deviation
+from conformance.oracle.gradient import gradient
 from conformance.oracle.recurrence import Recurrence, times
+from conformance.oracle.rounding import nearest
 from conformance.workloads.layout import Window
+from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, AdamW, Vector
 
@@ -85,6 +88,14 @@ def _decays(problem: Problem) -> bool:
 def _has_momentum(problem: Problem) -> bool:
     optimizer = problem.workload.optimizer
     return isinstance(optimizer, SGD) and bool(optimizer.momentum) and problem.workload.steps > 1
+
+
+def _by_norm(problem: Problem) -> bool:
+    return problem.workload.clip is not None and problem.workload.clip.kind == "norm"
+
+
+def _has_bias(problem: Problem) -> bool:
+    return problem.workload.bias
 
 
 def _schedules(problem: Problem) -> bool:
@@ -210,6 +221,31 @@ class SampleWeightsIgnored(Recurrence):
         return (Fraction(1, len(window.batch)),) * len(window.batch)
 
 
+def _totals_differ(problem: Problem) -> bool:
+    return len({problem.total_weight(window) for window in problem.windows}) > 1
+
+
+@fault("divides a weighted loss by the number of samples instead of their weight", _weighted)
+class SamplesForWeight(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return times(super().counted(window), self.problem.total_weight(window) / len(window.batch))
+
+
+@fault("divides every window's loss by the weight of the first window", _weighted, _totals_differ)
+class WeightOfFirstWindow(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        first = self.problem.total_weight(self.problem.windows[0])
+        return times(super().counted(window), self.problem.total_weight(window) / first)
+
+
+@fault("divides by the weight of rank 0's samples, as if all ranks had the same", _weighted, _distributed)
+class WeightOfRankZero(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))
+        right = super().counted(window)
+        return times(right, self.problem.total_weight(window) / own / window.world_size) if own else right
+
+
 # Clipping and the loss scale.
 
 
@@ -245,6 +281,26 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
         own = rule.averaged(window, weights, times(_only(coefficients, part), count))
         total = total.plus(rule.clip(own).scaled(Fraction(1, count)))
     return total
+
+
+@fault("clips each parameter by itself, at a norm that is meant for all of them together", _by_norm, _has_bias)
+class ClipsEachParameter(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return super().clip(self.only_weights(vector)).plus(super().clip(self.only_bias(vector)))
+
+
+@fault("clips only the first parameter", _clips, _has_bias)
+class ClipsFirstParameter(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return super().clip(self.only_weights(vector)).plus(self.only_bias(vector))
+
+
+@fault("clips gradients of which some still carry the loss scale", _by_norm, _has_bias, _scaled)
+class ClipsBeforeAllAreUnscaled(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        bias = self.only_bias(vector).scaled(self.loss_scale)
+        clipped = super().clip(self.only_weights(vector).plus(bias))
+        return self.only_weights(clipped).plus(self.only_bias(clipped).scaled(1 / self.loss_scale))
 
 
 @fault("steps on gradients that still carry the loss scale", _scaled)
@@ -288,6 +344,54 @@ class MomentumLost(Recurrence):
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
+@fault(
+    "forgets that the momentum is Nesterov's",
+    lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
+)
+class NesterovLost(Recurrence):
+    def optimizer(self) -> SGD | AdamW:
+        right = super().optimizer()
+        return replace(right, nesterov=False) if isinstance(right, SGD) else right
+
+
+@fault(
+    "applies the weight decay to the first parameter group only",
+    _decays,
+    _has_bias,
+    lambda problem: problem.workload.bias_group is None,
+)
+class DecayForFirstGroup(Recurrence):
+    def bias_optimizer(self) -> SGD | AdamW:
+        return replace(super().bias_optimizer(), weight_decay=Fraction(0))
+
+
+@fault("gives all parameter groups the settings of the first", lambda problem: problem.workload.bias_group is not None)
+class GroupsAlike(Recurrence):
+    def bias_optimizer(self) -> SGD | AdamW:
+        return self.optimizer()
+
+    def bias_learning_rate(self, step: int) -> Fraction:
+        return self.learning_rate(step)
+
+
+@fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_bias)
+class ScheduleForFirstGroup(Recurrence):
+    def bias_learning_rate(self, step: int) -> Fraction:
+        return super().bias_learning_rate(0)
+
+
+@fault(
+    "decays the weights by a learning rate that the schedule does not change",
+    _decays,
+    _schedules,
+    lambda problem: isinstance(problem.workload.optimizer, AdamW),
+)
+class DecayIgnoresSchedule(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        extra = self.learning_rate(step) - self.learning_rate(0)
+        return super().update(weights, vector, step).plus(weights.scaled(extra * self.optimizer().weight_decay))
+
+
 @fault("advances the learning-rate schedule once per micro-batch", _schedules, _accumulating)
 class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
@@ -299,3 +403,45 @@ class SchedulePerMicroBatch(Recurrence):
 class ScheduleIgnored(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
         return super().learning_rate(0)
+
+
+# Formats.
+
+
+def _fine(problem: Problem) -> bool:
+    """Whether the weights need more bits than 16-bit formats have. Rounding in the master format may hide it."""
+    workload = problem.workload
+    return workload.epochs == 1 and not all(map(BF16.holds, workload.start))
+
+
+def _data_fit(problem: Problem) -> bool:
+    """Whether bfloat16 has all features and targets."""
+    samples = chain.from_iterable(problem.workload.batches)
+    return all(BF16.holds(value) for sample in samples for value in (*sample.x, sample.y))
+
+
+@fault("rounds the data to bfloat16", _fine, lambda problem: not (problem.precision.mixed or _data_fit(problem)))
+class DataRounded(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        batch = tuple(
+            replace(sample, x=tuple(nearest(value, BF16) for value in sample.x), y=nearest(sample.y, BF16))
+            for sample in window.batch
+        )
+        return super().averaged(replace(window, batch=batch), weights, coefficients)
+
+
+@fault("keeps the weights in 16 bits", _fine)
+class WeightsRounded(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        moved = super().update(weights, vector, step)
+        fmt = self.problem.precision.compute if self.problem.precision.mixed else BF16
+        return self.symbols.exactly([nearest(value, fmt) for value in moved.center])
+
+
+@fault("computes without autocast", _fine, _data_fit, lambda problem: problem.precision.mixed)
+class NotCast(Recurrence):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        precision = self.problem.precision
+        form = self.form(window, coefficients)
+        uncast = replace(self.problem, precision=replace(precision, compute=precision.master))
+        return gradient(uncast, window, form, weights, self.loss_scale, self.ledger, self.history is not None)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from conformance.oracle.affine import Affine, Unbounded, dot
 from conformance.oracle.exactness import proofs
 from conformance.oracle.normal_form import NormalForm
-from conformance.oracle.rounding import Ledger, gamma
+from conformance.oracle.rounding import Ledger, gamma, nearest
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import Precision
 from conformance.workloads.problem import Problem
@@ -22,13 +22,19 @@ _SCALINGS = 8
 
 
 def as_cast(weights: Affine, precision: Precision) -> Affine:
-    """The weights as autocast's forward sees them.
+    """The weights as autocast's forward sees them: rounded to the compute format.
 
-    A weight within a quarter of an ulp of a number of the compute format is cast to that number (half an ulp, or a
-    quarter just below a power of two, is where rounding to nearest would leave it), so the cast removes its error.
+    An exact weight is rounded to nearest. One within a quarter of an ulp of a number of the compute format is cast to
+    that number (half an ulp, or a quarter just below a power of two, is where rounding to nearest would leave it), so
+    the cast removes its error.
     """
     compute = precision.compute
-    snaps = precision.mixed and all(
+    if not precision.mixed:
+        return weights
+    if weights.exact:
+        cast = [nearest(center, compute) for center in weights.center]
+        return weights.symbols.exactly(cast) if all(map(compute.holds, cast)) else weights
+    snaps = all(
         compute.holds(center) and 4 * radius < compute.ulp(center)
         for center, radius in zip(weights.center, weights.radius, strict=True)
     )

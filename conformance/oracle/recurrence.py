@@ -7,8 +7,9 @@ applied once. Each method is one decision of a trainer; deviations, right or wro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 
 from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
@@ -103,6 +104,7 @@ class Recurrence:
         self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
         self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger)
+        self._bias_rule = update_rule(self.bias_optimizer(), problem.precision.master, self.ledger)
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []
@@ -143,10 +145,42 @@ class Recurrence:
     def optimizer(self) -> SGD | AdamW:
         return self.problem.workload.optimizer
 
+    def bias_optimizer(self) -> SGD | AdamW:
+        """The optimizer of the bias."""
+        group = self.problem.workload.bias_group
+        return replace(self.optimizer(), weight_decay=group.weight_decay) if group else self.optimizer()
+
+    def bias_learning_rate(self, step: int) -> Fraction:
+        """The learning rate of the bias, in the proportion to that of the weights that its group asks for."""
+        group, rate = self.problem.workload.bias_group, self.learning_rate(step)
+        return rate * group.lr / self.problem.workload.optimizer.lr if group else rate
+
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        return self._rule.step(weights, vector, self.learning_rate(step))
+        moved = self._rule.step(weights, vector, self.learning_rate(step))
+        if not self._two_groups:
+            return moved
+        # Optimizers treat each entry alone.
+        of_bias = self._bias_rule.step(weights, vector, self.bias_learning_rate(step))
+        return self.only_weights(moved).plus(self.only_bias(of_bias))
 
     # What the right answer and all deviations share.
+
+    @cached_property
+    def _two_groups(self) -> bool:
+        """Whether the bias is trained in another way than the weights."""
+        steps = range(self.problem.workload.steps)
+        return self.problem.workload.bias and (
+            self._bias_rule.spec != self._rule.spec
+            or any(self.bias_learning_rate(step) != self.learning_rate(step) for step in steps)
+        )
+
+    def only_weights(self, vector: Affine) -> Affine:
+        """``vector`` with a zero for the bias."""
+        return vector.where([name != "bias" for name in self.problem.workload.parameters])
+
+    def only_bias(self, vector: Affine) -> Affine:
+        """``vector`` with zeros for the weights."""
+        return vector.where([name == "bias" for name in self.problem.workload.parameters])
 
     def coefficients(self, window: Window) -> Vector:
         """What each sample's squared error is multiplied with."""

@@ -209,9 +209,12 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
         by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
         names = [name for name in asked if name not in (*_NOT_HERE, *by_hand)]
+        # The task's second group, if there is one, has a decay of its own: numbers tell which parameters got it.
+        accepted = [asked, {**asked, **(rank.run.plan.spec["bias_group"] or {})}]
         for group in groups:
-            other = next((name for name in names if _differs(group, asked, name)), None)
-            if other is not None:
+            others = [next((name for name in names if _differs(group, one, name)), None) for one in accepted]
+            other = others[0]
+            if other is not None and None not in others:
                 return (
                     f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
                     f"{other}={_shown(asked[other])}: use `task.optimizer`."

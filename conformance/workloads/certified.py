@@ -8,22 +8,29 @@ exactness is proved by the certificate in :mod:`conformance.oracle`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from conformance.workloads.workload import SGD, Clip, LossScale, Sample, Vector, Workload
+from conformance.workloads.workload import SGD, BiasGroup, Clip, LossScale, Sample, Vector, Workload
 
 STEPS = 6
-#: Times any loss scale of the recipes it is far outside fp16's range.
-OUTLIER = Fraction(-(2**15))
+#: Times any loss scale of the recipes it is far outside fp16's range; the loss itself stays finite.
+OUTLIER = Fraction(-(2**20))
+#: Its square is outside fp32's range, so that the loss itself is infinite. Twice its scaled error is inside.
+INFINITE_LOSS = Fraction(-(2**70))
 STEEPER = 4.0
 #: The significand bits of bf16: enough to add up a whole global batch, whatever its micro-batches are.
 _BITS = 8
 _CANDIDATES = 512
-_ATTEMPTS = 400
+_ATTEMPTS = 40
+_RESTARTS = 25
+#: Samples of the smallest micro-batch that weighted workloads are dealt out in.
+_GROUP = 4
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,10 +41,15 @@ class Recipe:
 
     Args:
         weights: possible sample weights of a weighted loss (zero included); None for the plain mean.
+        totals: the weight of each window in multiples of its number of samples, in turns.
+        empty_at: at this step the first half of the samples has no weight.
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
         short: samples in a short last batch, if there is one.
-        overflow_at: the batch of this step ends with a sample that overflows fp16.
+        overflow_at: the batch of this step ends with a sample, ``outlier``, that overflows fp16.
+        fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
+            the first feature is as fine.
+        cast: targets are those of weights without ``fine``, as they are after the cast to a 16-bit format.
         seed: another one draws other numbers, for workloads in which the first ones hide a fault in some layout.
         steeper_at: the residuals of this step are multiplied by STEEPER, so that only its gradient exceeds a norm.
     """
@@ -46,10 +58,14 @@ class Recipe:
     summary: str
     optimizer: SGD
     features: int = 3
-    bias: bool = False
+    bias: bool = True
+    bias_group: BiasGroup | None = None
+    kernel: Literal["foreach", "fused"] | None = None
     schedule: Vector | None = None
     clip: Clip | None = None
     weights: tuple[int, ...] | None = None
+    totals: Vector = (Fraction(1),)
+    empty_at: int | None = None
     grid: Fraction = Fraction(1, 4)
     residual: Fraction = Fraction(1, 2)
     spread: int = 2
@@ -58,7 +74,10 @@ class Recipe:
     scale: LossScale = LossScale(Fraction(2**7))
     ranks_start_apart: bool = False
     overflow_at: int | None = None
+    outlier: Fraction = OUTLIER
     steeper_at: int | None = None
+    fine: Fraction = Fraction(0)
+    cast: bool = False
     steps: int = STEPS
     seed: int = 0
 
@@ -69,17 +88,28 @@ def certified(recipe: Recipe, batch_size: int) -> Workload:
     Raises:
         ValueError: no such workload was found; the recipe asks for too much.
     """
-    generator = np.random.default_rng([*recipe.name.encode(), batch_size, recipe.seed])
+    for seed in range(recipe.seed, recipe.seed + _RESTARTS):
+        with suppress(_Stuck):
+            return _from_seed(recipe, batch_size, seed)
+    raise ValueError(f"workload {recipe.name}: no batches of {batch_size} samples keep every step on its grid")
+
+
+class _Stuck(Exception):
+    """No batch leads on from the state that the earlier ones led to."""
+
+
+def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
+    generator = np.random.default_rng([*recipe.name.encode(), batch_size, seed])
     size = recipe.features + recipe.bias
     state = _State(float(recipe.grid) * generator.choice([-4.0, -2.0, 2.0, 4.0], size), np.zeros(size))
-    start = _vector(state.weights)
+    start = _vector(state.weights + _fine(recipe))
     batches = []
     for step in range(recipe.steps):
         samples = recipe.short if recipe.short and step == recipe.steps - 1 else batch_size
-        batch, after = _draw(recipe, samples, state, generator)
+        batch, after = _draw(recipe, samples, step, state, generator)
         if recipe.overflow_at == step:
             # Every rank skips this window, so the state does not change.
-            batch = (*batch[:-1], replace(batch[-1], y=OUTLIER))
+            batch = (*batch[:-1], replace(batch[-1], y=recipe.outlier))
         elif recipe.steeper_at == step:
             # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
             state = replace(state, steps=after.steps)
@@ -92,6 +122,8 @@ def certified(recipe: Recipe, batch_size: int) -> Workload:
         optimizer=recipe.optimizer,
         start=start,
         bias=recipe.bias,
+        bias_group=recipe.bias_group,
+        kernel=recipe.kernel,
         loss="mean" if recipe.weights is None else "weighted",
         schedule=recipe.schedule,
         clip=recipe.clip,
@@ -111,7 +143,7 @@ class _State:
 
 
 def _draw(
-    recipe: Recipe, samples: int, state: _State, generator: np.random.Generator
+    recipe: Recipe, samples: int, step: int, state: _State, generator: np.random.Generator
 ) -> tuple[tuple[Sample, ...], _State]:
     """The first of many random batches after which the state lies on the grid."""
     grid = float(recipe.grid)
@@ -119,40 +151,69 @@ def _draw(
         rows = generator.choice([-2.0, -1.0, -1.0, 1.0, 1.0, 2.0], (_CANDIDATES, samples, recipe.features))
         if recipe.bias:
             rows = np.concatenate([rows, np.ones((_CANDIDATES, samples, 1))], axis=2)
-        weights = _sample_weights(recipe, samples, generator)
-        odd = samples // (samples & -samples)
+        weights = _sample_weights(recipe, samples, step, generator)
+        total = int(weights.sum())
+        odd = total // (total & -total)
         # Residuals are multiples of the odd divisor; large ones would throw the weights off their grid and need many
         # bits.
         unit, spread = (float(recipe.residual), recipe.spread) if odd < 9 else (float(recipe.residual) / 4, 1)
-        if recipe.steeper_at == state.steps:
+        if odd == 1:
+            # As large as the residuals of other batches: small ones seldom keep the weights on their grid.
+            unit *= 2
+        if recipe.steeper_at == step:
             unit *= STEEPER
         multiples = generator.integers(1, spread + 1, (_CANDIDATES, samples))
         residuals = odd * unit * multiples * generator.choice([-1.0, 1.0], multiples.shape)
         # Sums of small dyadic numbers are exact in any order.
         factors = 2 * weights * residuals
-        gradients = (factors[:, None] @ rows)[:, 0] / samples
+        gradients = (factors[:, None] @ rows)[:, 0] / total
         after = _after(recipe, gradients, state)
-        fits = np.flatnonzero(
+        leads_on = (
             (after.weights % grid == 0).all(axis=1)
             & (float(recipe.optimizer.momentum) * after.buffer % grid == 0).all(axis=1)
             # A cast rounds away a small error, but not that of a zero.
             & (after.weights != 0).all(axis=1)
             & (np.abs(after.weights) <= recipe.largest_weight).all(axis=1)
             & (after.weights != state.weights).any(axis=1)
-            & _clips_as_meant(recipe, gradients, state.steps)
         )
+        if recipe.steeper_at is not None and step >= recipe.steeper_at:
+            leads_on[:] = True  # What follows a clipped step rounds anyway.
+        fits = np.flatnonzero(leads_on & _clips_as_meant(recipe, gradients, step))
         # Last, because checking every sample's term takes longest, and few candidates are left.
         terms = factors[fits, :, None] * rows[fits]
         fits = fits[(np.abs(terms).sum(axis=1) < 2**_BITS * 2 * unit).all(axis=1) & _distinct(terms)]
         if fits.size:
             chosen = int(fits[0])
-            targets = rows[chosen] @ state.weights - residuals[chosen]
-            features = rows[chosen][:, : recipe.features]
+            seen, held = rows[chosen], state.weights
+            if recipe.fine and not recipe.cast:
+                seen[:, 0] += _cancelling(factors[chosen], float(recipe.fine))
+                held = held + _fine(recipe)
+            targets = seen @ held - residuals[chosen]
+            features = seen[:, : recipe.features]
             return (
                 tuple(map(Sample, map(_vector, features), _vector(targets), _vector(weights))),
                 _State(after.weights[chosen], after.buffer[chosen], after.steps),
             )
-    raise ValueError(f"workload {recipe.name}: no batch of {samples} samples keeps step {state.steps} on its grid")
+    raise _Stuck
+
+
+def _fine(recipe: Recipe) -> Floats:
+    """What is added to the weights. It changes no residual, so it stays the same in all steps."""
+    return float(recipe.fine) * np.minimum(np.arange(recipe.features + recipe.bias), 1.0)
+
+
+def _cancelling(factors: Floats, fine: float) -> Floats:
+    """``fine`` or its negative for two samples at a time whose gradients it changes by opposite amounts."""
+    added = np.zeros(len(factors))
+    waiting: dict[float, int] = {}
+    for index, factor in enumerate(factors):
+        other = waiting.pop(abs(factor), None)
+        if other is None:
+            waiting[abs(factor)] = index
+        else:
+            added[other] = fine
+            added[index] = -fine * np.sign(factor) * np.sign(factors[other])
+    return added
 
 
 def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
@@ -167,30 +228,57 @@ def _distinct(terms: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray[np.bool_]:
-    """By value: at the first step some entry exceeds the threshold. By norm: at ``steeper_at`` and never before."""
+    """By value: at the first step some entry of each parameter exceeds the threshold.
+
+    By norm: all together at ``steeper_at``, and never before.
+    """
     if recipe.clip is None:
         return np.ones(len(gradients), dtype=bool)
     threshold = float(recipe.clip.threshold)
     if recipe.clip.kind == "value":
-        return np.asarray((np.abs(gradients) > threshold).any(axis=1) | (step > 0))
+        exceeds = np.abs(gradients) > threshold
+        of_weights, of_bias = exceeds[:, : recipe.features], exceeds[:, recipe.features :]
+        # A trainer may leave out the weights or the bias; what is clipped in all entries shows no other fault.
+        bites = of_weights.any(axis=1) & of_bias.all(axis=1) & ~of_weights.all(axis=1)
+        return np.asarray(bites | (step > 0))
     norms = np.linalg.norm(gradients, axis=1)
     if recipe.steeper_at is None or step < recipe.steeper_at:
         return np.asarray(norms < threshold / 2)
     return np.asarray((norms > 2 * threshold) | (step > recipe.steeper_at))
 
 
-def _sample_weights(recipe: Recipe, samples: int, generator: np.random.Generator) -> Floats:
-    """Weights that add up to the number of samples, which is as exact a divisor as the plain mean's.
+def _sample_weights(recipe: Recipe, samples: int, step: int, generator: np.random.Generator) -> Floats:
+    """Weights that add up to the total of the step: as exact a divisor as the number of samples, and another one.
 
-    They ascend, so that ranks and micro-batches weigh very different amounts and no mean of means comes near the mean.
+    Each group of samples weighs about twice as much as the one before, so that ranks and micro-batches weigh very
+    different amounts and no mean of means comes near the mean. No group weighs nothing, but for the first half of them
+    at ``empty_at``.
     """
     if recipe.weights is None:
         return np.ones(samples)
+    total = int(recipe.totals[step % len(recipe.totals)] * samples)
+    groups = samples // _GROUP if samples % _GROUP == 0 else 1
+    empty = groups // 2 if step == recipe.empty_at else 0
+    size = samples // groups
+    doubling = 2.0 ** np.arange(groups)
+    means = total * doubling / doubling.sum() / size
+    values = np.array(recipe.weights, dtype=float)
+    shares = [_tilted(values, mean) for mean in means]
     for _ in range(_ATTEMPTS):
-        drawn = generator.choice(np.array(recipe.weights, dtype=float), samples)
-        if drawn.sum() == samples:
-            return np.sort(drawn)
-    raise ValueError(f"workload {recipe.name}: no {samples} weights out of {recipe.weights} add up to {samples}")
+        drawn = np.stack([generator.choice(values, (_CANDIDATES, size), p=share) for share in shares], axis=1)
+        drawn[:, :empty] = 0
+        weight = drawn.sum(axis=2)
+        fits = np.flatnonzero((weight.sum(axis=1) == total) & (weight[:, empty:] > 0).all(axis=1))
+        if fits.size:
+            return np.asarray(drawn[fits[0]].ravel())
+    raise ValueError(f"workload {recipe.name}: no {samples} weights out of {recipe.weights} add up to {total}")
+
+
+def _tilted(values: Floats, mean: float) -> Floats:
+    """The probabilities of ``values`` with about this mean, and the greatest entropy."""
+    candidates = np.geomspace(1 / 16, 16, 33)[:, None] ** values
+    candidates /= candidates.sum(axis=1, keepdims=True)
+    return np.asarray(candidates[np.abs(candidates @ values - mean).argmin()])
 
 
 def _after(recipe: Recipe, gradients: Floats, state: _State) -> _State:
@@ -198,11 +286,14 @@ def _after(recipe: Recipe, gradients: Floats, state: _State) -> _State:
     momentum, decay = float(spec.momentum), float(spec.weight_decay)
     if recipe.clip and recipe.clip.kind == "value":
         gradients = np.clip(gradients, -float(recipe.clip.threshold), float(recipe.clip.threshold))
-    gradients = gradients + decay * state.weights
+    decays, factors = np.full(state.weights.shape, decay), np.ones(state.weights.shape)
+    if recipe.bias_group:
+        decays[-1], factors[-1] = float(recipe.bias_group.weight_decay), float(recipe.bias_group.lr / spec.lr)
+    gradients = gradients + decays * state.weights
     taken = 1 - float(spec.dampening) if state.steps and momentum else 1.0
     buffer = momentum * state.buffer + taken * gradients
     move = gradients + momentum * buffer if spec.nesterov else buffer
-    rate = float(spec.lr * (recipe.schedule[state.steps] if recipe.schedule else 1))
+    rate = float(spec.lr * (recipe.schedule[state.steps] if recipe.schedule else 1)) * factors
     return _State(state.weights - rate * move, buffer, state.steps + 1)
 
 

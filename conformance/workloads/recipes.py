@@ -6,50 +6,118 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
-from conformance.workloads.certified import Recipe, certified
-from conformance.workloads.workload import SGD, AdamW, Clip, LossScale, Workload
+from conformance.workloads.certified import INFINITE_LOSS, Recipe, certified
+from conformance.workloads.workload import SGD, AdamW, BiasGroup, Clip, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
 SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
+ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("sgd", "Plain SGD; a model with a bias.", SGD(HALF), features=2, bias=True, spread=3, seed=2),
-        Recipe("momentum", "Momentum and a learning-rate schedule.", SGD(HALF, momentum=HALF), schedule=SCHEDULE),
+        Recipe("sgd", "Plain SGD.", SGD(HALF), spread=3, scale=LossScale(Fraction(2**5))),
+        Recipe(
+            "momentum",
+            "Momentum and a learning-rate schedule.",
+            SGD(HALF, momentum=HALF),
+            schedule=SCHEDULE,
+            spread=3,
+            scale=LossScale(Fraction(2**5)),
+        ),
+        Recipe(
+            "nesterov",
+            "Nesterov momentum and a learning-rate schedule, without a clip.",
+            SGD(HALF, momentum=HALF, nesterov=True),
+            kernel="foreach",
+            schedule=SCHEDULE,
+            spread=3,
+            grid=Fraction(1, 8),
+            scale=LossScale(Fraction(2**5)),
+        ),
+        Recipe(
+            "two-groups",
+            "Two parameter groups: the bias has twice the learning rate and no weight decay.",
+            SGD(HALF, momentum=HALF, weight_decay=HALF),
+            bias_group=BiasGroup(Fraction(1), Fraction(0)),
+            kernel="fused",
+            schedule=SCHEDULE,
+            grid=Fraction(1, 8),
+            residual=QUARTER,
+            spread=3,
+            largest_weight=2,
+        ),
         Recipe(
             "clip-value",
             "Nesterov momentum and clipping by value that bites.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
             clip=Clip("value", Fraction(1)),
-            seed=1,
+            scale=LossScale(Fraction(2**5)),
             grid=Fraction(1, 8),
             largest_weight=2,
+            seed=282,
         ),
         Recipe(
             "decay",
-            "Momentum with dampening, and weight decay.",
-            SGD(HALF, momentum=HALF, dampening=HALF, weight_decay=QUARTER),
+            "Momentum with dampening, weight decay and a learning-rate schedule.",
+            SGD(Fraction(1), momentum=HALF, dampening=HALF, weight_decay=HALF),
+            schedule=SCHEDULE,
             grid=Fraction(1, 8),
-            residual=Fraction(1, 8),
+            residual=QUARTER,
             spread=3,
             largest_weight=2,
         ),
         Recipe(
             "weighted",
-            "A weighted mean over the global batch, with weights of zero; momentum.",
+            "A weighted mean over the global batch, whose weight differs from window to window; momentum.",
             SGD(HALF, momentum=HALF),
-            weights=(0, 0, 0, 1, 1, 2, 3),
-            seed=5,
+            weights=(0, 0, 1, 1, 2, 4, 4),
+            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
+            features=2,
+            spread=1,
+            seed=9,
+        ),
+        Recipe(
+            "weightless",
+            "A weighted mean, in which half of a window's micro-batches weigh nothing.",
+            SGD(HALF, momentum=HALF),
+            weights=(0, 0, 1, 1, 2, 4, 4),
+            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
+            empty_at=3,
+            features=2,
+            spread=1,
+            seed=4,
         ),
         Recipe(
             "overflow",
             "One sample on the last rank overflows fp16: all ranks must skip that step together.",
             SGD(HALF, momentum=HALF),
             schedule=SCHEDULE,
+            spread=3,
             scale=LossScale(Fraction(2**7), growth_interval=3),
             overflow_at=2,
+        ),
+        Recipe(
+            "overflow-clip",
+            "A window that overflows fp16, and clipping by norm that bites two steps later.",
+            SGD(HALF, momentum=HALF),
+            schedule=SCHEDULE,
+            clip=Clip("norm", Fraction(8)),
+            steeper_at=4,
+            largest_weight=8,
+            scale=LossScale(Fraction(2**5)),
+            overflow_at=2,
+        ),
+        Recipe(
+            "infinite-loss",
+            "The loss of one sample on the last rank is infinite: all ranks must skip that step together.",
+            SGD(HALF, momentum=HALF),
+            schedule=SCHEDULE,
+            spread=3,
+            scale=LossScale(Fraction(2**7), growth_interval=3),
+            overflow_at=2,
+            outlier=INFINITE_LOSS,
         ),
         Recipe(
             "growing-scale",
@@ -62,9 +130,10 @@ RECIPES: dict[str, Recipe] = {
             "Clipping by norm that bites in the fifth step only: until then all is exact, then the root rounds.",
             SGD(HALF, momentum=HALF),
             schedule=SCHEDULE,
-            clip=Clip("norm", Fraction(4)),
+            clip=Clip("norm", Fraction(8)),
             steeper_at=4,
             largest_weight=8,
+            seed=3,
             scale=LossScale(Fraction(2**5)),
         ),
         Recipe("short-window", "The last accumulation window is short.", SGD(HALF, momentum=HALF)),
@@ -74,6 +143,19 @@ RECIPES: dict[str, Recipe] = {
             "Ranks hold different weights until a broadcast makes them one.",
             SGD(HALF, momentum=HALF),
             ranks_start_apart=True,
+        ),
+        Recipe(
+            "fine-data",
+            "Weights, features and targets that fit fp32 and no 16-bit format.",
+            SGD(HALF, momentum=HALF),
+            fine=Fraction(1, 2**12),
+        ),
+        Recipe(
+            "cast-weights",
+            "Weights that a cast to 16 bits changes: a forward without autocast, or weights kept in 16 bits, show.",
+            SGD(HALF, momentum=HALF),
+            fine=Fraction(3, 2**16),
+            cast=True,
         ),
     )
 }
@@ -94,7 +176,27 @@ def adamw(batch_size: int) -> Workload:
     return replace(
         recipe("sgd", batch_size),
         name="adamw",
-        optimizer=AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8)),
-        scale=LossScale(Fraction(2**5)),
+        optimizer=ADAMW,
         summary="AdamW with decoupled weight decay; judged by its rounding-error bound.",
+    )
+
+
+def adamw_clip(batch_size: int) -> Workload:
+    """AdamW on the data of the workload that is clipped by norm, with its clip and schedule."""
+    return replace(
+        recipe("clip-norm", batch_size),
+        name="adamw-clip",
+        optimizer=ADAMW,
+        summary="AdamW with a learning-rate schedule and clipping by norm.",
+    )
+
+
+def adamw_overflow(batch_size: int) -> Workload:
+    """AdamW on the data of the workload that overflows."""
+    return replace(
+        recipe("overflow", batch_size),
+        name="adamw-overflow",
+        optimizer=ADAMW,
+        schedule=None,
+        summary="AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
     )

@@ -45,6 +45,14 @@ class AdamW:
 
 
 @dataclass(frozen=True)
+class BiasGroup:
+    """What the bias is trained with where it has a parameter group of its own; all else is as for the weights."""
+
+    lr: Fraction
+    weight_decay: Fraction
+
+
+@dataclass(frozen=True)
 class Clip:
     """Gradient clipping as torch.nn.utils defines it.
 
@@ -75,6 +83,8 @@ class Workload:
     ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
     optimizer step read together. Every batch but the last has the same number of samples. ``schedule`` multiplies the
     learning rate, one entry per optimizer step. ``start`` holds the initial weights, then the bias if there is one.
+    With a ``bias_group`` the optimizer has two parameter groups, the weights and the bias. ``kernel``
+    is the implementation that the optimizer is asked to take; the arithmetic is the same.
     With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast makes them equal.
 
     Raises:
@@ -86,6 +96,8 @@ class Workload:
     optimizer: SGD | AdamW
     start: Vector
     bias: bool = False
+    bias_group: BiasGroup | None = None
+    kernel: Literal["foreach", "fused"] | None = None
     loss: Literal["mean", "weighted"] = "mean"
     epochs: int = 1
     schedule: Vector | None = None
@@ -105,6 +117,8 @@ class Workload:
             raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {self.features}")
         if self.schedule is not None and len(self.schedule) < self.steps:
             raise ValueError(f"workload {self.name}: the schedule covers {len(self.schedule)} of {self.steps} steps")
+        if self.bias_group and not self.bias:
+            raise ValueError(f"workload {self.name}: a group for the bias needs a bias")
         if self.epochs > 1 and len(self.batches[-1]) != len(self.batches[0]):
             raise ValueError(f"workload {self.name}: a short last batch is only defined for a single epoch")
 

@@ -24,9 +24,27 @@ from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
 from conformance.workloads import precision as formats
 
-EVERYTHING = Declaration(backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=LOSSES, clips=CLIPS)
+EVERYTHING = Declaration(
+    backends=BACKEND_NAMES,
+    precisions=PRECISIONS,
+    layouts=LAYOUTS,
+    losses=LOSSES,
+    clips=CLIPS,
+    parameter_groups=(1, 2),
+)
 #: Their roots, quotients or data round: judged by bounds.
-BOUNDED = {"adamw", "clip-norm", "line", "noisy-line", "two-workers", "multivariate"}
+BOUNDED = {
+    "adamw",
+    "adamw-clip",
+    "adamw-overflow",
+    "clip-norm",
+    "overflow-clip",
+    "line",
+    "noisy-line",
+    "two-workers",
+    "multivariate",
+}
+OVERFLOWING = {"overflow", "overflow-clip", "infinite-loss", "adamw-overflow"}
 HORIZON = 16
 DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 
@@ -187,6 +205,7 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
         ({"accumulations": (2,)}, "ddp", "the accumulation 4 (it declares: 2)"),
         ({"losses": ("mean",)}, "ddp", "the loss weighted (it declares: mean)"),
         ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
+        ({"parameter_groups": (1,)}, "ddp", "the number of parameter groups 2 (it declares: 1)"),
     ],
 )
 def test_what_is_not_declared_is_on_the_list_once_and_not_run(changes, backend, reason):
@@ -207,7 +226,9 @@ def test_nothing_that_is_declared_is_lost_with_what_is_not():
     assert kept == {
         entry.case
         for entry in plan(EVERYTHING, "ddp")
-        if entry.case.precision == "fp32" and entry.case.world_size == 2 and entry.case.workload != "clip-norm"
+        if entry.case.precision == "fp32"
+        and entry.case.world_size == 2
+        and getattr(entry.case.problem.workload.clip, "kind", None) != "norm"
     }
 
 
@@ -236,7 +257,7 @@ def test_every_case_can_be_judged(workload, precision):
         right = strictest.recurrence().run(limit)
         assert right.certificate.exact == (workload not in BOUNDED), (case.id, right.certificate.reason)
         assert len(right.steps) == (limit or job.steps) - len(right.skips)
-        assert right.skips == ({2} if workload == "overflow" else set()), case.id
+        assert right.skips == ({2} if workload in OVERFLOWING else set()), case.id
         assert "possible" not in right.overflows, case.id
         assert len(right.overflows) == (job.steps if case.arithmetic.scaled else 0)
 

@@ -26,7 +26,18 @@ every_fault = pytest.mark.parametrize("name", FAULTS)
 PLACES = [
     (workload, shape, precision)
     for workload, shape, precision in product(
-        ["momentum", "clip-value", "decay", "weighted", "clip-norm", "short-window"],
+        [
+            "momentum",
+            "clip-value",
+            "decay",
+            "two-groups",
+            "weighted",
+            "clip-norm",
+            "adamw-clip",
+            "fine-data",
+            "cast-weights",
+            "short-window",
+        ],
         [("accumulated", 2, 2), ("accumulated", 2, 3)],
         ["fp32", "fp16"],
     )

@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.certified import OUTLIER, STEEPER, Recipe, certified
+from conformance.oracle.rounding import nearest
+from conformance.workloads.certified import INFINITE_LOSS, OUTLIER, STEEPER, Recipe, certified
 from conformance.workloads.layout import Layout
-from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.precision import BF16, FP16, FP32, FP64, PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES, adamw, recipe
 from conformance.workloads.workload import SGD, AdamW, Clip
@@ -26,8 +27,13 @@ every_workload = pytest.mark.parametrize(
 every_batch_size = pytest.mark.parametrize("batch_size", BATCH_SIZES)
 
 
+def trajectory_in(workload, precision):
+    return Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS[precision.name])).run()
+
+
 def trajectory(workload):
-    return Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])).run()
+    """In the format that it was made for: others than the cast weights are exact in fp64."""
+    return trajectory_in(workload, FP16 if workload.name == "cast-weights" else FP64)
 
 
 def unclipped(name, batch_size):
@@ -54,7 +60,7 @@ def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
     workload = recipe(name, batch_size)
     before = [workload.start, *(step.weights.center for step in trajectory(workload).steps)]
     for batch, weights in zip(workload.batches, before, strict=False):
-        if any(sample.y == OUTLIER for sample in batch):
+        if any(sample.y in (OUTLIER, INFINITE_LOSS) for sample in batch):
             break  # In fp16 this window is skipped; the later ones assume that.
         gradients = []
         for sample in batch:
@@ -74,8 +80,9 @@ def test_weights_move_in_every_step_and_stay_on_their_grid(name, batch_size):
     for before, after in pairwise(visited):
         assert before != after
         assert all(after)
-        assert all((weight / ingredients.grid).denominator == 1 for weight in after)
-        assert max(map(abs, after)) <= ingredients.largest_weight
+        coarse = [after[0], *(weight - ingredients.fine for weight in after[1:])]
+        assert all((weight / ingredients.grid).denominator == 1 for weight in coarse)
+        assert max(map(abs, coarse)) <= ingredients.largest_weight
 
 
 @every_batch_size
@@ -94,13 +101,48 @@ def test_clipping_by_norm_bites_in_one_step_and_not_before():
     assert STEEPER > 1
 
 
-def test_weighted_batches_weigh_as_much_as_they_have_samples_and_some_weigh_nothing():
-    for batch in recipe("weighted", 24).batches:
-        weights = [sample.weight for sample in batch]
-        assert sum(weights) == 24
-        assert 0 in weights
-        assert weights == sorted(weights)
-        assert sum(weights[:12]) < sum(weights[12:])
+def groups(batch):
+    """The weights of the smallest micro-batches that weighted batches are dealt out in."""
+    return [sum(sample.weight for sample in batch[start : start + 4]) for start in range(0, 24, 4)]
+
+
+@pytest.mark.parametrize("name", ["weighted", "weightless"])
+def test_weighted_batches_differ_in_weight_and_none_weighs_as_much_as_it_has_samples(name):
+    totals = [sum(sample.weight for sample in batch) for batch in recipe(name, 24).batches]
+    assert totals == [12, 48, 12, 12, 48, 12]
+
+
+@pytest.mark.parametrize("name", ["weighted", "weightless"])
+def test_some_samples_weigh_nothing_and_whole_micro_batches_only_where_asked(name):
+    for step, batch in enumerate(recipe(name, 24).batches):
+        assert 0 in [sample.weight for sample in batch]
+        assert (0 in groups(batch)) == (step == RECIPES[name].empty_at)
+        assert sum(groups(batch)[:3]) < sum(groups(batch)[3:])
+
+
+def test_a_window_has_a_micro_batch_without_weight_in_each_layout():
+    batch = recipe("weightless", 24).batches[RECIPES["weightless"].empty_at]
+    assert not any(sample.weight for sample in batch[:12])
+    assert all(groups(batch)[3:])
+
+
+def test_fine_data_fit_fp32_and_no_16_bit_format():
+    workload = recipe("fine-data", 24)
+    samples = [sample for batch in workload.batches for sample in batch]
+    features = [value for sample in samples for value in sample.x]
+    for values in (workload.start, features, [sample.y for sample in samples]):
+        assert all(map(FP32.holds, values))
+        assert not all(map(FP16.holds, values))
+        assert not all(map(BF16.holds, values))
+
+
+def test_a_cast_changes_the_weights_of_one_workload_and_takes_them_to_the_grid():
+    workload = recipe("cast-weights", 24)
+    for fmt in (FP16, BF16):
+        for step in trajectory_in(workload, fmt).steps:
+            cast = [nearest(weight, fmt) for weight in step.weights.center]
+            assert tuple(cast) != step.weights.center
+            assert all((weight / RECIPES["cast-weights"].grid).denominator == 1 for weight in cast)
 
 
 def test_the_outlier_is_the_last_sample_of_one_batch():

@@ -9,7 +9,16 @@ from conformance.workloads.registry import STANDARD, standard
 
 
 def test_all_recipes_and_data_sets_have_a_name():
-    assert set(STANDARD) == {*RECIPES, "adamw", "line", "noisy-line", "two-workers", "multivariate"}
+    assert set(STANDARD) == {
+        *RECIPES,
+        "adamw",
+        "adamw-clip",
+        "adamw-overflow",
+        "line",
+        "noisy-line",
+        "two-workers",
+        "multivariate",
+    }
 
 
 @pytest.mark.parametrize(
