@@ -71,6 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule("momentum", core=True),
     Rule("clip-value", core=True),
     Rule("sgd", ("fp32",), REPRESENTATIVE),
+    Rule("sgd", _SCALED, _ACCUMULATED),
     *(Rule(workload, layouts=_ACCUMULATED) for workload in ("decay", "two-groups", "adamw")),
     *(Rule(workload, ("fp32",), frozenset({_W2})) for workload in ("decay", "two-groups", "adamw", "weighted")),
     *(
