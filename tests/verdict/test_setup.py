@@ -88,7 +88,7 @@ def test_another_threshold(follow):
     run = follow("single-acc2-fp32-clip-value", ClipsAtOne)
     asked = float(run.case.problem.workload.clip.threshold)
     clip(run, threshold=4 * asked)
-    run.of("step")[0]["gradients"][0] += 1
+    run.of("step")[0]["weights"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "clip")
     assert f"this case asks for clipping by value at {asked:g}" in judgement.headline
@@ -97,20 +97,20 @@ def test_another_threshold(follow):
 def test_another_kind(follow):
     run = follow("single-acc2-fp32-clip-value")
     clip(run, kind="norm", threshold=float(run.case.problem.workload.clip.threshold), norm=40.0)
-    run.of("step")[0]["gradients"][0] += 1
+    run.of("step")[0]["weights"][0] += 1
     assert "You clipped gradients at the norm" in run.judged().headline
 
 
 def test_the_asked_clip_is_no_mistake(follow):
     run = follow("single-acc2-fp32-clip-value")
     clip(run, threshold=float(run.case.problem.workload.clip.threshold))
-    run.of("step")[0]["gradients"][0] += 1
+    run.of("step")[0]["weights"][0] += 1
     assert run.judged().verdict == "FAIL (numerics)"
 
 
 def wrong(run):
     for step in run.everywhere("step", 0):
-        step["gradients"][0] += 1
+        step["weights"][0] += 1
 
 
 def test_another_order(follow):
