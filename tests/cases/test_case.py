@@ -113,11 +113,11 @@ def spec(workload, precision="fp32"):
 def test_optimizers_are_told_with_torchs_names():
     assert spec("decay")["optimizer"] == {
         "kind": "sgd",
-        "lr": 0.5,
+        "lr": 1.0,
         "momentum": 0.5,
         "dampening": 0.5,
         "nesterov": False,
-        "weight_decay": 0.25,
+        "weight_decay": 0.5,
     }
     assert spec("clip-value")["optimizer"]["nesterov"] is True
     assert spec("adamw")["optimizer"] == {
@@ -136,7 +136,7 @@ def test_a_schedule_has_one_multiplier_a_step():
 
 def test_clipping_is_told_or_is_none():
     assert spec("clip-value")["clip"]["kind"] == "value"
-    assert spec("clip-norm")["clip"] == {"kind": "norm", "threshold": 4.0}
+    assert spec("clip-norm")["clip"] == {"kind": "norm", "threshold": 8.0}
     assert spec("momentum")["clip"] is None
 
 

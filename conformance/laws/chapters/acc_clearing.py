@@ -8,7 +8,7 @@ from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import trainable
-from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Event, Optimizer, ZeroGrad
+from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Event, Exchange, Optimizer, ZeroGrad
 
 _FIX = """
     for window in windows:
@@ -165,5 +165,8 @@ def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
     if window.backwards[0].seq > clear.seq or all(event.seq < clear.seq for event in later):
         return False
     before = window.of(BackwardBegin, before=clear)
+    # The average over the ranks may be zero.
+    if clear.by == "hand" and window.of(Exchange, after=before[-1], before=clear):
+        return False
     # If a step came first, it has used the gradients.
     return not window.of(Attempt, after=before[-1], before=clear)

@@ -46,7 +46,7 @@ def observe(recording: Recording) -> Seams:
                 found_inf=_found_inf(scaler, optimizer),
             )
         if not recording.is_inside("scaler.step"):
-            unscaled[id(scaler)] = optimizer
+            unscaled[id(scaler)] = optimizer, recording.steps
         return result
 
     def step(original: Original, scaler: Scaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -79,9 +79,9 @@ def observe(recording: Recording) -> Seams:
             return original(scaler, *args, **kwargs)
         before = number(scaler.get_scale())
         # The trainer has left the window out by hand, because of what it saw in the unscaled gradients.
-        left_out = unscaled.pop(id(scaler), None)
-        if left_out is not None and recording.watched.find(left_out) is not None and _found_inf(scaler, left_out):
-            note_skip(recording, left_out, before)
+        optimizer, steps = unscaled.pop(id(scaler), (None, 0))
+        if optimizer is not None and steps == recording.steps and _found_inf(scaler, optimizer):
+            note_skip(recording, optimizer, before)
         with recording.inside("scaler.update"):
             result = original(scaler, *args, **kwargs)
         recording.note(
@@ -98,7 +98,8 @@ def observe(recording: Recording) -> Seams:
     def begins(call: str, scaler: Scaler) -> bool:
         return scaler.is_enabled() and not recording.is_inside(f"scaler.{call}")
 
-    unscaled: dict[int, Optimizer] = {}
+    # The optimizer that was unscaled last, with the number of steps until then.
+    unscaled: dict[int, tuple[Optimizer, int]] = {}
     around = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
     for owner in with_subclasses(Scaler):
         for name in around.keys() & vars(owner).keys():
