@@ -157,7 +157,7 @@ def synchronizes_always(case: CaseRecord) -> bool:
 
 
 def is_ahead(case: CaseRecord) -> bool:
-    return case.workload == "overflow"
+    return case.workload in ("overflow", "overflow-clip", "infinite-loss")
 
 
 def is_filled_up(case: CaseRecord) -> bool:

@@ -22,6 +22,11 @@ CASES = (
     "single-acc3-fp32-short-window",
     "ddp-w2-fp32-sgd",
     "ddp-w2-fp16-overflow",
+    "single-acc2-fp16-clip-norm",
+    "single-acc2-fp32-two-groups",
+    "single-acc2-fp32-adamw-clip",
+    "single-acc2-fp32-fine-data",
+    "single-acc2-fp16-cast-weights",
 )
 
 
