@@ -10,6 +10,8 @@ from conformance.results.records import CaseRecord
 from conformance.runner.front.client import ForkServer
 
 TARGET = "conformance.frameworks.determined"
+
+DECAYING = ("decay", "two-groups", "adamw", "adamw-clip", "adamw-overflow")
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
     "single",
@@ -166,7 +168,7 @@ def is_filled_up(case: CaseRecord) -> bool:
 
 def stepped_before(case: CaseRecord) -> bool:
     """Visible where a step on gradients of zero is one: with weight decay, or with a count of steps."""
-    return case.backend == "horovod" and case.workload in ("decay", "adamw")
+    return case.backend == "horovod" and case.workload in DECAYING
 
 
 def test_every_law_of_its_guide_was_checked_and_but_for_one_holds(judged):
