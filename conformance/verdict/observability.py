@@ -24,8 +24,8 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         return None
     for rank in ranks:
         final = rank.final_weights
-        # Ranks that start apart are made equal to rank 0.
-        if final is not None and not any(same(final, _start(case, of)) for of in (0, rank.outcome.rank)):
+        # A rank without the model has no weights. Ranks that start apart are made equal to rank 0.
+        if final and None not in final and not any(same(final, _start(case, of)) for of in (0, rank.outcome.rank)):
             return (
                 f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, so "
                 "the steps cannot be compared; derive the optimizer from torch.optim.Optimizer, and give it the "
