@@ -150,13 +150,11 @@ def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
 
 @fact
 def held(rank: Rank) -> dict[int, tuple[float, ...]]:
-    """The weights at the start of each window of a rank, where they are known and finite.
-
-    A rank that is served by another one shows its weights in the first forward of each window.
-    """
-    # A rank without steps of its own shows its weights at the first forward of each window.
-    shows: Sequence[Attempt | Forward] = rank.of(Attempt) or rank.of(Forward)
-    shown: deque[Start | Attempt | Forward] = deque(sorted((*rank.of(Start), *shows), key=attrgetter("seq")))
+    """The weights at the start of each window of a rank, where they are known and finite: those that its first forward
+    uses, else those after the last step."""
+    shown: deque[Start | Attempt | Forward] = deque(
+        sorted((*rank.of(Start), *rank.of(Attempt), *rank.of(Forward)), key=attrgetter("seq"))
+    )
     found: dict[int, tuple[float, ...]] = {}
     weights = None
     for window in rank.windows:

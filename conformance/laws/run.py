@@ -231,14 +231,16 @@ class Window(_Events):
         return self.run.numbered[self.number]
 
     @property
-    def is_served(self) -> bool:
-        """Whether another rank takes its step and sends the weights."""
-        return self.run.server is not None and self.run.server != self.rank.number
+    def step_is_unseen(self) -> bool:
+        """Whether its step leaves no event: another rank takes it and sends the weights, or the trainer changes them
+        without an optimizer of torch's."""
+        served = self.run.server is not None and self.run.server != self.rank.number
+        return served or self.rank.steps_by_hand
 
     @property
     def held_after(self) -> Event | None:
-        """The event that shows the rank's weights after this window: its step or, if it is served, the next forward."""
-        if not self.is_served:
+        """The event that shows the rank's weights after this window: its step or, if unseen, the next forward."""
+        if not self.step_is_unseen:
             return self.attempts[-1] if self.attempts else None
         following = self.following
         return following.forwards[0] if following and following.forwards else next(iter(self.of(Finished)), None)
@@ -264,6 +266,14 @@ class Rank(_Events):
             for index, body in enumerate(bodies)
         )
 
+    @cached_property
+    def steps_by_hand(self) -> bool:
+        """Whether weights change, and no optimizer of torch's ever steps."""
+        if self.of(Attempt):
+            return False
+        shown = [event.weights for kind in (Forward, Finished) for event in self.of(kind) if event.weights is not None]
+        return any(weights != shown[0] for weights in shown)
+
 
 class GlobalWindow:
     """One window of all ranks, after every rank has ended it."""
@@ -274,7 +284,7 @@ class GlobalWindow:
     @cached_property
     def stepping(self) -> tuple[Window, ...]:
         """The windows of the ranks that take their own steps."""
-        return tuple(window for window in self.windows if not window.is_served)
+        return tuple(window for window in self.windows if not window.step_is_unseen)
 
 
 class Run:

@@ -35,7 +35,7 @@ def sharing(window: Window) -> Sharing | None:
     if (
         window.plan.world_size == 1
         or not (window.ended and window.backwards)
-        or not (window.attempts or window.is_served)
+        or not (window.attempts or window.step_is_unseen)
     ):
         return None
     shared = _shared(window)

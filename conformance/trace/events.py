@@ -168,7 +168,10 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
     wrapper: Annotated[str | None, "the class of the wrapper that called the model, null without one"]
     syncs: Annotated[bool | None, "whether DDP will average in its backward, null without DDP"]
     computes: Annotated[str | None, "the dtype that the model computes in, null if its own `forward` may cast"]
-    weights: Annotated[Vector | None, "at the beginning of a window, null within one"]
+    weights: Annotated[
+        Vector | None,
+        "those that it uses, at the beginning of a window and where they have changed within one; else null",
+    ]
     training: Annotated[bool, "whether the model is in training mode"] = True
     extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
 

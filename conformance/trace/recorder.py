@@ -86,4 +86,5 @@ class Recorder(Recording):
     def finished(self) -> None:
         """The trainer's function returned."""
         harmless(self.topology, __name__)()
+        harmless(self.watched.ends, __name__)()
         self.note("finished", weights=harmless(self.watched.weights, __name__)())

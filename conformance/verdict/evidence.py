@@ -71,6 +71,8 @@ class RankEvidence:
     observer_failed: dict[str, Any] | None
     took_gradients: bool
     """The trainer replaced the gradients of its backwards, other than by scaling them."""
+    changes: tuple[str, ...] = ()
+    """Where the weights changed outside a step of torch's optimizers, in words."""
 
     @property
     def steps(self) -> tuple[Attempt, ...]:

@@ -22,10 +22,10 @@ from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import SHARDS, STEP_COUNT, Guard, guards
 from conformance.verdict.observability import unobserved
-from conformance.verdict.parameter_server import with_served
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
+from conformance.verdict.watched_weights import with_watched_weights
 from conformance.workloads.problem import Problem
 
 
@@ -137,7 +137,7 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
 
 
 def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
-    ranks = with_served([read(rank, case.problem.windows) for rank in outcome.ranks], case.backend)
+    ranks = with_watched_weights([read(rank, case.problem.windows) for rank in outcome.ranks], case.backend)
     ended = ending(ranks, outcome)
     if ended is not None:
         return Judgement(*ended, ranks)
@@ -150,6 +150,7 @@ def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}")
     _make_up_for_unseen(judgement, wrong)
+    _give_way(judgement, wrong)
     if wrong:
         judgement.headline, judgement.notes = wrong[0], wrong[1:]
     judgement.notes += [
@@ -162,7 +163,8 @@ def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
 
 def _without_oracle(judgement: Judgement) -> list[str]:
     """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
-    wrong = [guard.text for guard in judgement.guards if not guard.holds and not guard.may_be_unseen][:1]
+    broken = [guard for guard in judgement.guards if not guard.holds]
+    wrong = [guard.text for guard in broken if not guard.may_be_unseen and not guard.gives_way][:1]
     if judgement.divergence is not None:
         judgement.verdict = "DIVERGED"
         wrong.append(f"the ranks hold different weights after window {judgement.divergence.window}")
@@ -190,6 +192,16 @@ def _make_up_for_unseen(judgement: Judgement, wrong: list[str]) -> None:
             f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
             "torch.distributed, or pass the model the inputs as they are in the batch"
         )
+
+
+def _give_way(judgement: Judgement, wrong: list[str]) -> None:
+    """Drop guards that say nothing against right numbers, or let them explain wrong ones."""
+    broken = [guard for guard in judgement.guards if not guard.holds and guard.gives_way]
+    if judgement.verdict in PASSED:
+        judgement.guards = tuple(guard for guard in judgement.guards if guard not in broken)
+    elif wrong:
+        others = any(not guard.holds and not guard.gives_way for guard in judgement.guards)
+        wrong[int(others) : int(others)] = [guard.text for guard in broken]
 
 
 def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
@@ -274,15 +286,18 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     compared = "weights" if by_weights else "weights and gradients"
     if by_weights:
         judgement.notes.append(_WEIGHTS_ALONE)
+    way_out = ""
+    if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:
+        way_out = (
+            f"; its own loss scale of {float(right.scales[0]):g} leaves the numbers for which this case is exact: "
+            f"use task.grad_scaler(), or start with {float(workload.scale.initial):g}"
+        )
     if first_difference(judgement.ranks, moved) is None:
-        judgement.headline = "this check would also accept a trainer that reads one sample in place of a neighbour"
+        judgement.headline = (
+            f"this check would also accept a trainer that reads one sample in place of a neighbour{way_out}"
+        )
     elif judgement.power is not None and not judgement.power.sufficient:
-        judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass"
-        if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:
-            judgement.headline += (
-                f"; its own loss scale of {float(right.scales[0]):g} leaves the numbers for which this case is exact: "
-                f"use task.grad_scaler(), or start with {float(workload.scale.initial):g}"
-            )
+        judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass{way_out}"
     elif right.certificate.exact:
         judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (exact)"

@@ -20,16 +20,23 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
                 "they cannot be compared; run a path that keeps whole weights, such as DDP"
             )
-    if any(rank.attempts for rank in ranks):
-        return None
     for rank in ranks:
         final = rank.final_weights
-        # A rank without the model has no weights. Ranks that start apart are made equal to rank 0.
-        if final and None not in final and not any(same(final, _start(case, of)) for of in (0, rank.outcome.rank)):
+        # A rank without the model has no weights.
+        if not final or None in final or any(event["event"] in ("step", "skip") for event in rank.outcome.events):
+            continue
+        # Ranks that start apart are made equal to rank 0.
+        is_at_start = any(same(final, _start(case, of)) for of in (0, rank.outcome.rank))
+        if rank.attempts and is_at_start:
             return (
-                f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, so "
-                "the steps cannot be compared; derive the optimizer from torch.optim.Optimizer, and give it the "
-                "parameters of the module that task.model() returns"
+                f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
+                "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`"
+            )
+        if not any(rank.attempts for rank in ranks) and not is_at_start:
+            return (
+                f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and "
+                "no forward showed when, so the steps cannot be compared; call the module that task.model() returns, "
+                "or derive the optimizer from torch.optim.Optimizer"
             )
     return None
 

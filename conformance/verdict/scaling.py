@@ -30,6 +30,8 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
         if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
             faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
     scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]
+    # A rank whose weights another one changed has no scale.
+    scales = [ranks_scales for ranks_scales in scales if set(ranks_scales) != {None}] or [[]]
     if any(other != scales[0] for other in scales[1:]):
         faults.append("the ranks' loss scales differ")
     return faults

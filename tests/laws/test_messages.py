@@ -114,8 +114,10 @@ class TestServed:
         assert checked(run, "acc/step-after-all-backwards") == 2
         assert checked(run, "ddp/all-reduce-every-window") == 4
 
-    def test_on_no_other_backend(self):
-        assert "acc/step-after-all-backwards" in broken(served(backend="ring"))
+    @pytest.mark.parametrize("backend", ["ring", "ddp"])
+    def test_a_rank_of_another_backend_may_get_its_weights_from_another(self, backend):
+        assert broken(served(backend=backend)) == set()
+        assert broken(served(backend=backend, arrived=[WEIGHTS, LATER[1]])) == {"ddp/identical-weights"}
 
     def test_weights_that_did_not_arrive(self):
         run = served(arrived=[WEIGHTS, LATER[1]])

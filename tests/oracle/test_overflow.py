@@ -152,7 +152,7 @@ def test_without_a_scaler_nothing_is_skipped(precision):
 
 def test_a_trainers_own_scaler_is_followed():
     workload, layout = standard("overflow", "batched", 2, 1)
-    own = (Fraction(4), Fraction(4), Fraction(2))
+    own = (Fraction(4), Fraction(4), Fraction(1))
     right = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 2}), own)).run()
     assert [step.window for step in right.steps] == [0, 3, 4, 5]
     assert right.scales[:3] == own

@@ -13,14 +13,17 @@ WINDOWS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8]]]
 
 
 def lines(*entries):
-    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step."""
-    forward = 0
+    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step, and a
+    number for weights that change to it without a step of an optimizer's."""
+    forward, weight = 0, 0.0
     for entry in (*entries, "finished"):
-        if isinstance(entry, list):
-            yield {"event": "forward", "forward": forward, "rows": entry, "weights": [float(forward)]}
+        if isinstance(entry, float):
+            weight = entry
+        elif isinstance(entry, list):
+            yield {"event": "forward", "forward": forward, "rows": entry, "weights": [weight]}
             forward += 1
         elif entry == "finished":
-            yield {"event": "finished"}
+            yield {"event": "finished", "weights": [weight]}
         else:
             yield {"event": "backward_end", "forwards": list(entry)} if entry else {"event": "step"}
 
@@ -145,6 +148,19 @@ def test_equal_samples_are_counted():
             id="once more, and then not as planned",
         ),
         pytest.param([[[0]], [[0]]], [[0], (), [0], ()], [(0, 0), (1, 0)], id="gradients made without autograd"),
+        pytest.param([[[0]], [[0]]], [[0], (0,), 1.0, [0], (1,), 2.0], [(0, 0), (1, 0)], id="no step but new weights"),
+        pytest.param(
+            [[[0], [1]], [[0], [1]]],
+            [[-1], (0,), [-1], (1,), 1.0, [-1], (2,), [-1], (3,), 2.0],
+            [(0, 0), (0, 1), (1, 0), (1, 1)],
+            id="new weights where rows do not show the window",
+        ),
+        pytest.param(
+            [[[0]], [[0]]],
+            [[0], (0,), 1.0, [0], (1,), 0.0, (), [0], (2,), ()],
+            [(0, 0), (0, 0), (1, 0)],
+            id="weights moved between steps",
+        ),
         pytest.param(
             [[[0], [1]], [[0], [1]]],
             [[0], [1], (1,), (), [0], [1], (3,)],
@@ -176,7 +192,7 @@ def test_a_rank_that_ended_early_was_about_to_train():
 
 
 def test_the_start_and_the_phase_wait_for_the_first_training_forward():
-    dry_run, forward, backward, finished = lines([0], [0], (1,))
+    dry_run, forward, backward, finished = lines([0], 1.0, [0], (1,))
     exchange = {"event": "collective"}
     found = placed_from([[[0]]], [dry_run, exchange, forward, backward, exchange, finished])
     assert [event["event"] for event in found] == [

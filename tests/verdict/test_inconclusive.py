@@ -100,7 +100,7 @@ def test_parameters_that_are_split_over_the_ranks(follow, kind):
     start = run.of("start")[0]
     run.after(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3]]})
     del run.of("model")[0]["weights"]
-    run.of(kind)[-1]["weights"] = [None] * 3
+    run.of(kind)[0]["weights"] = [None] * 4
     judgement = run.judged()
     assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
     assert judgement.headline.startswith("the parameters are split over the ranks: rank 0 ")

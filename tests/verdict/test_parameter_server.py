@@ -1,4 +1,4 @@
-"""Workers of a parameter server are judged by the weights that they hold; other ranks have to step."""
+"""Workers of a parameter server are judged by the weights that they hold, and so is every rank that never steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from conformance.cases.case import Case
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
-from conformance.verdict.parameter_server import with_served
+from conformance.verdict.watched_weights import with_watched_weights
 
 CASE = Case("parameter-server", "accumulated", 3, 2, "fp16", "overflow")
 
@@ -26,7 +26,7 @@ def evidence(outcome):
 
 
 def test_workers_have_the_servers_steps_and_their_own_weights(outcome):
-    server, *workers = with_served(evidence(outcome), "parameter-server")
+    server, *workers = with_watched_weights(evidence(outcome), "parameter-server")
     assert len(server.attempts) == CASE.problem.workload.steps
     for worker in workers:
         assert worker.attempts == server.attempts
@@ -46,7 +46,11 @@ def test_weights_that_did_not_arrive_show(outcome):
     assert judge(CASE, outcome).verdict == "PASS (exact)"
 
 
-def test_on_other_backends_every_rank_has_to_step(outcome):
-    ranks = evidence(outcome)
-    assert with_served(ranks, "ddp") == tuple(ranks)
-    assert [len(rank.attempts) > 0 for rank in ranks] == [True, False, False]
+def test_on_other_backends_a_rank_has_the_steps_that_its_weights_show(outcome):
+    ranks = with_watched_weights(evidence(outcome), "ddp")
+    assert [[attempt.gradients is None for attempt in rank.attempts] for rank in ranks] == [
+        [False] * 6,
+        [True] * 5,
+        [True] * 5,
+    ]
+    assert [[attempt.window for attempt in rank.attempts] for rank in ranks[1:]] == [[0, 1, 3, 4, 5]] * 2

@@ -54,6 +54,9 @@ def within_the_wider_bound(follow, request):
     run = follow(f"ddp-w3-acc2-fp32-{request.param}", AveragedInEveryMicroBatch)
     for event in run.everywhere("step", 5):
         event["gradients"][0] += float(run.trajectory.steps[5].gradient.radius[0]) / 2
+        event["weights"][0] += float(run.trajectory.steps[5].weights.radius[0]) / 2
+    for rank, step in enumerate(run.everywhere("step", 5)):
+        run.of("finished", rank)[0]["weights"] = step["weights"]
     return run
 
 

@@ -31,7 +31,7 @@ def differs(follow):
 
 
 def differs_on_rank_1(follow):
-    run = follow("ddp-w2-fp32-momentum")
+    run = follow("ddp-w2-fp32-adamw")
     run.of("step", rank=1)[3]["gradients"][0] += 1
     return run, {}
 
@@ -51,6 +51,8 @@ def is_no_number(follow):
 def never_steps(follow):
     run = follow("ddp-w2-fp32-momentum")
     run.remove(*run.of("step", 0), *run.of("step", 1))
+    for rank in range(2):
+        run.of("finished", rank)[0]["weights"] = run.of("start", rank)[0]["weights"]
     return run, {}
 
 
@@ -121,14 +123,15 @@ def test_the_error_is_told_in_ulp(follow, ulp):
     run = follow("single-batched-fp32-momentum")
     event = run.of("step")[3]
     event["weights"][1] += 5 * ulp(event["weights"][1], run.case)
-    assert recorded(run, run.judged()).steps[3].ulp == (0.0, 5.0, 0.0)
+    assert recorded(run, run.judged()).steps[3].ulp == (0.0, 5.0, 0.0, 0.0)
 
 
 def test_the_steps_shown_are_those_of_the_rank_that_differs(follow):
     run, _ = differs_on_rank_1(follow)
     case = recorded(run, run.judged())
     assert case.first_difference.step == 3
-    assert case.steps[3].gradient_error == (1.0, 0.0, 0.0)
+    wrong, *others = case.steps[3].gradient_error
+    assert wrong > 0.5 > max(others)
 
 
 def test_of_a_long_run_the_first_wrong_step_is_kept(follow):

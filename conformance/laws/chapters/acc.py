@@ -205,7 +205,7 @@ def _backward_after(window: Window) -> Broken | None:
 def _no_step(window: Window) -> Broken | None:
     plan = window.plan
     # A parameter server steps for its workers, and a short last window may be dropped.
-    if window.is_served or window.attempts or not window.backwards or window.planned != plan.accumulation:
+    if window.step_is_unseen or window.attempts or not window.backwards or window.planned != plan.accumulation:
         return None
     # A trainer with its own loss scaling may skip steps that overflow, and the trace does not show why.
     if plan.spec["scaler"] is not None and any(other.attempts for other in window.rank.windows):

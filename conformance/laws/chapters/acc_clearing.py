@@ -32,7 +32,7 @@ def cleared_between_windows(window: Window) -> Outcomes:
     if previous is None or not window.backwards or window.backwards[0].gradients is None:
         return
     # Gradients that no step used need not be cleared.
-    if not (previous.attempts or previous.is_served) and previous.planned == window.plan.accumulation:
+    if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:
         return
     if window.backwards[0].gradients != "some":
         yield OK
@@ -118,7 +118,10 @@ def _repeated(clears: Sequence[ZeroGrad]) -> tuple[ZeroGrad, ZeroGrad] | None:
 )
 def not_cleared_inside(window: Window) -> Outcomes:
     # Horovod's optimizers have their own law, hvd/not-cleared-before-synchronize.
-    if not window.backwards or not (window.attempts or window.is_served) or _by_horovod(window):
+    if not window.backwards or not (window.attempts or window.step_is_unseen) or _by_horovod(window):
+        return
+    # The trainer may have used them already.
+    if window.rank.steps_by_hand:
         return
     broken = _cleared_inside(window)
     if broken is None:
@@ -130,7 +133,7 @@ def not_cleared_inside(window: Window) -> Outcomes:
 
 def _stepping(window: Window) -> int | None:
     """The rank that steps for a window."""
-    return window.run.server if window.is_served else window.rank.number
+    return window.run.server if window.step_is_unseen else window.rank.number
 
 
 @fact

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import chain
 
 from conformance.trace.hindsight.position import MicroBatches, Place, Position, Rows
-from conformance.trace.hindsight.training import Line, forwarded
+from conformance.trace.hindsight.training import Line, forwarded, steps_by_hand
 
 
 def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[int]) -> dict[int, Place]:
@@ -62,8 +62,9 @@ def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[
     """
     position = Position(windows)
     taken_for: dict[tuple[int | None, ...], int | None] = {}
-    for line in lines:
-        if line["event"] in ("step", "skip"):
+    by_hand = steps_by_hand(lines)
+    for index, line in enumerate(lines):
+        if line["event"] in ("step", "skip") or index in by_hand:
             position.has_stepped = True
         if line["event"] != "forward" or line["forward"] not in used:
             continue

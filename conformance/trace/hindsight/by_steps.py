@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from conformance.trace.hindsight.position import MicroBatches, Place
-from conformance.trace.hindsight.training import Line
+from conformance.trace.hindsight.training import Line, steps_by_hand
 
 _SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
 
@@ -79,6 +79,9 @@ def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
 
     A step without any gradients changes nothing, and does not count.
     """
+    by_hand = steps_by_hand(lines)
+    if by_hand:
+        return [index - 1 for index in sorted(by_hand)]
     ends: list[int] = []
     optimizers: set[int | None] = set()
     for index, line in enumerate(lines):

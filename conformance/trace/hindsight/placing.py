@@ -22,7 +22,8 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
     """The events of ``rank`` as the recorder wrote them, with what hindsight adds.
 
     - Every event has the ``window`` and ``micro_batch`` of the last training forward; None before the first.
-    - `forward`: whether it is ``extra``. Only the first one of a window keeps its ``weights``.
+    - `forward`: whether it is ``extra``. One that trains keeps its ``weights`` if it is the first one of a window, or
+      if they have changed within it.
     - `start` is put before the first training forward.
     - `collective`, `send`, `receive`: the ``phase``.
     - `step`, `skip`: the number of training ``forwards`` before it.
@@ -43,7 +44,7 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
     # `gradient_change` refers to events by their numbers, which the start moves.
     numbers = {-1: -1}
     at: tuple[int | None, int | None] = (None, None)
-    shown: int | None = None
+    shown: tuple[int | None, Any] = (None, None)
     forwards = 0
 
     def add(line: Line, **fields: Any) -> None:
@@ -60,10 +61,10 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
         if kind == "forward":
             fields["extra"] = line["forward"] not in trains
             forwards += not fields["extra"]
-            if fields["extra"] or at[0] == shown:
+            if fields["extra"] or (at[0], line.get("weights")) == shown:
                 fields["weights"] = None
             else:
-                shown = at[0]
+                shown = at[0], line.get("weights")
         elif kind in ("collective", "send", "receive"):
             fields["phase"] = "construction" if at[0] is None else "training"
         elif kind in ("step", "skip"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from conformance.trace.hindsight.position import Rows
@@ -13,6 +14,18 @@ Line: TypeAlias = Mapping[str, Any]
 def forwarded(lines: Sequence[Line]) -> dict[int, Rows]:
     """The rows of each forward, by its number, in order."""
     return {line["forward"]: tuple(line["rows"]) for line in lines if line["event"] == "forward"}
+
+
+def steps_by_hand(lines: Sequence[Line]) -> set[int]:
+    """The lines before which weights changed, by their indices, in a rank that never steps an optimizer of torch's."""
+    if any(line["event"] in ("step", "skip") for line in lines):
+        return set()
+    shown = [
+        (index, line["weights"])
+        for index, line in enumerate(lines)
+        if line["event"] in ("forward", "finished") and line.get("weights") is not None
+    ]
+    return {index for (_, before), (index, weights) in pairwise(shown) if weights != before}
 
 
 def trained(lines: Sequence[Line]) -> set[int]:

@@ -74,7 +74,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         syncs=recording.wrappers.syncs,
         computes=_computes(module, inputs),
         training=module.training,
-        weights=recording.watched.weights(),
+        weights=recording.watched.weights_of(module),
         **({"copy": True} if is_copy else {}),
     )
     return number

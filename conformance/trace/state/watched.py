@@ -33,6 +33,7 @@ class Watched:
         self._knows_copies = shapes is not None
         self._measure(shapes or [])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._names: tuple[str, ...] = ()
         self._latest: Found = ()
         self._stepped: Found | None = None
         self._numbers: dict[int, int] = {}
@@ -41,14 +42,19 @@ class Watched:
         # Of a copy, until the task's own parameters are stepped.
         self._copied: dict[int, Found] = {}
         self._own_went_forward = self._own_was_stepped = False
+        # At the end, when the trainer has let go of them, their parameters are read.
+        self._own: list[torch.nn.Module] = []
         # Keeps them alive, so that their identities stay theirs.
         self._optimizers: list[torch.optim.Optimizer] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
 
     def add(self, model: torch.nn.Module) -> None:
         """Watch a model; if it is watched already, read its parameters again."""
-        parameters = tuple(model.parameters())
+        named = dict(model.named_parameters())
+        self._names, parameters = tuple(named), tuple(named.values())
         self._models[id(model)] = weakref.ref(model)
+        if self._knows_copies and model not in self._own:
+            self._own.append(model)
         self._copied.pop(id(model), None)
         self._latest = self._hand_out(parameters)
         if not self._knows_copies:
@@ -90,11 +96,24 @@ class Watched:
     def goes_forward(self, module: torch.nn.Module) -> bool:
         """A watched model goes forward; the result is whether it is a copy."""
         if id(module) not in self._copied:
+            self._read_again(module)
             self._own_went_forward = True
             return False
         if not self._own_went_forward:
             self._latest = self._copied[id(module)]
         return True
+
+    def ends(self) -> None:
+        """Training has ended: the models may have new parameters in place of those that they had."""
+        for model in self._own:
+            self._read_again(model)
+
+    def _read_again(self, model: torch.nn.Module) -> None:
+        # In a functional call, a model has tensors in place of its parameters.
+        own = model._parameters.values()
+        if any(isinstance(one, torch.nn.Parameter) and id(one) not in self._numbers for one in own):
+            self._stepped = None
+            self.add(model)
 
     def is_copys(self, parameters: Found | None) -> bool:
         """Whether these are the parameters of a copy of the task's model."""
@@ -173,6 +192,14 @@ class Watched:
         if not self.is_readable:
             return None
         return values(parameters or self.current or [None] * len(self._shapes), self._sizes)
+
+    def weights_of(self, module: torch.nn.Module) -> list[Number] | None:
+        """The values that a forward of `module` uses: others than its parameters' own in a functional call."""
+        if not self.is_readable:
+            return None
+        # The original of a parametrized or pruned parameter has another name.
+        used = zip(self._names, self.current, strict=False)
+        return self.weights(tuple(module._parameters.get(name, parameter) for name, parameter in used))
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
