@@ -271,7 +271,8 @@ class Rank(_Events):
         """Whether weights change, and no optimizer of torch's ever steps."""
         if self.of(Attempt):
             return False
-        shown = [event.weights for kind in (Forward, Finished) for event in self.of(kind) if event.weights is not None]
+        events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
+        shown = [event.weights for event in events if event.weights is not None]
         return any(weights != shown[0] for weights in shown)
 
 

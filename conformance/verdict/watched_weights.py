@@ -89,8 +89,9 @@ def _within(rank: RankEvidence) -> Iterator[str]:
 def _after_steps(rank: RankEvidence, held: Mapping[int, Vector]) -> Sequence[str]:
     """Where weights changed between a step and the next window; not if they do so after all steps, as where master
     weights are copied back."""
-    last = {attempt.seen_in: attempt for attempt in rank.attempts if attempt.stepped and attempt.seen_in in held}
-    moved = [window for window, attempt in last.items() if not same(held[window], attempt.weights)]
-    if len(moved) == len(last) > 1:
+    last = {one.seen_in: one for one in rank.attempts if one.stepped and one.seen_in is not None}
+    shown = {window: attempt for window, attempt in last.items() if window in held}
+    moved = [window for window, attempt in shown.items() if not same(held[window], attempt.weights)]
+    if len(moved) == len(shown) > 1:
         return ()
     return [f"rank {rank.outcome.rank}, after the step of window {window}" for window in moved]
