@@ -25,6 +25,8 @@ PERMISSIONS: dict[str, str] = {
     "comm_hook.patch": "DDP's all-reduce MAY be issued by a communication hook.",
     "divided_gradients.patch": "Gradients MAY be divided instead of the losses.",
     "scaled_after_division.patch": "The loss MAY be divided after it is scaled, or before.",
+    "waits_in_every_way.py": "A collective MAY be asynchronous, and be waited for in any way before the step.",
+    "logs_asynchronously.py": "Copies of gradients MAY be reduced for a log, and be waited for after the step.",
     "evaluates_between_steps.patch": "The model MAY be evaluated between steps.",
     "frozen_parameter.patch": "Parameters MAY be frozen.",
     "fused_optimizer.patch": "An optimizer MAY unscale and skip in its own kernel, when the scaler calls it.",

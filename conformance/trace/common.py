@@ -26,7 +26,8 @@ def note_collective(
         recording.topology()
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
     fields = exchange(recording, tensors, via, group)
-    recording.note("collective", op=op, reduce=reduce, **fields, of=of, **recording.payloads.zeros(tensors, of))
+    zeros = recording.payloads.zeros(tensors, of)
+    recording.handles.noted(recording.note("collective", op=op, reduce=reduce, **fields, of=of, **zeros))
     if is_the_trainers:
         # Their changes are not reported until it has finished.
         recording.gradients.is_stale = True

@@ -16,6 +16,7 @@ from conformance.trace.state import horovod, topology
 from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
 from conformance.trace.state.gradients import Gradients
+from conformance.trace.state.handles import Handles
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.payloads import Payloads
@@ -40,7 +41,7 @@ class Recording:
     rows: the samples of the task, None without one.
     numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
     gradients: what is known of the watched model's. flow: which forwards a backward reaches.
-    payloads, copies: what collectives and messages carry.
+    payloads, copies: what collectives and messages carry. handles: which of them nobody has waited for.
     forwards, backwards, roots, steps: how many training forwards, backwards, graphs that these began in, and applied
     optimizer steps there have been.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
@@ -66,21 +67,24 @@ class Recording:
         self.watched = Watched(None if spec is None else shapes(spec["model"]))
         self.payloads = Payloads(self.watched)
         self.copies = Copies(self.watched, self.payloads)
+        self.handles = Handles()
         self.flow = Flow()
         self.wrappers = Wrappers()
         self.forwards = self.backwards = self.roots = self.steps = 0
         self.scale: Number = None
         self.gradients = Gradients(self.watched, self.payloads)
 
-    def note(self, event: str, **fields: Any) -> None:
+    def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
-        are plain JSON values. `copy` marks what may be of a copy of the model only, which hindsight decides about."""
+        are plain JSON values. `copy` marks what may be of a copy of the model only, which hindsight decides about.
+
+        Returns its ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))
-        self._last_seq = next(self._seq)
+        seq = self._last_seq = next(self._seq)
         noted = {
             "event": event,
             "rank": self._rank,
-            "seq": self._last_seq,
+            "seq": seq,
             "time": monotonic(),
             "where": where,
         }
@@ -90,6 +94,7 @@ class Recording:
         if event in _OF_CURRENT and self.watched.is_copys(self.watched.current):
             noted["copy"] = True
         self._emit(noted)
+        return seq
 
     @contextmanager
     def region(self, name: str, **fields: Any) -> Iterator[None]:

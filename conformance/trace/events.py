@@ -410,6 +410,12 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
         bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
     ]
     idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
+    unfinished: Annotated[
+        Numbers,
+        "the `seq` of asynchronous collectives and receives that write to the gradients or weights it used, and whose "
+        "handles nobody had waited for; left out if there are none, and on a GPU",
+    ] = ()
+    unfinished_elsewhere: Annotated[Numbers, "the same of those that write to other memory"] = ()
 
     @property
     def label(self) -> str:

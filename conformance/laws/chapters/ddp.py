@@ -38,6 +38,8 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         """,
     unless=(
         "ddp/forward-through-wrapper",
+        "ddp/wait-before-step",
+        "ddp/wait-before-use",
         "ddp/no-sync-around-forward",
     ),
 )

@@ -118,6 +118,8 @@ def same_collectives(run: Run) -> Outcomes:
     unless=(
         "ddp/equal-start",
         "ddp/all-reduce-every-window",
+        "ddp/wait-before-step",
+        "ddp/wait-before-use",
         "ddp/forward-through-wrapper",
         "ddp/no-sync-around-forward",
         "amp/all-ranks-skip",

@@ -41,7 +41,7 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
     lines = without_copies(lines)
     trains, begins = _places(_windows(spec, rank), lines)
     events: list[dict[str, Any]] = []
-    # `gradient_change` refers to events by their numbers, which the start moves.
+    # Events refer to others by their numbers, which the start moves.
     numbers = {-1: -1}
     at: tuple[int | None, int | None] = (None, None)
     shown: tuple[int | None, Any] = (None, None)
@@ -69,6 +69,9 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
             fields["phase"] = "construction" if at[0] is None else "training"
         elif kind in ("step", "skip"):
             fields["forwards"] = forwards
+            for name in ("unfinished", "unfinished_elsewhere"):
+                if name in line:
+                    fields[name] = [numbers[seq] for seq in line[name]]
         elif kind == "gradient_change":
             fields["since"] = numbers[line["since"]]
         numbers[line["seq"]] = len(events)

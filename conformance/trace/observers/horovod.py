@@ -39,6 +39,9 @@ REDUCTIONS = {"Average": "avg", "Sum": "sum", "Adasum": "adasum", "Min": "min", 
 WAIT = "horovod_torch_wait_and_clear"
 """The function of Horovod's library that polls until a collective ends."""
 
+POLL = "horovod_torch_poll"
+"""The function of it that asks whether a collective has ended."""
+
 # Seconds.
 _PAUSE = 1e-4
 
@@ -63,7 +66,10 @@ def _operations(recording: Recording, module: ModuleType) -> Seams:
             group = list(range(module.size()) if ranks is None else ranks)
             reduce = names[given["op"]] if "op" in given else None
             note_collective(recording, operation, list(tensors_in(tensors)), "horovod", group, reduce)
-            return original(tensors, *args, **kwargs)
+            handle = original(tensors, *args, **kwargs)
+            if len(group) > 1:
+                recording.handles.issued(handle, MODULE, tensors_in(args[:1]))
+            return handle
 
         return around
 
@@ -77,11 +83,24 @@ def _operations(recording: Recording, module: ModuleType) -> Seams:
 
         return around
 
+    wait = sleeping_until(getattr(module.mpi_lib, POLL))
+
+    def waiting(original: Callable[..., None], handle: int) -> None:
+        wait(original, handle)
+        recording.handles.waited(handle)
+
+    def asking(original: Callable[..., int], handle: int) -> int:
+        is_done = original(handle)
+        if is_done:
+            recording.handles.waited(handle)
+        return is_done
+
     for operation in OPERATIONS:
         yield replaced(module, f"_{operation}_async", issuing(operation))
     for operation in WITHOUT_PAYLOAD:
         yield replaced(module.mpi_lib, f"horovod_torch_{operation}", meeting(operation))
-    yield replaced(module.mpi_lib, WAIT, sleeping_until(module.mpi_lib.horovod_torch_poll))
+    yield replaced(module.mpi_lib, WAIT, waiting)
+    yield replaced(module.mpi_lib, POLL, asking)
 
 
 def _optimizers(recording: Recording, module: ModuleType) -> Seams:

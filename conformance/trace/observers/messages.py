@@ -31,7 +31,7 @@ def observe(recording: Recording) -> Seams:
             # A rank may leave its process group before it steps or ends.
             recording.topology()
             of = recording.payloads.seen_in(tensors) or recording.copies.seen_in(tensors, is_filled=kind == "send")
-            recording.note(
+            seq = recording.note(
                 kind,
                 peer=group[peers[0]] if peers else None,
                 tag=tag,
@@ -39,6 +39,7 @@ def observe(recording: Recording) -> Seams:
                 of=of,
                 **(recording.payloads.zeros(tensors, of) if kind == "send" else {}),
             )
+            recording.handles.noted(seq)
             recording.keep_groups()
             return original(keys, tensors, boxed, *args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +44,7 @@ class _Running:
     is_applied: bool = True
     has_begun: bool = False
     weights: list[Number] | None = None
+    unfinished: dict[str, list[int]] = field(default_factory=dict)
 
     def forget_hook(self) -> None:
         """Take off the pre-hook that was registered for this step alone."""
@@ -116,6 +117,7 @@ class _Steps:
                 optimizer=recording.optimizer(optimizer),
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
+                **ended.unfinished,
                 **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
             recording.steps += 1
@@ -137,6 +139,7 @@ class _Steps:
             if self._runs_torchs(optimizer)
             else None
         )
+        outermost.unfinished = self._recording.handles.unfinished(_used(parameters))
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
 
@@ -205,6 +208,15 @@ def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
                 hooked.hooked = True
                 setattr(base, "step", hooked)  # noqa: B010  # mypy knows only `Optimizer` to have one
             return
+
+
+def _used(parameters: Found) -> Iterator[torch.Tensor]:
+    """What a step reads and writes."""
+    for parameter in parameters:
+        if parameter is not None:
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
 
 
 def _any(step: _Running) -> bool:

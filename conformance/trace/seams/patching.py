@@ -49,7 +49,8 @@ class Leaving:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.left: dict[Any, Seam] = {}
+        # By the identity of its function, as methods of C++ have no hash.
+        self.left: dict[int, Seam] = {}
 
 
 leaving = Leaving()
@@ -94,7 +95,7 @@ def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
 @contextmanager
 def _replaced(found: Function, put: Callable[[Function], None], around: Function) -> Iterator[None]:
     """`put` puts another function where `found` is."""
-    seam = leaving.left.get(found)
+    seam = leaving.left.get(id(found))
     if seam is not None:
         with seam.calling(around):
             yield
@@ -106,7 +107,7 @@ def _replaced(found: Function, put: Callable[[Function], None], around: Function
             yield
     finally:
         if leaving.is_on:
-            leaving.left[seam.function] = seam
+            leaving.left[id(seam.function)] = seam
         else:
             put(found)
 

@@ -1,0 +1,80 @@
+"""Asynchronous collectives whose handles a trainer got, and has not waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from conformance.trace.values import storage
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """What was issued in a group, and noted as the event ``seq``. Waiting for it also waits for what came before it in
+    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive."""
+
+    seq: int
+    group: Hashable
+    ends_all: bool
+    writes_to: Sequence[StorageWeakRef]
+
+
+class Handles:
+    """Knows which collectives and receives may still be under way, because nobody has waited for their handles."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, _Issued] = {}
+        # A trainer may drop a handle. Horovod's handles are numbers.
+        self._objects: WeakKeyDictionary[Any, _Issued] = WeakKeyDictionary()
+        self._numbers: dict[int, _Issued] = {}
+        self._noted: dict[int, int] = {}
+
+    def noted(self, seq: int) -> None:
+        """This thread has noted, as the event `seq`, what it is about to issue."""
+        self._noted[get_ident()] = seq
+
+    def issuing(self) -> None:
+        """This thread is going to call a function that issues something."""
+        self._noted.pop(get_ident(), None)
+
+    def issued(self, handle: Any, group: Hashable, tensors: Iterable[torch.Tensor], *, ends_all: bool = False) -> None:
+        """The trainer got `handle` for what this thread has noted since `issuing`, which writes to `tensors`."""
+        seq = self._noted.pop(get_ident(), None)
+        tensors = list(tensors)
+        # On a GPU streams order what happens, and the trainer may wait for those.
+        if seq is None or handle is None or not all(tensor.is_cpu for tensor in tensors):
+            return
+        issued = _Issued(seq, group, ends_all, [StorageWeakRef(storage(tensor)) for tensor in tensors])
+        self._map(handle)[handle] = self._pending[seq] = issued
+
+    def waited(self, handle: Any) -> None:
+        """The trainer has waited for a handle, has seen that it is completed, or has asked for its future, which may
+        be waited for anywhere."""
+        issued = self._map(handle).pop(handle, None)
+        if issued is None:
+            return
+        self._pending.pop(issued.seq, None)
+        if issued.ends_all:
+            for earlier in [one for one in self._pending.values() if one.group == issued.group]:
+                if earlier.seq < issued.seq:
+                    del self._pending[earlier.seq]
+
+    def unfinished(self, tensors: Iterable[torch.Tensor]) -> dict[str, list[int]]:
+        """The fields `unfinished` and `unfinished_elsewhere` of a step that uses `tensors`; without what is empty."""
+        if not self._pending:
+            return {}
+        memory = {storage(tensor)._cdata for tensor in tensors}
+        found: dict[str, list[int]] = {}
+        for issued in self._pending.values():
+            is_here = any(reference.cdata in memory for reference in issued.writes_to)
+            found.setdefault("unfinished" if is_here else "unfinished_elsewhere", []).append(issued.seq)
+        return found
+
+    def _map(self, handle: Any) -> MutableMapping[Any, _Issued]:
+        return self._numbers if isinstance(handle, int) else self._objects
