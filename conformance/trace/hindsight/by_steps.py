@@ -39,17 +39,18 @@ def stretches(lines: Sequence[Line], trains: Collection[int]) -> list[Stretch]:
 
 
 def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bool:
-    """Whether steps end windows: there are as many, or each follows as many forwards as its window has micro-batches.
-
-    A short last window may be dropped.
-    """
+    """Whether steps end windows: there are as many, or each follows as many forwards as its window has micro-batches."""
     ended = [step for step in steps if step.end is not None]
-    fewest = len(windows) - (len(windows[-1]) < len(windows[0]))
     if not ended:
         return False
-    if not any(step.forwards for step in steps) or fewest <= len(steps) <= len(windows):
+    if not any(step.forwards for step in steps) or fewest_of(windows) <= len(steps) <= len(windows):
         return True
     return all(len(step.forwards) == len(window) for step, window in zip(ended, windows, strict=False))
+
+
+def fewest_of(windows: Sequence[MicroBatches]) -> int:
+    """How many steps there are at least: a short last window may be dropped."""
+    return len(windows) - (len(windows[-1]) < len(windows[0]))
 
 
 def by_steps(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> dict[int, Place]:

@@ -7,13 +7,12 @@ stepped, and whether gradients flowed through its own forwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from conformance.trace.hindsight.omission import FLOWS, without
 from conformance.trace.hindsight.training import Line
 
 _STEPS = ("step", "skip")
-_FLOWS = ("backward_end", "autograd_grad")
 
 
 def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
@@ -25,7 +24,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     optimizers = {line["optimizer"] for line in marked if line["event"] == "optimizer"}
     own_steps = any(line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines)
     forwards = {line["forward"] for line in marked if line["event"] == "forward"}
-    reached = {number for line in lines if line["event"] in _FLOWS for number in line["forwards"]}
+    reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
     own_trains = bool(reached - forwards) or reached.isdisjoint(forwards)
 
     def is_beside(line: Line) -> bool:
@@ -33,21 +32,4 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
             return own_trains and line["forward"] in forwards
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
-    return list(_renumbered(lines, is_beside, forwards if own_trains else set()))
-
-
-def _renumbered(lines: Sequence[Line], is_beside: Callable[[Line], bool], forwards: set[int]) -> Iterator[Line]:
-    last, since, steps = -1, {-1: -1}, 0
-    for line in lines:
-        if not is_beside(line):
-            changed: dict[str, Any] = {name: value for name, value in line.items() if name != "copy"}
-            if line["event"] in _FLOWS:
-                changed["forwards"] = [number for number in line["forwards"] if number not in forwards]
-            elif line["event"] == "gradient_change":
-                changed["since"] = since[line["since"]]
-            elif line["event"] == "step":
-                changed["step"] = steps
-                steps += 1
-            last = line["seq"]
-            yield changed
-        since[line["seq"]] = last
+    return without(lines, is_beside, forwards if own_trains else frozenset())

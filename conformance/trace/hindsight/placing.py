@@ -12,9 +12,10 @@ from typing import Any
 
 from conformance.trace.events import MalformedEvent
 from conformance.trace.hindsight.by_rows import are_as_planned, by_rows
-from conformance.trace.hindsight.by_steps import by_steps, end_windows, stretches, without_forwards
+from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, stretches, without_forwards
 from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.position import MicroBatches, Place
+from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import Line, forwarded, trained
 
 
@@ -38,8 +39,9 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
 
 
 def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    lines = without_copies(lines)
-    trains, begins = _places(_windows(spec, rank), lines)
+    windows = _windows(spec, rank)
+    lines = without_rehearsals(without_copies(lines), fewest_of(windows), len(windows))
+    trains, begins = _places(windows, lines)
     events: list[dict[str, Any]] = []
     # Events refer to others by their numbers, which the start moves.
     numbers = {-1: -1}
