@@ -38,7 +38,7 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
     return replace(
         rank,
         attempts=tuple(
-            replace(attempt, weights=held[attempt.seen_in])
+            _with_weights(attempt, held[attempt.seen_in], is_own=bool(rank.attempts))
             if attempt is last[attempt.seen_in] and attempt.seen_in in held
             else attempt
             for attempt in attempts
@@ -46,6 +46,13 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
         ),
         changes=(*_within(rank), *_after_steps(rank, held)),
     )
+
+
+def _with_weights(attempt: Attempt, weights: Vector, *, is_own: bool) -> Attempt:
+    if same(attempt.weights, weights):
+        return attempt
+    # What has changed the weights after a rank's own step may be other ranks' gradients, as where weights are averaged.
+    return replace(attempt, weights=weights, gradients=None if is_own else attempt.gradients)
 
 
 def _by_hand(rank: RankEvidence, held: Mapping[int, Vector]) -> Iterator[Attempt]:

@@ -39,7 +39,7 @@ def stretches(lines: Sequence[Line], trains: Collection[int]) -> list[Stretch]:
 
 
 def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bool:
-    """Whether steps end windows: there are as many, or each follows as many forwards as its window has micro-batches."""
+    """Whether steps end windows: as many of them, or each after as many forwards as its window has micro-batches."""
     ended = [step for step in steps if step.end is not None]
     if not ended:
         return False
