@@ -59,5 +59,6 @@ def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Num
         weights=recording.watched.weights(parameters),
         optimizer=recording.optimizer(optimizer),
         state=recording.watched.state(optimizer),
+        **recording.watched.one_of_several(parameters),
     )
     recording.accounted()

@@ -218,3 +218,17 @@ def test_what_it_computes_in(record, dtype):
     name = str(dtype).removeprefix("torch.")
     forwards = [event for event in recording.events if event["event"] == "forward"]
     assert [event["computes"] for event in forwards] == ["float32", name, name, None]
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_of_several_models_of_the_tasks_those_that_are_stepped_train(record, both):
+    """Such as a student beside its teacher, or an actor beside its critic."""
+    recording = record()
+    models = [recording.task.model(), recording.task.model()]
+    held = [parameter for model in models[: 2 if both else 1] for parameter in model.parameters()]
+    optimizer = recording.task.optimizer(held)
+    batch = next(iter(recording.task.dataloader()))
+    for model in models:
+        model(batch.inputs).sum().backward()
+    optimizer.step()
+    assert len(recording.of_kind("forward")) == (2 if both else 1)

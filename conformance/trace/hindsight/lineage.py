@@ -7,7 +7,7 @@ stepped, and whether gradients flowed through its own forwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from conformance.trace.hindsight.omission import FLOWS, without
 from conformance.trace.hindsight.training import Line
@@ -16,10 +16,12 @@ _STEPS = ("step", "skip")
 
 
 def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
-    """The lines without the forwards of copies, where gradients flow through the task's own model, and without what
-    optimizers do to copies, where the task's own parameters are stepped."""
-    marked = [line for line in lines if line.get("copy")]
-    if not marked:
+    """The lines without the forwards of copies, and of models of the task's that nothing steps, where gradients flow
+    through the one that trains; and without what optimizers do to copies, where the task's own parameters are
+    stepped."""
+    stepped = {line["model"] for line in lines if line["event"] in _STEPS and "model" in line}
+    marked = [line for line in lines if line.get("copy") or _is_of_another(line, stepped)]
+    if not marked and not any("model" in line for line in lines if line["event"] in ("forward", *_STEPS)):
         return lines
     optimizers = {line["optimizer"] for line in marked if line["event"] == "optimizer"}
     own_steps = any(line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines)
@@ -33,3 +35,8 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
     return without(lines, is_beside, forwards if own_trains else frozenset())
+
+
+def _is_of_another(line: Line, stepped: Set[int]) -> bool:
+    """Whether a forward is of a model that the task handed out and that nothing steps, beside one that is stepped."""
+    return line["event"] == "forward" and bool(stepped) and "model" in line and line["model"] not in stepped

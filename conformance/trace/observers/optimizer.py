@@ -118,6 +118,7 @@ class _Steps:
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
                 **ended.unfinished,
+                **recording.watched.one_of_several(ended.parameters),
                 **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
             recording.steps += 1

@@ -34,6 +34,8 @@ class Watched:
         self._measure(shapes or [])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
+        # Of each parameter of the task's models, which of them has it.
+        self._owner: dict[int, int] = {}
         self._latest: Found = ()
         self._stepped: Found | None = None
         self._numbers: dict[int, int] = {}
@@ -53,8 +55,8 @@ class Watched:
         named = dict(model.named_parameters())
         self._names, parameters = tuple(named), tuple(named.values())
         self._models[id(model)] = weakref.ref(model)
-        if self._knows_copies and model not in self._own:
-            self._own.append(model)
+        if self._knows_copies:
+            self._own_parameters(model, parameters)
         self._copied.pop(id(model), None)
         self._latest = self._hand_out(parameters)
         if not self._knows_copies:
@@ -108,12 +110,29 @@ class Watched:
         for model in self._own:
             self._read_again(model)
 
+    def _own_parameters(self, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
+        # Another module may have the parameters of a model that the task handed out.
+        number = next((self._owner[id(one)] for one in parameters if id(one) in self._owner), None)
+        if number is None:
+            if model not in self._own:
+                self._own.append(model)
+            number = self._own.index(model)
+        self._owner.update({id(parameter): number for parameter in parameters})
+
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
         own = model._parameters.values()
         if any(isinstance(one, torch.nn.Parameter) and id(one) not in self._numbers for one in own):
             self._stepped = None
             self.add(model)
+
+    def one_of_several(self, parameters: Iterable[torch.Tensor | None]) -> dict[str, int]:
+        """The field `model`, which tells the models apart that the task handed out; nothing if there is one of them."""
+        if len(self._own) < 2:
+            return {}
+        first = next((id(parameter) for parameter in parameters if parameter is not None), None)
+        return {"model": self._owner[first]} if first in self._owner else {}
+
 
     def is_copys(self, parameters: Found | None) -> bool:
         """Whether these are the parameters of a copy of the task's model."""
