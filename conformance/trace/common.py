@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from conformance.trace.emit import Recording
+from conformance.trace.state.watched import held_by
 from conformance.trace.values import Number
 
 
@@ -59,6 +60,6 @@ def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Num
         weights=recording.watched.weights(parameters),
         optimizer=recording.optimizer(optimizer),
         state=recording.watched.state(optimizer),
-        **recording.watched.one_of_several(parameters),
+        **recording.watched.handed_out(held_by(optimizer)),
     )
     recording.accounted()

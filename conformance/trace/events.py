@@ -339,11 +339,16 @@ class Norm(Event, noted="after `get_total_norm` outside clipping"):
 
 class GradientChange(Event, noted="when the next event finds gradients changed and no noted call explains it"):
     parameters: Annotated[Numbers, "those found changed: in a model too large to be read, only some are looked at"]
-    factor: Annotated[Number | None, "the factor by which all were multiplied, null if there is none"]
+    factor: Annotated[
+        Number | None,
+        "the factor by which all were multiplied, null if there is none, `nan` if they were not finite and now are",
+    ]
     since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
 
     @property
     def label(self) -> str:
+        if isinstance(self.factor, str):
+            return "gradients made finite"
         return "gradients changed" if self.factor is None else f"gradients × {number(self.factor)}"
 
 

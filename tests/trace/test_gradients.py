@@ -143,6 +143,22 @@ def test_zeroing_one_and_changing_another(small):
     assert (change["parameters"], change["factor"]) == ([1], 2.0)
 
 
+def test_what_comes_out_as_zero_is_not_cleared(small):
+    """Beside a gradient that becomes something else, such as by a decay; or where it was infinite, by `nan_to_num`."""
+    small.backward()
+    small.model.weight.grad -= small.model.weight.grad.clone()
+    small.model.bias.grad += 1.0
+    [change] = small.notice()
+    assert (change["event"], change["parameters"], change["factor"]) == ("gradient_change", [0, 1], None)
+    small.backward()
+    small.model.bias.grad.fill_(float("inf"))
+    torch.nn.utils.clip_grad_value_(small.model.weight, 100.0)
+    small._events.clear()
+    torch.nan_to_num_(small.model.bias.grad, posinf=0.0)
+    [change] = small.notice()
+    assert (change["event"], change["parameters"], change["factor"]) == ("gradient_change", [1], "nan")
+
+
 @pytest.mark.parametrize("change", [halve, halve_anew])
 def test_of_a_large_model(large, change):
     """No values are read, so there is no factor."""

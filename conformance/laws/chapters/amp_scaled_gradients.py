@@ -148,7 +148,9 @@ def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Br
         f"they still carry the factor {number(still.scale)} until then",
         f"they were {what} before {still.unscale}",
         (change, still.unscale),
-        f"The effect of this change is divided by {number(still.scale)}.",
+        "`unscale_` finds no overflow any more, so the step is not skipped."
+        if isinstance(change.factor, str)
+        else f"The effect of this change is divided by {number(still.scale)}.",
     )
 
 
@@ -167,6 +169,8 @@ def _changed_how(change: GradientChange, step: Step, scale: float, window: Windo
     seen = [one for one in step.gradients or () if isinstance(one, int | float)]
     if not step.gradients or any(isinstance(one, str) for one in step.gradients):
         return None
+    if isinstance(change.factor, str):
+        return "made finite"
     clip = window.plan.clip
     threshold = clip["threshold"] if clip else None
     clipped = hypot(*seen) if clip and clip["kind"] == "norm" else max(map(abs, seen), default=0.0)

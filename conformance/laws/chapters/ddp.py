@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import Sharing, brings_together, sharing
@@ -86,7 +87,10 @@ def all_reduce_once(window: Window) -> Outcomes:
         because=f"that average covers the sum over all {len(window.forwards)} micro-batches",
         however=f"{early[0]} came before the last backward ({last.line})",
         shows=(early[0], last, found.shared[0]),
-        effect=f"None on the weights; {total} bytes a window are sent for nothing.",
+        effect=f"None on the weights; {total} bytes a window are sent for nothing."
+        if saw_right_gradients(window)
+        else f"{total} bytes a window are sent for nothing; and unless each sum is divided by the number of ranks at once, "
+        "the earlier micro-batches count again in each later one.",
     )
 
 

@@ -20,7 +20,7 @@ def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forw
     last, since, steps = -1, {-1: -1}, 0
     for line in lines:
         if not is_left_out(line):
-            changed = _unmarked(line)
+            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in ("copy", "models")}
             if line["event"] in FLOWS:
                 changed["forwards"] = [number for number in line["forwards"] if number not in forwards]
             elif line["event"] == "gradient_change":
@@ -31,9 +31,3 @@ def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forw
             last = line["seq"]
             yield changed
         since[line["seq"]] = last
-
-
-def _unmarked(line: Line) -> dict[str, Any]:
-    """The line without what marks it as one of a copy, or of one of several models."""
-    marks = ("copy",) if line["event"] in ("model", "wrap") else ("copy", "model")
-    return {name: value for name, value in line.items() if name not in marks}

@@ -75,7 +75,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         computes=_computes(module, inputs),
         training=module.training,
         weights=recording.watched.weights_of(module),
-        **({"copy": True} if is_copy else recording.watched.one_of_several(module.parameters())),
+        **({"copy": True} if is_copy else recording.watched.handed_out(module.parameters())),
     )
     return number
 

@@ -118,7 +118,7 @@ class _Steps:
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
                 **ended.unfinished,
-                **recording.watched.one_of_several(ended.parameters),
+                **recording.watched.handed_out(held_by(optimizer)),
                 **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
             recording.steps += 1

@@ -24,14 +24,15 @@ class Change:
     """Changes of gradients since the event `since`: which were cleared, and which changed otherwise.
 
     set_to_none: whether the cleared gradients were set to None; None if only some were.
-    factor: the factor by which all changed gradients were multiplied, None if there is no such factor.
+    factor: the factor by which all changed gradients were multiplied, None if there is no such factor, "nan" if they
+        were not finite and now are.
     """
 
     since: int
     cleared: list[int]
     set_to_none: bool | None
     changed: list[int]
-    factor: float | None
+    factor: Number
 
 
 class Gradients:
@@ -68,7 +69,7 @@ class Gradients:
             for (number, parameter), old, new in zip(self._looked_at, before, now, strict=True)
             if old != new
         ]
-        cleared = [change for change in changed if _is_zero(change.parameter.grad)]
+        cleared = _cleared(changed)
         others = [change for change in changed if change not in cleared]
         to_none = {change.parameter.grad is None for change in cleared}
         return Change(
@@ -127,8 +128,24 @@ class _Change:
     new: Any
 
 
-def _factor(changes: list[_Change]) -> float | None:
-    """What all elements of these gradients were multiplied by, up to rounding; None if there is no such factor."""
+def _cleared(changes: list[_Change]) -> list[_Change]:
+    """Those that cleared gradients. What comes out as zero beside gradients that became something else, or in place of
+    numbers that are not finite, has been computed."""
+    to_none = [change for change in changes if change.parameter.grad is None]
+    to_zero = [change for change in changes if change.parameter.grad is not None and _is_zero(change.parameter.grad)]
+    is_computed = len(to_none) + len(to_zero) < len(changes) or any(map(_was_not_finite, to_zero))
+    return to_none if is_computed else [change for change in changes if change in to_none or change in to_zero]
+
+
+def _was_not_finite(change: _Change) -> bool:
+    return any(isinstance(value, str) for value in change.old or ())
+
+
+def _factor(changes: list[_Change]) -> Number:
+    """What all elements of these gradients were multiplied by, up to rounding; None if there is no such factor, "nan"
+    if they were not finite and now are."""
+    if any(map(_was_not_finite, changes)) and not any(isinstance(now, str) for one in changes for now in one.new or ()):
+        return "nan"
     if not all(change.old and change.new for change in changes):
         return None
     pairs = [pair for change in changes for pair in zip(change.old, change.new, strict=True)]

@@ -126,13 +126,11 @@ class Watched:
             self._stepped = None
             self.add(model)
 
-    def one_of_several(self, parameters: Iterable[torch.Tensor | None]) -> dict[str, int]:
-        """The field `model`, which tells the models apart that the task handed out; nothing if there is one of them."""
+    def handed_out(self, parameters: Iterable[torch.Tensor]) -> dict[str, list[int]]:
+        """The field `models`: of which of the models that the task handed out these are; nothing if there is one."""
         if len(self._own) < 2:
             return {}
-        first = next((id(parameter) for parameter in parameters if parameter is not None), None)
-        return {"model": self._owner[first]} if first in self._owner else {}
-
+        return {"models": sorted({self._owner[identity] for identity in map(id, parameters) if identity in self._owner})}
 
     def is_copys(self, parameters: Found | None) -> bool:
         """Whether these are the parameters of a copy of the task's model."""
