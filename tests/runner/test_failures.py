@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conformance.runner.case.node_share import NodeShare
 from conformance.runner.front.client import ForkServer, Outcome, RunnerError
 
 LIMIT = 60.0
@@ -49,6 +51,26 @@ def test_a_rank_that_raises(run: Callable[..., Outcome]) -> None:
     assert zero.exit.endswith("after rank 1 failed")
     assert (zero.after, one.after) == (1, None)
     assert not outcome.timed_out
+
+
+@pytest.mark.parametrize(
+    ("is_known", "exit"), [(True, "exited 1 before it finished"), (False, "killed after rank 0 failed")]
+)
+def test_a_rank_that_raises_beside_other_machines(write: Write, make_spec: MakeSpec, is_known: bool, exit: str) -> None:
+    """Its end makes its peers raise, so it stays until the front knows that it was the first."""
+    with ForkServer(write("raise ValueError"), "single") as server:
+        front = server.channel()
+        front.send({"spec": make_spec("single", 1), "time_limit": LIMIT, "share": asdict(NodeShare([0]))})
+        while (message := front.receive(LIMIT)) != {"failed": 0, "raised": True}:
+            assert message is not None
+        if is_known:
+            front.send({"failed": 0})
+        while (message := front.receive(LIMIT)) != {"finished": True}:
+            assert message is not None
+        front.send({"release": True})
+        outcome = Outcome.from_dict(front.receive(LIMIT) or {})
+    assert outcome.ranks[0].exit == exit
+    assert outcome.ranks[0].events[-1]["event"] == "raised"
 
 
 def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) -> None:

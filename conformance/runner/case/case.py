@@ -78,7 +78,8 @@ class Case(ABC):
             self._descriptors = Descriptors()
             self._clearing.callback(self._descriptors.close_all_but, ())
             self._clearing.callback(self._end_all)
-            hold, self._release = self._descriptors.pipe()
+            hold, release = self._descriptors.pipe()
+            self._release: int | None = release
             self._start(hold)
             self._descriptors.close(hold)
             self._supervision = Supervision(
@@ -156,13 +157,19 @@ class Case(ABC):
             case AllFinished():
                 self._report(finished=True)
             case Release():
-                self._descriptors.close(self._release)
+                self._let_leave()
             case Stop(members, because, is_late):
                 if is_late:
                     self._report(late=because)
                     stacks.request(members)
                 for member in members:
                     member.kill(because)
+
+    def _let_leave(self) -> None:
+        """Let the ranks leave that have finished or raised."""
+        if self._release is not None:
+            self._descriptors.close(self._release)
+            self._release = None
 
     def _report(self, **message: Any) -> None:
         """Report to the client if other ranks run elsewhere. Raises ClientDisconnected."""
@@ -181,6 +188,7 @@ class Case(ABC):
             match self._client.receive():
                 case {"failed": rank}:
                     self._supervision.failed_elsewhere = rank
+                    self._let_leave()
                 case {"late": because}:
                     self._supervision.given_up = because
                 case {"release": True}:
@@ -247,6 +255,12 @@ class StartedCase(Case):
         for rank in share.ranks:
             environment = rank_environment(self._spec, rank, port, share.address, share.interface)
             self._fork(rank, hold, partial(self._become_rank, rank, environment))
+
+    def _act(self, action: Action[RankMember]) -> None:
+        super()._act(action)
+        if isinstance(action, FirstFailure) and self._share is None:
+            # With ranks elsewhere, this waits until the client knows who failed.
+            self._let_leave()
 
     def _become_rank(self, rank: int, environment: dict[str, str], pipes: Pipes) -> int:
         os.environ.update(environment)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pipes:
-    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when all have finished."""
+    """A rank's descriptors: it writes evidence, notices and stack; release reaches its end when the rank may leave."""
 
     evidence: int
     notices: int
@@ -60,7 +60,8 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     code = attempt(load, spec, rank, recorder)
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
-    if code is None and release.is_intact:
+    # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
+    if release.is_intact:
         os.read(pipes.release, 1)
     return code or 0
 
