@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -125,14 +124,16 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
     hang = f"with open({str(fifo)!r}, 'w') as pipe: pipe.write('x')\nthreading.Event().wait()"
     script = FRONT.format(target=write(**{where: hang}), spec=json.dumps(make_spec("ddp")))
     pipe = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    front = subprocess.Popen([sys.executable, "-c", script])
-    arrived, _, _ = select.select([pipe], [], [], LIMIT)
+    with subprocess.Popen([sys.executable, "-c", script]) as front:
+        try:
+            # Both ranks write, so the pipe stays open: one that cannot write ends.
+            arrived, _, _ = select.select([pipe], [], [], LIMIT)
+            assert arrived
+            processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
+        finally:
+            front.kill()
     os.close(pipe)
-    assert arrived
-    processes = [os.pidfd_open(pid) for pid in descendants(front.pid)]
     assert len(processes) == (3 if where == "before" else 6)
-    front.send_signal(signal.SIGKILL)
-    front.wait()
     for process in processes:
         ended, _, _ = select.select([process], [], [], LIMIT)
         assert ended

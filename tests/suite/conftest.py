@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -167,7 +168,20 @@ class Command:
 
 
 @pytest.fixture
-def command(folder: Path) -> Iterator[Callable[..., Command]]:
+def as_from_a_terminal() -> Iterator[None]:
+    """What is started inherits no ignored signals: `nohup` ignores SIGHUP, and the `&` of a script SIGINT."""
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    ignored = [number for number in ending if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        # It still does nothing here, but a new program gets a signal's default in place of a handler.
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture
+def command(folder: Path, as_from_a_terminal: None) -> Iterator[Callable[..., Command]]:
     """Start the command line in a process of its own."""
     started: list[Command] = []
 
