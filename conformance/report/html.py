@@ -23,7 +23,7 @@ from conformance.trace.words import size
 from . import evidence, grouping, ring, text
 from .figure import CLASSES, drawing
 from .lanes import lanes
-from .laws import breaches, checked
+from .laws import breaches, checked, unchecked
 from .series import Plot, plot
 from .summary import summary
 from .traffic import traffic
@@ -44,6 +44,7 @@ def render_html(results: Results, path: str | Path) -> None:
             failures=grouping.failures(results),
             reasons=grouping.reasons(results),
             checked_laws=checked(results),
+            unchecked_laws=unchecked(results),
             traffic=traffic(results),
             warnings=breaches(results, "SHOULD"),
             travels=ring.travels(results),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from conformance.results import Results
 from conformance.results.records import CaseRecord, Finding, LawText
 
+from .text import plural
+
 
 @dataclass(frozen=True)
 class Breach:
@@ -30,6 +32,36 @@ class Checked:
     @property
     def chapter(self) -> str:
         return self.law.law.partition("/")[0]
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A law that raised an error of its own, and the cases that were not held to it."""
+
+    law: str
+    error: str
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def says(self) -> str:
+        """What happened, and what to do: one sentence."""
+        cases = plural(len(self.cases), "case")
+        return (
+            f"the law {self.law} was not checked in {cases}, because it raised {self.error}; "
+            "this is a mistake of ours, please report it with the traceback"
+        )
+
+
+def unchecked(results: Results) -> list[Unchecked]:
+    """The laws that raised, each with what it raised first."""
+    groups: defaultdict[str, list[CaseRecord]] = defaultdict(list)
+    for case in results.cases:
+        for law in case.unchecked:
+            groups[law].append(case)
+    return [
+        Unchecked(law, cases[0].unchecked[law].strip().rpartition("\n")[2], tuple(cases))
+        for law, cases in groups.items()
+    ]
 
 
 def breaches(results: Results, level: str) -> list[Breach]:

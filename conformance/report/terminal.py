@@ -16,7 +16,7 @@ from conformance.results.records import NOT_RUN, PASSED
 
 from .findings import coverage, explained, warnings
 from .grouping import Cell, Failure, failures, overall, precisions, reasons, trainers
-from .laws import breaches, checked
+from .laws import breaches, checked, unchecked
 from .summary import summary
 from .text import distinct, number, one_line, plural, visible
 
@@ -45,6 +45,8 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
     console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    for law in unchecked(results):
+        console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
     counts = [
         Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}") for look, count in overall(results)
     ]

@@ -112,6 +112,10 @@ class CaseRecord:
     laws: Annotated[
         dict[str, int], "how often each law was checked, counted over windows and ranks; without laws that were not"
     ] = field(default_factory=dict)
+    unchecked: Annotated[
+        dict[str, str],
+        "laws that raised an error of their own, so that nothing is known of them: the traceback of each",
+    ] = field(default_factory=dict)
     findings: Annotated[tuple[Finding, ...], "the laws that were broken"] = ()
     timeline: Annotated[Timeline | None, "what the ranks did, for a case that did not simply pass"] = None
 

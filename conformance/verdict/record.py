@@ -79,6 +79,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         ranks=tuple(_rank(rank) for rank in judgement.ranks),
         traffic=None if judgement.run is None else traffic(judgement.run),
         laws={verified.law.id: verified.checked for verified in judgement.laws if verified.checked},
+        unchecked={verified.law.id: shortened(verified.failure) for verified in judgement.laws if verified.failure},
         findings=findings(judgement),
         timeline=timeline(judgement),
     )

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import html
 import os
 import resource
 from pathlib import Path
 
 import pytest
 
+from conformance.laws import checking
+from conformance.laws.law import Law
+from conformance.laws.run import Window
+
 CASE = "single-batched-fp32-momentum"
+OTHER = "single-acc2-fp32-momentum"
+
+HURTS_AN_OBSERVER = """
+from conformance.trace.observers import forward
+
+def broken(*arguments):
+    raise LookupError("a bug of ours")
+
+if task.accumulation > 1:
+    forward._note = broken
+"""
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -50,6 +66,40 @@ def test_a_bug_of_ours_is_no_verdict(conformance, write, monkeypatch):
     assert ended.code == 3
     assert "conformance: the harness failed: " in ended.err
     assert "ZeroDivisionError: a bug" in ended.err
+
+
+def test_a_law_that_raises(conformance, write, cases, monkeypatch):
+    """It costs the case in which it raises this one law, which terminal and report say; and the other case nothing."""
+
+    def judges(window):
+        if len(window.forwards) > 1:
+            raise TypeError("'<' not supported between 'str' and 'float'")
+        yield from ()
+
+    broken = Law("acc/broken", "A window MUST be judged.", "", "", "", judges, Window)
+    monkeypatch.setattr(checking, "laws", lambda known=checking.laws: (*known(), broken))
+    ended = conformance("run", write(), "--case", CASE, "--case", OTHER)
+    assert (ended.code, ended.err) == (0, "")
+    found = {id: (case["verdict"], [*case.get("unchecked", {})]) for (_, id), case in cases().items()}
+    assert found == {CASE: ("PASS (exact)", []), OTHER: ("PASS (exact)", ["acc/broken"])}
+    raised = "TypeError: '<' not supported between 'str' and 'float'"
+    assert f"the law acc/broken was not checked in 1 case, because it raised {raised}" in " ".join(ended.out.split())
+    page = html.unescape(Path("conformance-report.html").read_text())
+    assert "the law acc/broken was not checked in 1 case" in page
+    assert "Traceback (most recent call last)" in page
+    assert "raise TypeError(\"'<' not supported between" in page
+
+
+def test_an_observer_that_raises(conformance, write, cases):
+    """It costs the case in which it raises the verdict, which shows the traceback; and the other case nothing."""
+    ended = conformance("run", write(HURTS_AN_OBSERVER), "--case", CASE, "--case", OTHER)
+    assert (ended.code, ended.err) == (1, "")
+    assert {id: case["verdict"] for (_, id), case in cases().items()} == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
+    said = "the recorder's part `forward` failed in rank 0 and was switched off, so the trainer cannot be judged"
+    assert f"{said}: LookupError: a bug of ours" in " ".join(ended.out.split())
+    page = html.unescape(Path("conformance-report.html").read_text())
+    assert "Traceback (most recent call last)" in page
+    assert 'raise LookupError("a bug of ours")' in page
 
 
 def test_a_bug_of_ours_outside_of_a_case(conformance, write, monkeypatch):

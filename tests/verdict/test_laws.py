@@ -42,6 +42,6 @@ def test_law_that_raises(judged_by):
 
     judgement = judged_by(raises)
     assert judgement.verdict == "PASS (exact)"
-    [note] = judgement.notes
-    assert note.startswith("the law acc/by-hand was not checked")
-    assert "TypeError: '<' not supported" in note
+    [verified] = judgement.laws
+    assert (verified.checked, judgement.findings) == (0, ())
+    assert "TypeError: '<' not supported" in (verified.failure or "")
