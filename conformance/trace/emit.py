@@ -16,6 +16,7 @@ from conformance.trace.state import horovod, topology
 from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
 from conformance.trace.state.gradients import Gradients
+from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.handles import Handles
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
@@ -42,7 +43,7 @@ class Recording:
     numbers: those of each "optimizer", "scaler", "scheduler", "model" ..., in order of first sight.
     gradients: what is known of the watched model's. flow: which forwards a backward reaches.
     payloads, copies: what collectives and messages carry. handles: which of them nobody has waited for.
-    forwards, backwards, roots, steps: how many training forwards, backwards, graphs that these began in, and applied
+    graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
     optimizer steps there have been.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
     """
@@ -70,7 +71,8 @@ class Recording:
         self.handles = Handles()
         self.flow = Flow()
         self.wrappers = Wrappers()
-        self.forwards = self.backwards = self.roots = self.steps = 0
+        self.graphs = Graphs()
+        self.forwards = self.backwards = self.steps = 0
         self.scale: Number = None
         self.gradients = Gradients(self.watched, self.payloads)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +10,6 @@ import torch
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.loss_scale import carried
-
-_ROOT = "conformance.root"
-_MOST_NODES = 64
 
 
 def observe(recording: Recording) -> Seams:
@@ -42,13 +38,13 @@ def observe(recording: Recording) -> Seams:
         recording.note(
             "backward_begin",
             backward=number,
-            root=_number(recording, root),
-            **({"contains": contained} if (contained := _contained(root)) else {}),
+            root=recording.graphs.number(root),
+            **({"contains": contained} if (contained := recording.graphs.contained(root)) else {}),
             syncs=recording.wrappers.syncs,
             gradients=recording.gradients.state(),
         )
         # Before the engine frees what the graph has saved.
-        scaled = carried(root, (scaler.get_scale() for scaler in recording.numbers.alive("scaler")))
+        scaled = carried(root, recording.numbers.alive("scaler"))
         with recording.inside("backward"), recording.flow.backward() as reached:
             result = original(tensors, *args, **kwargs)
         forwards = sorted(reached)
@@ -63,26 +59,6 @@ def observe(recording: Recording) -> Seams:
         return result
 
     yield replaced(torch.autograd, "_engine_run_backward", run)
-
-
-def _number(recording: Recording, root: Any) -> int:
-    # Python's object for a node comes and goes; its metadata stay with the node.
-    number: int = recording.roots if root is None else root.metadata.setdefault(_ROOT, recording.roots)
-    recording.roots = max(recording.roots, number + 1)
-    return number
-
-
-def _contained(root: Any) -> list[int]:
-    """The graphs of earlier backwards that this one goes through again, near its root."""
-    found: set[int] = set()
-    queue = deque([] if root is None else [root])
-    for _ in range(_MOST_NODES):
-        if not queue:
-            break
-        following = [node for node, _ in queue.popleft().next_functions if node is not None]
-        found.update(node.metadata[_ROOT] for node in following if _ROOT in node.metadata)
-        queue.extend(following)
-    return sorted(found)
 
 
 def _node(tensors: Sequence[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,20 +31,18 @@ def mark(tensors: Any, factor: float) -> None:
             node.metadata[_KEY] = factor
 
 
-def carried(root: Any, scales: Iterable[float]) -> float | None:
+def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
     """The product of the scales that went into a loss, given by its node of the graph; None if there are none.
 
-    They went in by `mark`, or by hand: as a factor that is one of `scales`.
+    They went in by `mark`, or by hand: as a factor that is the scale of one of `scalers`.
     """
-    # A factor of 1 by hand would be any factor of 1.
-    by_hand = {scale for scale in scales if scale != 1.0}
     product = None
     queue = deque([root] if root is not None else [])
     for _ in range(_MOST_NODES):
         if not queue:
             break
         node = queue.popleft()
-        factor: float | None = node.metadata.get(_KEY) or _factor(node, by_hand)
+        factor: float | None = node.metadata.get(_KEY) or _factor(node, scalers)
         if factor is not None:
             product = factor * (product or 1.0)
             queue.clear()
@@ -53,9 +51,11 @@ def carried(root: Any, scales: Iterable[float]) -> float | None:
     return product
 
 
-def _factor(node: Any, scales: set[float]) -> float | None:
-    if not scales or node.name() != "MulBackward0":
+def _factor(node: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
+    if not scalers or node.name() != "MulBackward0":
         return None
+    # A factor of 1 by hand would be any factor of 1.
+    scales = {scaler.get_scale() for scaler in scalers} - {1.0}
     try:
         saved = [node._saved_self, node._saved_other]
     except RuntimeError:
