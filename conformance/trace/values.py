@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -31,15 +32,33 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
     flat: list[Number] = []
     with undisturbed():
         for tensor, size in zip(tensors, sizes, strict=True):
-            part = None if tensor is None else own_part(untransformed(tensor))
-            if part is None or part.numel() != size or not has_values(part):
-                flat.extend([None] * size)
-            else:
-                dense = part.to_dense() if part.is_sparse else part
-                # Python's floats are float64 already.
-                exact = dense if dense.is_floating_point() else dense.double()
-                flat.extend([value if math.isfinite(value) else str(value) for value in exact.flatten().tolist()])
+            found = None if tensor is None else _elements(tensor)
+            flat.extend([None] * size if found is None or len(found) != size else found)
     return flat
+
+
+def elements(tensor: torch.Tensor) -> list[Number] | None:
+    """All elements of the part of a tensor that this rank holds, one after the other; None if it has no values."""
+    with undisturbed():
+        return _elements(tensor)
+
+
+def _elements(tensor: torch.Tensor) -> list[Number] | None:
+    # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
+    part = untransformed(tensor)
+    if hasattr(part, "to_local"):
+        part = own_part(part)
+    if not has_values(part):
+        return None
+    if part.is_sparse:
+        part = part.to_dense()
+    # Python's floats are float64 already.
+    found = (part if part.is_floating_point() else part.double()).tolist()
+    if part.dim() == 0:
+        found = [found]
+    for _ in range(part.dim() - 1):
+        found = list(chain.from_iterable(found))
+    return found if math.isfinite(sum(found)) else [number(value) for value in found]
 
 
 def undisturbed() -> AbstractContextManager[object]:

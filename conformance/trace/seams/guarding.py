@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 Function: TypeAlias = Callable[..., Any]
 
-_SEAMS = os.path.dirname(__file__)
+_SEAMS = os.path.join(os.path.dirname(__file__), "")
 
 
 class Failures:
@@ -152,6 +152,6 @@ class Surrounded(ContextDecorator):
 def caller(frame: FrameType) -> FrameType | None:
     """The frame that called a replaced function or a hook, from the frame of what is called instead."""
     found = frame.f_back
-    while found is not None and os.path.dirname(found.f_code.co_filename) == _SEAMS:
+    while found is not None and found.f_code.co_filename.startswith(_SEAMS):
         found = found.f_back
     return found

@@ -11,7 +11,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.state.nested import Nested
-from conformance.trace.values import Number, number, tensors_in
+from conformance.trace.values import Number, elements, tensors_in
 
 #: What tells a loss from another one is in the first windows, and reading takes time.
 _MOST_FORWARDS, _MOST_VALUES = 32, 64
@@ -71,4 +71,4 @@ def _read(tensor: Any) -> list[Number]:
         return []
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
         return []
-    return [number(value) for value in tensor.detach().flatten().tolist()]
+    return elements(tensor) or []

@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, own_part, values
+from conformance.trace.values import elements, own_part
 
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
@@ -114,7 +114,7 @@ class Gradients:
     def _see(self) -> Seen:
         gradients = [parameter.grad for _, parameter in self._looked_at]
         if self._watched.is_readable:
-            return [None if gradient is None else _values(gradient) for gradient in gradients]
+            return [None if gradient is None else elements(gradient) or [] for gradient in gradients]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 
@@ -166,8 +166,3 @@ def _is_zero(gradient: torch.Tensor | None) -> bool:
     part = own_part(gradient)
     # Most gradients show at once that they are not.
     return not part.flatten()[:_PROBE].any() and not part.any()
-
-
-def _values(gradient: torch.Tensor) -> list[Number]:
-    part = own_part(gradient)
-    return values([part], [part.numel()])
