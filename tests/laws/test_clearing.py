@@ -72,6 +72,19 @@ class TestClearing:
         assert found(run, "acc/cleared-once").law.level == "SHOULD"
         assert found(run, "acc/cleared-once").window == 1
 
+    def test_gradients_of_autograd_grad_that_add_up_to_zero_are_not_cleared(self):
+        """The only backward is that of another model."""
+        looks_cleared = clear(by="hand", optimizer=None)
+        second = [
+            forward(1),
+            event("autograd_grad", forwards=[1]),
+            looks_cleared,
+            step(),
+            backward(root=9, forwards=[]),
+        ]
+        run = a_run([forward(0), event("autograd_grad", forwards=[0]), step(), clear(), second])
+        assert broken(run) == set()
+
     def test_cleared_for_each_micro_batch(self):
         run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
         assert broken(run) == {"acc/not-cleared-inside"}

@@ -8,7 +8,16 @@ from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
 from conformance.laws.sharing import trainable
-from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Event, Exchange, Optimizer, ZeroGrad
+from conformance.trace.events import (
+    Attempt,
+    AutogradGrad,
+    BackwardBegin,
+    BackwardEnd,
+    Event,
+    Exchange,
+    Optimizer,
+    ZeroGrad,
+)
 
 _FIX = """
     for window in windows:
@@ -55,8 +64,14 @@ def _clears(window: Window) -> Sequence[ZeroGrad]:
     if previous is None or not window.backwards:
         return ()
     ends = [*previous.of(BackwardEnd)[-1:], *previous.attempts[-1:]]
-    last = max(ends, key=lambda event: event.seq, default=None)
-    return (*previous.of(ZeroGrad, after=last), *window.of(ZeroGrad, before=window.backwards[0]))
+    last = max(ends, key=_seq, default=None)
+    # Gradients of torch.autograd.grad are put into place by hand, and sums of them that are zero look cleared.
+    first = min([window.backwards[0], *window.of(AutogradGrad)[:1]], key=_seq)
+    return (*previous.of(ZeroGrad, after=last), *window.of(ZeroGrad, before=first))
+
+
+def _seq(event: Event) -> int:
+    return event.seq
 
 
 def _not_cleared(previous: Window, window: Window) -> Broken:
