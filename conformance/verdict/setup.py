@@ -141,7 +141,7 @@ def _other_clip(rank: Rank, _: Sequence[str]) -> str | None:
 def _as_asked(rank: Rank, clip: Clip) -> bool:
     """Whether it is the task's clip. While gradients carry the loss scale, so may the threshold."""
     asked = rank.run.plan.clip
-    if asked is None or clip.kind != asked["kind"] or (clip.kind == "norm" and clip.norm_type != 2):
+    if asked is None or clip.kind != asked["kind"] or (clip.kind == "norm" and clip.norm_type not in (None, 2)):
         return False
     return any(_same(clip.threshold, factor * asked["threshold"]) for factor in (1.0, *_carried(rank, clip)))
 
@@ -169,7 +169,7 @@ def _has_effect(clip: Clip) -> bool:
 def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str:
     if kind == "value":
         return f"by value at {number(threshold)}"
-    return f"at the norm {number(threshold)}" + ("" if norm_type == 2 else f" (of type {norm_type})")
+    return f"at the norm {number(threshold)}" + ("" if norm_type in (None, 2) else f" (of type {norm_type})")
 
 
 # The optimizer.

@@ -20,11 +20,16 @@ class ClipsAtOne(Recurrence):
         return self.symbols.exactly([max(Fraction(-1), min(Fraction(1), one)) for one in vector.center])
 
 
-def clip(run, kind="value", threshold=1.0, norm=None, ranks=None):
+def clip(run, kind="value", threshold=1.0, norm=None, ranks=None, norm_type=2.0):
     """Every window clips before its step."""
     for rank in range(run.case.world_size) if ranks is None else ranks:
         for step in run.of("step", rank):
-            before = {"kind": kind, "threshold": threshold, "norm_type": 2.0 if kind == "norm" else None, "norm": norm}
+            before = {
+                "kind": kind,
+                "threshold": threshold,
+                "norm_type": norm_type if kind == "norm" else None,
+                "norm": norm,
+            }
             head = {name: step[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")}
             parameters = {"parameters": step["parameters"], "gradients": [4.0] * len(step["gradients"])}
             run.before(step, {"event": "clip", **head, **before, **parameters})
@@ -101,9 +106,11 @@ def test_another_kind(follow):
     assert "You clipped gradients at the norm" in run.judged().headline
 
 
-def test_the_asked_clip_is_no_mistake(follow):
-    run = follow("single-acc2-fp32-clip-value")
-    clip(run, threshold=float(run.case.problem.workload.clip.threshold))
+@pytest.mark.parametrize(("kind", "norm_type"), [("value", None), ("norm", 2.0), ("norm", None)])
+def test_the_asked_clip_is_no_mistake(follow, kind, norm_type):
+    """`torch.nn.utils.clip_grads_with_norm_` gets a norm, and not of what type it is."""
+    run = follow(f"single-acc2-fp32-clip-{kind}")
+    clip(run, kind=kind, threshold=float(run.case.problem.workload.clip.threshold), norm_type=norm_type)
     run.of("step")[0]["weights"][0] += 1
     assert run.judged().verdict == "FAIL (numerics)"
 
