@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from fixtures.programs import session
 from fixtures.programs.edits import edits
 from fixtures.programs.generate import programs
 from fixtures.programs.meaning import Change, change
-from fixtures.programs.program import Program, block, op
+from fixtures.programs.program import Op, Program, block, op
 from fixtures.programs.session import FalseAlarm, try_edits, try_programs
 from fixtures.programs.tally import Tally, report
 from fixtures.programs.trial import Result, Trials
@@ -23,6 +24,10 @@ PLACES = (("single", 1), ("ddp", 2), ("horovod", 2))
 #: Judging costs more than running, and most of it once for each case.
 QUICK = ("sgd", "weighted", "overflow", "clip-norm")
 ALL = st.one_of([programs(*place) for place in PLACES])
+CLIP, UNSCALE, UPDATE = op("clip", by="task"), op("unscale"), op("update")
+ZERO = op("zero_grad", by="hand", set_to_none=True)
+MASTERS, TO, FROM = op("make_masters", copy="stepped"), op("to_masters"), op("from_masters")
+NOT_LAST = block("but_in", [FROM], what="window", number=5)
 
 
 class Always:
@@ -91,6 +96,12 @@ def test_a_program_survives_being_written_down(program: Program) -> None:
     assert Program.from_json(program.to_json()) == program
 
 
+@settings(max_examples=50)
+@given(ALL)
+def test_a_program_has_a_meaning(program: Program) -> None:
+    assert change(program, program) is Change.NONE
+
+
 @settings(max_examples=20)
 @given(ALL)
 def test_an_edit_makes_another_program(program: Program) -> None:
@@ -124,6 +135,15 @@ def test_a_broken_should_is_an_alarm_unless_the_program_means_it(textbook: Progr
     assert not session.broken(every, should)
 
 
+def test_of_steps_that_nobody_sees_nothing_need_be_known(monkeypatch: pytest.MonkeyPatch, textbook: Program) -> None:
+    unknown = Result("INCONCLUSIVE", "", ())
+    monkeypatch.setattr(session, "alone", lambda program: unknown)
+    own = replace(textbook, setup=tuple(_with(textbook.setup, "make_optimizers", kind="own")))
+    try_programs(st.just(own), Always(unknown), Tally(), 1, seed=0)
+    with pytest.raises(FalseAlarm):
+        try_programs(st.just(textbook), Always(unknown), Tally(), 1, seed=0)
+
+
 def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Harmless edits by name, and those that are not with a program."""
     monkeypatch.setattr(session, "alone", lambda program: PASS)
@@ -153,6 +173,84 @@ def test_what_an_edit_changes(textbook: Program) -> None:
     assert of("move in", "zero_grad to the beginning") is Change.SOME
     assert of("duplicate", "backward") is Change.SOME
     assert of("change", "divide_loss by 3") is Change.SOME
+
+
+def _with(ops: Sequence[Op], name: str, *instead: Op, **settings: object) -> list[Op]:
+    """``ops`` with others in place of the one of that name, wherever it is; or with other settings of it."""
+    result: list[Op] = []
+    for one in ops:
+        if one.name == name:
+            result += [one.with_(**settings)] if settings else instead
+        else:
+            result.append(
+                one if one.body is None else replace(one, body=tuple(_with(one.body, name, *instead, **settings)))
+            )
+    return result
+
+
+def _other(program: Program, add: Sequence[Op] = (), **instead: Sequence[Op]) -> Program:
+    """``add`` at the end of the setup, and others in place of the operations of these names."""
+    window: Sequence[Op] = program.window
+    for name, ops in instead.items():
+        window = _with(window, name, *ops)
+    return replace(program, setup=(*program.setup, *add), window=tuple(window))
+
+
+@pytest.mark.parametrize(
+    ("setup", "window"),
+    [
+        pytest.param([op("eval_mode")], {}, id="eval mode"),
+        pytest.param([block("before_step", [CLIP])], {"clip": []}, id="the optimizer clips"),
+        pytest.param([block("before_step", [CLIP])], {"clip": [], "unscale": []}, id="behind the scaler"),
+        pytest.param([op("tensor_hook", by="length")], {"divide_loss": []}, id="hooks divide"),
+        pytest.param([op("grad_hook", does="norm")], {"zero_grad": [op("train_rival"), ZERO]}, id="bystanders"),
+        pytest.param(
+            [MASTERS], {"zero_grad": [ZERO], "unscale": [TO, UNSCALE], "update": [UPDATE, FROM]}, id="masters"
+        ),
+        pytest.param([], {"backward": [op("backward", by="grad")]}, id="gradients by torch.autograd.grad"),
+    ],
+)
+def test_other_ways_to_the_same_steps(textbook: Program, setup: list[Op], window: dict[str, list[Op]]) -> None:
+    assert change(textbook, _other(textbook, setup, **window)) is Change.NONE
+
+
+@pytest.mark.parametrize(
+    ("setup", "window"),
+    [
+        pytest.param([block("before_step", [CLIP])], {"clip": [], "update": [op("clip", by="hand")]}, id="no update"),
+        pytest.param([op("tensor_hook", by="length")], {}, id="hooks divide too"),
+        pytest.param([MASTERS], {"zero_grad": [ZERO], "update": [UPDATE, FROM]}, id="masters without gradients"),
+        pytest.param([MASTERS], {"zero_grad": [ZERO], "unscale": [TO, UNSCALE]}, id="masters that nobody copies back"),
+        pytest.param(
+            [MASTERS],
+            {"zero_grad": [ZERO], "unscale": [TO, UNSCALE], "update": [UPDATE, NOT_LAST]},
+            id="nor in the last window",
+        ),
+        pytest.param(
+            [MASTERS],
+            {"unscale": [TO, UNSCALE], "update": [UPDATE, FROM], "zero_grad": [ZERO.with_(by="optimizer")]},
+            id="masters' gradients cleared",
+        ),
+        pytest.param([], {"backward": [op("backward", keeps_graph=True), op("backward")]}, id="twice through a graph"),
+        pytest.param([], {"forward": [op("forward", through="average", checkpoint=False)]}, id="another model"),
+        pytest.param([], {"clip": [CLIP.with_(over="first")]}, id="half a clip"),
+    ],
+)
+def test_ways_to_other_steps(textbook: Program, setup: list[Op], window: dict[str, list[Op]]) -> None:
+    assert change(textbook, _other(textbook, setup, **window)) is Change.SOME
+
+
+def test_a_function_of_its_own_gets_its_own_forward(textbook: Program) -> None:
+    each = next(one for one in textbook.window if one.name == "each")
+    *inside, _ = each.body or ()
+    differentiated = _other(textbook, each=[block("each", [block("differentiate", inside)])])
+    assert change(textbook, differentiated) is Change.NONE
+    forward = op("forward", through="functional", checkpoint=False)
+    outside = _with(inside, "forward")
+    assert (
+        change(textbook, _other(textbook, each=[block("each", [forward, block("differentiate", outside)])]))
+        is Change.SOME
+    )
 
 
 def test_half_an_unscale_changes_what_is_clipped_and_else_nothing(textbook: Program) -> None:
