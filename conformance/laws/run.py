@@ -27,6 +27,7 @@ from conformance.trace.events import (
     Finished,
     Forward,
     Schedule,
+    Step,
     Update,
     read_all,
 )
@@ -269,7 +270,7 @@ class Rank(_Events):
     @cached_property
     def steps_by_hand(self) -> bool:
         """Whether weights change, and no optimizer of torch's ever steps."""
-        if self.of(Attempt):
+        if self.of(Step):
             return False
         events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
         shown = [event.weights for event in events if event.weights is not None]

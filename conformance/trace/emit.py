@@ -160,7 +160,7 @@ class Recording:
             trainable=self.watched.numbers(parameter for parameter in held if parameter.requires_grad),
             horovod=is_horovods,
             backward_passes_per_step=passes,
-            state=len(optimizer.state) > 0,
+            state=len(getattr(optimizer, "state", ())) > 0,
             groups=settings(optimizer, self.watched),
             **({} if (name := algorithm(optimizer)) is None else {"algorithm": name}),
             **({"copy": True} if self.watched.is_copys(self.watched.find(optimizer)) else {}),

@@ -207,8 +207,8 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def _trained(events: Sequence[dict[str, Any]]) -> tuple[frozenset[int], ...] | None:
-    # A worker of a parameter server takes no steps.
-    by_steps = any(event["event"] in ("step", "skip") for event in events)
+    # A worker of a parameter server takes no steps, and steps without an optimizer of torch's are not seen.
+    by_steps = any(event["event"] == "step" for event in events)
     rows: defaultdict[int, set[int]] = defaultdict(set)
     steps = 0
     for event in events:

@@ -23,7 +23,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         final = rank.final_weights
         # A rank without the model has no weights.
-        if not final or None in final or any(event["event"] in ("step", "skip") for event in rank.outcome.events):
+        if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):
             continue
         # Ranks that start apart are made equal to rank 0.
         is_at_start = any(same(final, _start(case, of)) for of in (0, rank.outcome.rank))

@@ -32,8 +32,10 @@ def with_watched_weights(ranks: Sequence[RankEvidence], backend: str) -> tuple[R
 
 def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
     held = held_after(rank)
-    if not attempts:
-        return replace(rank, attempts=tuple(_by_hand(rank, held)), changes=tuple(_within(rank)))
+    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(rank, held))
+    if by_hand:
+        taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
+        return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
     last = {attempt.seen_in: attempt for attempt in attempts}
     return replace(
         rank,
@@ -56,11 +58,15 @@ def _with_weights(attempt: Attempt, weights: Vector, *, is_own: bool) -> Attempt
 
 
 def _by_hand(rank: RankEvidence, held: Mapping[int, Vector]) -> Iterator[Attempt]:
-    """An attempt for each window whose weights came out other than they went in: a skipped one leaves no trace."""
+    """An attempt for each window whose weights came out other than they went in: a skipped one leaves no trace, unless
+    a GradScaler has skipped it."""
+    scales = {
+        event["window"]: float(event["scale"]) for event in rank.outcome.events if event["event"] == "scaler_step"
+    }
     for event in _begins(rank):
         window, before = event["window"], values(event["weights"])
         if window in held and not same(held[window], before):
-            yield Attempt(window, window, stepped=True, gradients=None, weights=held[window], scale=None)
+            yield Attempt(window, window, stepped=True, gradients=None, weights=held[window], scale=scales.get(window))
 
 
 def held_after(rank: RankEvidence) -> dict[int, Vector]:

@@ -18,7 +18,7 @@ def forwarded(lines: Sequence[Line]) -> dict[int, Rows]:
 
 def steps_by_hand(lines: Sequence[Line]) -> set[int]:
     """The lines before which weights changed, by their indices, in a rank that never steps an optimizer of torch's."""
-    if any(line["event"] in ("step", "skip") for line in lines):
+    if any(line["event"] == "step" for line in lines):
         return set()
     shown = [
         (index, line["weights"])

@@ -70,7 +70,8 @@ def observe(recording: Recording) -> Seams:
                 result = original(scaler, optimizer, *args, **kwargs)
         finally:
             recording.scale = None
-        if recording.steps == steps_before:
+        # A step of an optimizer that is not torch's leaves no trace.
+        if recording.steps == steps_before and (isinstance(optimizer, Optimizer) or _found_inf(scaler, optimizer)):
             note_skip(recording, optimizer, factor)
         return result
 

@@ -230,8 +230,9 @@ class Watched:
         return values(gradients, self._sizes)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """A digest of what the optimizer keeps for each of its parameters; None of a large model."""
-        if not self.is_readable:
+        """A digest of what the optimizer keeps for each of its parameters; None of a large model, or if it is not known
+        where an optimizer that is none of torch's keeps it."""
+        if not self.is_readable or not hasattr(optimizer, "state"):
             return None
         kept = [
             [(name, _plain(value)) for name, value in sorted(optimizer.state.get(parameter, {}).items())]
