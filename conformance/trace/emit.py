@@ -45,6 +45,7 @@ class Recording:
     payloads, copies: what collectives and messages carry. handles: which of them nobody has waited for.
     graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
     optimizer steps there have been.
+    recomputed: the dtypes of the forwards that the last backward computed again.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
     """
 
@@ -73,6 +74,7 @@ class Recording:
         self.wrappers = Wrappers()
         self.graphs = Graphs()
         self.forwards = self.backwards = self.steps = 0
+        self.recomputed: list[str | None] = []
         self.scale: Number = None
         self.gradients = Gradients(self.watched, self.payloads)
 

@@ -205,6 +205,9 @@ class BackwardEnd(Event, noted="after it", label="backward done"):
         Sequence[Vector], "of each of these forwards, what the model put out; left out where it is not read"
     ] = ()
     output_gradients: Annotated[Sequence[Vector], "the gradients of the loss with respect to these outputs"] = ()
+    recomputed: Annotated[
+        Sequence[str | None], "the dtypes of the forwards that were computed again in it, as `computes` of a forward"
+    ] = ()
 
 
 class AutogradGrad(

@@ -41,26 +41,33 @@ def autocast_around_forward(window: Window) -> Outcomes:
         return
     wanted = window.plan.precision.compute.dtype
     seen = False
+    # The forwards of reentrant checkpointing build no graph before the backward.
+    for end in () if window.forwards else window.of(BackwardEnd):
+        if end.recomputed and wanted not in end.recomputed and None not in end.recomputed:
+            yield _not_autocast(end, end.recomputed[0], wanted)
+            return
+        seen |= wanted in end.recomputed
     # A penalty, say, may go forward in float32 beside the forward that trains in half precision.
     for _, forwards in groupby(window.forwards, key=attrgetter("micro_batch")):
         first, *others = forwards
         types = {forward.computes for forward in (first, *others)}
         if wanted not in types and None not in types:
-            yield _not_autocast(first, wanted)
+            yield _not_autocast(first, first.computes, wanted)
             return
         seen |= wanted in types
     if seen:
         yield OK
 
 
-def _not_autocast(forward: Forward, wanted: str) -> Broken:
+def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: str) -> Broken:
+    again = "" if isinstance(event, Forward) else ", which computed a forward again,"
     return Broken(
-        forward,
+        event,
         must=f"the forward must run under autocast of {wanted}",
         because="the case asks for this precision",
-        however=f"{forward} of micro-batch {forward.micro_batch} ran in {forward.computes}",
-        shows=(forward,),
-        effect=f"Its gradients are those of a run in {forward.computes}.",
+        however=f"{event}{again} of micro-batch {event.micro_batch} ran in {computes}",
+        shows=(event,),
+        effect=f"Its gradients are those of a run in {computes}.",
     )
 
 

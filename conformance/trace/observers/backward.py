@@ -45,6 +45,7 @@ def observe(recording: Recording) -> Seams:
         )
         # Before the engine frees what the graph has saved.
         scaled = carried(root, recording.numbers.alive("scaler"))
+        recording.recomputed.clear()
         with recording.inside("backward"), recording.flow.backward() as reached:
             result = original(tensors, *args, **kwargs)
         forwards = sorted(reached)
@@ -55,6 +56,7 @@ def observe(recording: Recording) -> Seams:
             scaled=scaled,
             outputs=[reached[forward].outputs for forward in forwards],
             output_gradients=[reached[forward].gradients for forward in forwards],
+            **({"recomputed": [*recording.recomputed]} if recording.recomputed else {}),
         )
         return result
 

@@ -27,8 +27,11 @@ def _forwards(recording: Recording) -> Iterator[None]:
     owners: set[type] = set()
 
     def run(original: Callable[..., Any], module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or not recording.watched.is_model(module):
+            return original(module, *args, **kwargs)
         # Checkpointing computes a forward again within the backward.
-        if not torch.is_grad_enabled() or recording.is_inside("backward") or not recording.watched.is_model(module):
+        if recording.is_inside("backward"):
+            recording.recomputed.append(_computes(module, _inputs(args)))
             return original(module, *args, **kwargs)
         # A class that is observed may call the forward of its base, which may be observed too.
         if recording.is_inside(("forward of", id(module))):
@@ -59,7 +62,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     # Looking at the gradients of a large model takes long, and its backward will look at them.
     if recording.watched.is_readable:
         recording.look()
-    inputs = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    inputs = _inputs(args)
     rows = [] if recording.rows is None or inputs is None else recording.rows.of(inputs)
     number = recording.forwards
     recording.forwards += 1
@@ -78,6 +81,10 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         **({"copy": True} if is_copy else recording.watched.handed_out(module.parameters())),
     )
     return number
+
+
+def _inputs(args: tuple[Any, ...]) -> torch.Tensor | None:
+    return args[0] if args and isinstance(args[0], torch.Tensor) else None
 
 
 def _computes(module: torch.nn.Module, inputs: torch.Tensor | None) -> str | None:
