@@ -130,8 +130,24 @@ def test_what_a_rank_forks_is_not_the_rank(run: Callable[..., Outcome]) -> None:
 
 
 def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None:
-    with pytest.raises(RunnerError, match=r"^single-w1: cannot write the evidence of rank 0: File too large$"):
-        run("import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
+    full = """
+        import stat
+        def write(descriptor, data, write=os.write):
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(28, "No space left on device")
+            return write(descriptor, data)
+        os.write = write
+        """
+    with pytest.raises(RunnerError, match=r"^single-w1: cannot write the evidence of rank 0: No space left on device$"):
+        run(full)
+
+
+@pytest.mark.parametrize("where", ["inside", "before"])
+def test_a_rank_that_limits_its_files(run: Callable[..., Outcome], where: str) -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))"
+    (rank,) = run(**{"inside": "", where: limit}).ranks
+    assert not rank.finished
+    assert rank.exit.startswith("rank 0 limited the size of its files (RLIMIT_FSIZE)")
 
 
 @pytest.mark.parametrize("clock", ["lambda: 0.0", "lambda: 'noon'", "None"])

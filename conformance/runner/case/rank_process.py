@@ -39,6 +39,7 @@ class RankProcess(RankMember):
         self._stack, self._evidence = descriptors.file(), descriptors.file()
         self._unread = b""
         self.unwritable: str | None = None
+        self._is_limited = False
         self._locks: set[str] = set()
         self._waits_for: str | None = None
         pipes = Pipes(self._evidence, write, hold, self._stack)
@@ -82,6 +83,8 @@ class RankProcess(RankMember):
                 self._note(notice)
             case {"event": "unwritable", "reason": str(reason)}:
                 self.unwritable = reason
+            case {"event": "limited"}:
+                self._is_limited = True
             case {"event": "locked", "path": str(path)}:
                 self._locks.add(path)
             case {"event": "unlocked", "path": str(path)}:
@@ -158,6 +161,11 @@ class RankProcess(RankMember):
         text = describe_status(self.child.status)
         if self.delivered:
             return f"{text} after it delivered" if code else text
+        if self._is_limited:
+            return (
+                f"{rank_name(self.rank)} limited the size of its files (RLIMIT_FSIZE), so what it did could not be "
+                "recorded; have it keep the limit that it finds"
+            )
         if code == DESCRIPTORS_LOST:
             return (
                 f"{rank_name(self.rank)} closed or replaced file descriptors that it had not opened, and what it did "

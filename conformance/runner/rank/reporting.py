@@ -7,6 +7,7 @@ event. Only events that the server waits for are also sent as notices.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import traceback
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from conformance.runner.system.descriptors import Known
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LONGEST_TEXT = 20_000
+#: As it was before a trainer could lower it.
+_FILE_SIZE = resource.getrlimit(resource.RLIMIT_FSIZE)
 
 #: The events that the server acts upon at once.
 NOTICES = frozenset({"started", "finished", "raised"})
@@ -55,7 +58,10 @@ class Sender:
             self._write(self._evidence, protocol.encode(kept))
         except OSError as error:
             self.has_ended = True
-            self.notify({"event": "unwritable", "reason": error.strerror})
+            if resource.getrlimit(resource.RLIMIT_FSIZE) != _FILE_SIZE:
+                self.notify({"event": "limited"})
+            else:
+                self.notify({"event": "unwritable", "reason": error.strerror})
             return
         if event["event"] in NOTICES and not self.has_ended:
             self.notify({name: event[name] for name in ("event", "at") if name in event})
