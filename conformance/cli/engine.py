@@ -80,6 +80,7 @@ class Engine:
         self._task = self._bar.add_task("collecting cases", total=None, counts="")
         self._counts: Counter[str] = Counter()
         self._notes: list[str] = []
+        self._begun_again: set[str] = set()
         self.planned = 0
         self.bad_input: list[str] = []
         self.failures: list[str] = []
@@ -163,6 +164,14 @@ class Engine:
             self._record(record(CaseRecord, json.loads(result)))
         elif report.failed:
             self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
+        """Run a case again whose worker was killed, which may have nothing to do with it; the second time it counts."""
+        if crashitem not in self._begun_again:
+            self._begun_again.add(crashitem)
+            sched.mark_test_pending(crashitem)
+            report.outcome = "rerun"
 
     def _start(self, ids: Sequence[str]) -> None:
         """Begin the results file, unless there is nothing to run: a mistaken call keeps earlier results."""

@@ -12,6 +12,32 @@ import pytest
 FIRST, SECOND, BLOCKED, NEVER = (f"single-{path}-fp32-momentum" for path in ("batched", "acc2", "acc3", "acc4"))
 CHOSEN = [word for case in (FIRST, SECOND, BLOCKED, NEVER) for word in ("--case", case)]
 
+#: The server of the rank goes on.
+KILLS_ZYGOTES = """
+if task.accumulation == 4:
+    def parent_of(pid):
+        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    pid = parent_of(os.getppid())
+    while "conformance.runner.zygote" in open(f"/proc/{pid}/cmdline").read():
+        pid, zygote = parent_of(pid), pid
+        os.kill(zygote, 9)
+"""
+
+
+@pytest.fixture
+def processes_below():
+    """The children of a process, their children, and so on."""
+
+    def look(pid):
+        found, generation = [], [pid]
+        while generation:
+            tasks = [task for pid in generation for task in Path(f"/proc/{pid}/task").iterdir()]
+            generation = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+            found.append(generation)
+        return found
+
+    return look
+
 
 @pytest.fixture
 def blocked(write, gate, command):
@@ -30,10 +56,15 @@ def lines(file="conformance-results.jsonl"):
     return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
-def resumed(conformance, *more):
-    """What `--resume` does with the killed run, now that nothing blocks its third case."""
+def unblock():
+    """From now on nothing blocks the third case; a rank that waits goes on when the gate is closed."""
     Path("gate").unlink()
     Path("gate").write_text("")
+
+
+def resumed(conformance, *more):
+    """What `--resume` does with the killed run, now that nothing blocks its third case."""
+    unblock()
     return conformance("run", "waits.py", *CHOSEN, "--resume", *more)
 
 
@@ -101,6 +132,32 @@ def test_interrupted_and_resumed(blocked, all_gone, conformance, processes, sent
     ended = resumed(conformance, "-n", processes)
     assert (ended.code, ended.err) == (0, "")
     assert sorted(line["id"] for line in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
+
+
+@pytest.mark.parametrize("victim", ["the process that imports torch", "the zygote", "the servers", "the workers"])
+def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
+    """As the system does when memory runs out."""
+    run, gate = blocked("2" if victim == "the workers" else "1")
+    unblock()
+    children, *generations = processes_below(run.process.pid)
+    workers = [pid for pid in children if "zygote" not in Path(f"/proc/{pid}/cmdline").read_text()]
+    [torch] = set(children) - set(workers)
+    victims = {"the workers": workers, "the process that imports torch": [torch], "the zygote": generations[0]}
+    for pid in victims.get(victim, generations[1]):
+        os.kill(pid, signal.SIGKILL)
+    os.close(gate)
+    ended = run.ended()
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(case["id"] for case in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
+    assert lines()[-1]["complete"]
+
+
+def test_zygotes_are_killed_at_the_end(write, conformance):
+    """By the last case: what follows is only that all processes end."""
+    ended = conformance("run", write(KILLS_ZYGOTES, name="waits.py"), *CHOSEN)
+    assert (ended.code, ended.err) == (0, "")
+    assert [case["id"] for case in lines()[1:-1]] == [FIRST, SECOND, BLOCKED, NEVER]
+    assert lines()[-1]["complete"]
 
 
 def test_what_cannot_be_resumed(blocked, conformance, write):
