@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from conformance.adapter.backends import BACKENDS
 from conformance.workloads import precision
+from conformance.workloads.behaviour import DECLARABLE
 
 BACKEND_NAMES = tuple(BACKENDS)
 PRECISIONS = tuple(precision.PRECISIONS)
@@ -47,6 +48,9 @@ class Declaration:
     requires: tuple[str, ...] = ()
     launches_workers: bool = False
     name: str | None = None
+    last_window: str | None = None
+    last_batch: str | None = None
+    schedule_on_skip: str | None = None
 
     def __post_init__(self) -> None:
         self._set("backends", _names("backends", "backend", self.backends, BACKEND_NAMES))
@@ -64,6 +68,14 @@ class Declaration:
         name: object = self.name
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise ValueError(f"name must be a non-empty string, not {name!r}")
+        for choice, ways in DECLARABLE.items():
+            if (way := getattr(self, choice)) is not None and way not in ways:
+                raise ValueError(_unknown(choice, str(way), ways))
+
+    @property
+    def behaviour(self) -> dict[str, str]:
+        """What it says of the choices in `conformance.workloads.behaviour`."""
+        return {choice: way for choice in DECLARABLE if (way := getattr(self, choice)) is not None}
 
     def _set(self, field: str, value: tuple[Any, ...]) -> None:
         object.__setattr__(self, field, value)
@@ -104,6 +116,9 @@ def trainer(
     launches_workers: bool = ...,
     session: Session | None = ...,
     name: str | None = ...,
+    last_window: Literal["step", "drop", "carry"] | None = ...,
+    last_batch: Literal["use", "drop", "pad"] | None = ...,
+    schedule_on_skip: Literal["wait", "advance"] | None = ...,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -127,6 +142,15 @@ def trainer(
     entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has
     several trainers.
+
+    What it does where several ways are right; the default is to declare nothing. Done otherwise than declared, a case
+    fails; not declared and done at the user's expense, there is a warning:
+
+    last_window: an accumulation window with fewer micro-batches than the others: "step" by its true length, "drop" it
+    and clear its gradients, or "carry" its gradients into the next epoch.
+    last_batch: a last batch with fewer samples than the others: "use" it as it is, "drop" it (`drop_last=True`), or
+    "pad" it by repeating samples, as `DistributedSampler` does.
+    schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" all the same.
 
     The defaults are those of `Declaration`. The decorated function stays a plain callable:
     `def train(task: Task) -> None`. Raises ValueError for values that are not in these lists, and for an async or

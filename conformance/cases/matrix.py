@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.adapter.declaration import Declaration
@@ -149,9 +150,12 @@ BACKEND_RULES: dict[str, tuple[Rule, ...]] = {name: _RULES[backend.paths] for na
 
 @dataclass(frozen=True)
 class Planned:
-    """A case of the matrix. ``unsupported`` says what the trainer must declare to run it; None if it can run."""
+    """A case of the matrix. ``undeclared``: what the trainer must declare to run it, and ``unsupported``, the same in a
+    sentence; None if it can run.
+    """
 
     case: Case
+    undeclared: str | None = None
     unsupported: str | None = None
 
 
@@ -165,36 +169,41 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
         ValueError: the workload of a rule does not divide over one of its layouts, so that its case would be missing.
     """
     refused: set[str] = set()
+    for case in _cases(backend, device):
+        if case.arithmetic.on_gpu_only and case.precision not in declaration.precisions:
+            continue
+        lacking = next((need for need in _needs(case, declaration) if need[1] not in need[2]), None)
+        if lacking is None:
+            yield Planned(case)
+            continue
+        what, needed, declared = lacking
+        undeclared = f"{what} {needed}"
+        if undeclared not in refused:
+            refused.add(undeclared)
+            names = ", ".join(map(str, declared)) or "none"
+            yield Planned(case, undeclared, f"the trainer does not declare the {undeclared} (it declares: {names})")
+
+
+@cache
+def possible(backend: str) -> int:
+    """How many cases a trainer that declares everything has on this backend, on the CPU."""
+    return sum(1 for _ in _cases(backend, "cpu"))
+
+
+def _cases(backend: str, device: Device) -> Iterator[Case]:
     for layout in BACKEND_LAYOUTS[backend]:
         for rule in BACKEND_RULES[backend]:
             if rule.layouts is not None and layout not in rule.layouts:
                 continue
             for precision in BACKEND_PRECISIONS[backend]:
-                if precision not in rule.precisions or not _runs_on(device, backend, rule, precision):
-                    continue
-                if PRECISIONS[precision].on_gpu_only and precision not in declaration.precisions:
-                    continue
-                case = Case(backend, *layout, precision, rule.workload, device)
-                reason = _unsupported(case, declaration)
-                if reason is None:
-                    yield Planned(case)
-                elif reason not in refused:
-                    refused.add(reason)
-                    yield Planned(case, reason)
+                if precision in rule.precisions and _runs_on(device, backend, rule, precision):
+                    yield Case(backend, *layout, precision, rule.workload, device)
 
 
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
     if PRECISIONS[precision].on_gpu_only:
         return device == "cuda"
     return device == "cpu" or (rule.core and BACKENDS[backend].on_gpu)
-
-
-def _unsupported(case: Case, declaration: Declaration) -> str | None:
-    for what, needed, declared in _needs(case, declaration):
-        if needed not in declared:
-            names = ", ".join(map(str, declared)) or "none"
-            return f"the trainer does not declare the {what} {needed} (it declares: {names})"
-    return None
 
 
 def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, Sequence[object]]]:

@@ -1,18 +1,21 @@
-"""Problems with more than one right answer: short windows, uneven last micro-batches, and when to average."""
+"""Problems with more than one right answer: short windows, smaller last batches, when to average, skipped steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import Deviation, deviating
-from conformance.oracle.faults import MeanOfMicroBatchMeans
+from conformance.oracle.faults import MeanOfMicroBatchMeans, mean_of_means
 from conformance.oracle.gradient import as_cast, enclosed, gradient
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.oracle.rounding import Ledger, odd_part
+from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import Vector
+from conformance.workloads.workload import Sample, Vector
 
 
 class AveragedInEveryMicroBatch(Recurrence):
@@ -37,17 +40,46 @@ class AveragedInEveryMicroBatch(Recurrence):
         return enclosed(problem, window, form, weights, self.loss_scale, further)
 
 
+class BatchesAlike(Recurrence):
+    """The means of the stream's batches are averaged, the smaller last one's too.
+
+    So it is when whole batches are dealt to the ranks by turns, and one rank gets the smaller one.
+    """
+
+    def counted(self, window: Window) -> Vector:
+        return mean_of_means(super().counted(window), _batches(window, self.problem.layout.micro_batch_size))
+
+
+def _batches(window: Window, size: int) -> list[range]:
+    """The samples of each batch of the stream in a window."""
+    return [range(start, min(start + size, len(window.batch))) for start in range(0, len(window.batch), size)]
+
+
+class AdvancesOnSkips(Recurrence):
+    """The schedule counts windows, those included whose step a loss scaler skipped."""
+
+    def learning_rate(self, step: int) -> Fraction:
+        skips = self.history.skips if self.history else frozenset[int]()
+        stepped = [window for window in range(self.problem.workload.steps) if window not in skips]
+        return super().learning_rate(stepped[step] if step < len(stepped) else step)
+
+
 AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
+BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
+ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
 
 Deviations = tuple[Deviation, ...]
+_Choice = list[tuple[tuple[Way, ...], Problem]]
+_Deviating = list[tuple[tuple[Way, ...], Deviations]]
+_BY_MICRO_BATCHES: tuple[Way, ...] = ("uneven_window=by micro-batches",)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One accepted reading of a problem, and its deviations. ``name`` is None if it is the only one."""
+    """One accepted reading of a problem: the ``ways`` in which it reads what is open, and its deviations."""
 
-    name: str | None
+    ways: tuple[Way, ...]
     problem: Problem
     deviations: Deviations = ()
 
@@ -61,44 +93,83 @@ class Reading:
         return deviating((*further, *self.deviations))(self.problem, history)
 
 
-def readings(problem: Problem) -> tuple[Reading, ...]:
-    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make."""
+def readings(
+    problem: Problem, padded: Sequence[tuple[Sample, ...]] = (), skips: Set[int] = frozenset()
+) -> tuple[Reading, ...]:
+    """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make.
+
+    Args:
+        padded: what the samples of the last window may be, if ranks filled it up by repeating some.
+        skips: the windows that a loss scaler skipped.
+    """
     return tuple(
-        Reading("; ".join(name for name in (short, uneven, often) if name) or None, read, (*counting, *averaging))
-        for short, read in _of_a_short_window(problem)
-        for uneven, counting in _of_an_uneven_window(read)
+        Reading((*small, *short, *uneven, *often, *skipping), read, (*counting, *averaging, *scheduling))
+        for small, trained in _of_a_small_batch(problem, padded)
+        for short, read in _of_a_short_window(trained)
+        for uneven, counting in _of_an_uneven_window(read, is_padded=bool(padded))
         for often, averaging in _of_averaging(read)
+        for skipping, scheduling in _of_a_skipped_step(read, skips)
     )
 
 
-def _of_a_short_window(problem: Problem) -> list[tuple[str | None, Problem]]:
+def _of_a_small_batch(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+    """The readings of a last micro-batch that is smaller: trained on, filled up as the ranks did it, or dropped."""
+    last, size = problem.windows[-1], problem.layout.micro_batch_size
+    full = sorted(
+        index for share in last.shares for micro_batch in share if len(micro_batch) == size for index in micro_batch
+    )
+    if len(full) == len(last.batch):
+        return [((), problem)]
+    filled: _Choice = [(("last_batch=pad",), _ending(problem, samples)) for samples in padded]
+    dropped = _ending(problem, tuple(last.batch[index] for index in full))
+    return [(("last_batch=use",), problem), *filled, (("last_batch=drop",), dropped)]
+
+
+def _ending(problem: Problem, last: tuple[Sample, ...]) -> Problem:
+    """The problem with another last batch; without any, if it is empty."""
+    batches = (*problem.workload.batches[:-1], *([last] if last else []))
+    return replace(problem, workload=replace(problem.workload, batches=batches))
+
+
+def _of_a_short_window(problem: Problem) -> _Choice:
     """The readings of a short window: averaged by its true length, or dropped."""
-    last, workload = problem.windows[-1], problem.workload
+    last = problem.windows[-1]
     if last.length == last.nominal:
-        return [(None, problem)]
-    without = replace(problem, workload=replace(workload, batches=workload.batches[:-1]))
-    return [
-        ("the short last window is averaged by its true length", problem),
-        ("the short last window is dropped", without),
-    ]
+        return [((), problem)]
+    return [(("last_window=step",), problem), (("last_window=drop",), _ending(problem, ()))]
 
 
-def _of_an_uneven_window(problem: Problem) -> list[tuple[str | None, Deviations]]:
+def _of_an_uneven_window(problem: Problem, *, is_padded: bool) -> _Deviating:
     """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops.
 
-    Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault.
+    Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault. Nor if
+    it was filled up: the samples that were repeated then make the same numbers.
     """
-    sizes = {len(micro_batch) for share in problem.windows[-1].shares for micro_batch in share}
-    if len(sizes) == 1 or problem.workload.loss == "weighted":
-        return [(None, ())]
-    return [
-        ("every sample weighs the same in an uneven window", ()),
-        ("every micro-batch weighs the same in an uneven window", (MICRO_BATCHES_ALIKE,)),
-    ]
+    last, size = problem.windows[-1], problem.layout.micro_batch_size
+    if problem.workload.loss == "weighted":
+        return [((), ())]
+    by_samples: tuple[Way, ...] = ()
+    if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
+        by_samples, alike = ("uneven_window=by samples",), MICRO_BATCHES_ALIKE
+    elif len(last.batch) % size and len(_batches(last, size)) == last.world_size * last.length > 1:
+        # Only a trainer that deals the batches itself has an uneven window.
+        alike = BATCHES_ALIKE
+    else:
+        return [((), ())]
+    return [(by_samples, ()), *([] if is_padded else [(_BY_MICRO_BATCHES, (alike,))])]
 
 
-def _of_averaging(problem: Problem) -> list[tuple[str | None, Deviations]]:
+def _of_averaging(problem: Problem) -> _Deviating:
     """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
     if odd_part(problem.layout.world_size) == 1 or problem.layout.accumulation == 1:
-        return [(None, ())]
-    return [(None, ()), ("ranks average in every micro-batch", (AVERAGES_EARLY,))]
+        return [((), ())]
+    return [((), ()), (("averaging=in every micro-batch",), (AVERAGES_EARLY,))]
+
+
+def _of_a_skipped_step(problem: Problem, skips: Set[int]) -> _Deviating:
+    """After a skipped step the schedule may be that of the steps that were taken, or of the windows."""
+    schedule = problem.workload.schedule
+    stepped = [window for window in range(problem.workload.steps) if window not in skips]
+    if schedule is None or all(schedule[step] == schedule[window] for step, window in enumerate(stepped)):
+        return [((), ())]
+    return [(("schedule_on_skip=wait",), ()), (("schedule_on_skip=advance",), (ADVANCES_ON_SKIPS,))]

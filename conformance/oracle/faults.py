@@ -196,16 +196,16 @@ class SampleRepeated(Recurrence):
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
-        return _mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
+        return mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
 
 
 @fault("averages the ranks' weighted means instead of dividing by the global weight", _weighted, _distributed)
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
-        return _mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
+        return mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
 
 
-def _mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
+def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     """The mean of the means of ``groups``, which divide up all samples."""
     result = list(right)
     for group in groups:

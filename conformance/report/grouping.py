@@ -97,7 +97,7 @@ class Alike(Group):
     @property
     def example(self) -> CaseRecord:
         """The case to look at first: the smallest run that shows it."""
-        return min(self.cases, key=_size)
+        return smallest(self.cases)
 
     @property
     def where(self) -> str:
@@ -128,6 +128,11 @@ class Failure(Alike):
     def findings(self) -> list[Finding]:
         """The broken laws of the example that tell more of the cause."""
         return telling(self.cause, self.example)
+
+
+def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
+    """The case to look at first."""
+    return min(cases, key=_size)
 
 
 def _size(case: CaseRecord) -> tuple[int, int, list[tuple[int, int, str]]]:

@@ -19,11 +19,14 @@ from markupsafe import Markup, escape
 from conformance.results import Results, ResultsError
 from conformance.results.records import CaseRecord
 from conformance.trace.words import size
+from conformance.workloads.behaviour import WORDS
 
 from . import evidence, grouping, ring, text
+from .behaviour import behaviour
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked, unchecked
+from .scope import scopes
 from .series import Plot, plot
 from .summary import summary
 from .traffic import traffic
@@ -38,6 +41,8 @@ def render_html(results: Results, path: str | Path) -> None:
         .render(
             results=results,
             summary=summary(results),
+            behaviour=behaviour(results),
+            scopes=scopes(results),
             overall=grouping.overall(results),
             precisions=grouping.precisions(results),
             trainers=grouping.trainers(results),
@@ -90,6 +95,7 @@ def _environment(results: Results) -> Environment:
         looks=LOOKS,
         shown_looks=SHOWN,
         evidence=evidence,
+        ways=WORDS,
         distinct=text.distinct,
         lanes=lanes,
         ring=ring,

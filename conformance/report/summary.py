@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conformance.results import Results
 
+from .behaviour import warned
 from .text import one_line, plural
 
 
@@ -22,7 +23,7 @@ class Summary:
 def summary(results: Results) -> Summary:
     """A run conforms only if it is complete, judged something, and found nothing wrong."""
     passed, failed = results.passed, results.failed
-    detail = _judged(results) + _not_run(results)
+    detail = _judged(results) + _not_run(results) + _warned(results)
     if failed:
         return Summary("Not conforming", detail, "bad")
     if results.cut_off:
@@ -51,3 +52,8 @@ def _not_run(results: Results) -> str:
     more = " more" if results.passed + results.failed else ""
     proves = "was not run and proves" if count == 1 else "were not run and prove"
     return f" {count}{more} {proves} nothing." if count else ""
+
+
+def _warned(results: Results) -> str:
+    count = warned(results)
+    return f" {plural(count, 'warning')}, under Behaviour." if count else ""

@@ -14,9 +14,11 @@ from rich.text import Text
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, PASSED
 
+from .behaviour import behaviour, in_terminal
 from .findings import coverage, explained, warnings
 from .grouping import Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked, unchecked
+from .scope import scopes
 from .summary import summary
 from .text import distinct, number, one_line, plural, visible
 
@@ -38,6 +40,7 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
         console.print(_matrix(results))
         console.print(Text(MIXED, "dim"))
     _print_causes(results, console)
+    _print_behaviour(results, console)
     _print_warnings(results, console)
     _print_reasons(results, console)
     whole = summary(results)
@@ -45,6 +48,8 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
     console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    for scope in scopes(results):
+        console.print(Text(one_line(scope)))
     for law in unchecked(results):
         console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
     counts = [
@@ -126,6 +131,14 @@ def _explained(cause: Failure) -> Group:
             )
         )
     return Group(explained(cause.findings), Text("\n").join(lines))
+
+
+def _print_behaviour(results: Results, console: Console) -> None:
+    found = behaviour(results)
+    if found:
+        console.print(
+            Text("\nBehaviour: what may be done in several right ways", "bold"), *in_terminal(found), sep="\n"
+        )
 
 
 def _print_warnings(results: Results, console: Console) -> None:

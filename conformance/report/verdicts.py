@@ -70,7 +70,8 @@ LOOKS = {
         ),
         Look(
             "FAIL (law)", "FAIL law", "§", "bad",
-            "The trainer broke a rule of PyTorch, Horovod or apex. Its numbers may still be right.",
+            "The trainer broke a rule of PyTorch, Horovod or apex, or one that it declares. "
+            "Its numbers may still be right.",
         ),
         Look(
             "DIVERGED", "DIVERGED", "⇄", "bad",

@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, get_args
 
-SCHEMA_VERSION = 4
+from conformance.workloads.behaviour import Way
+
+SCHEMA_VERSION = 5
 
 #: Joins the names of two bugs at once.
 PAIR = " + "
@@ -84,6 +86,9 @@ class CaseRecord:
     device: Annotated[str, "`cpu` or `cuda`"]
     verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
+    possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
+    declared: Annotated[int, "how many of these the trainer declares"] = 0
+    undeclared: Annotated[str | None, "what the trainer must declare for it, for the verdict UNSUPPORTED"] = None
     micro_batch_size: Annotated[int | None, "samples in a micro-batch"] = None
     seconds: Annotated[float | None, "how long the case took"] = None
     notes: Annotated[tuple[str, ...], "more about the case, one line each"] = ()
@@ -106,7 +111,7 @@ class CaseRecord:
     factor: Annotated[
         str | None, "what all gradients are multiplied by, such as `1/2`, if that makes exactly these wrong numbers"
     ] = None
-    semantics: Annotated[str | None, "which of several right answers it gives, such as on a short last window"] = None
+    behaviour: Annotated[tuple[Behaviour, ...], "what it does where several ways are right"] = ()
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()
     traffic: Annotated[Traffic | None, "what the ranks sent each other"] = None
     laws: Annotated[
@@ -200,6 +205,14 @@ class FirstDifference:
     observed: Annotated[float | None, "by the trainer"]
     error: Annotated[float | None, "|observed - expected|"] = None
     bound: Annotated[float | None, "how large the error may be"] = None
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the trainer does where several ways are right, such as with a short last window."""
+
+    way: Annotated[Way, "the choice, and what it does"]
+    declared: Annotated[str | None, "what the trainer declares of this choice"] = None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def quoted(target: str) -> str:
 class Item:
     """One planned case, and the reason if it is not run.
 
-    ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``option``: see `Servers`.
+    ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``declared``: how many cases the
+    trainer declares on this backend, on the CPU; ``undeclared``: see `Planned`; ``option``: see `Servers`.
     """
 
     target: str
@@ -43,6 +44,8 @@ class Item:
     case: Case
     verdict: Verdict | None = None
     reason: str = ""
+    declared: int = 0
+    undeclared: str | None = None
     option: str = ""
 
     @property
@@ -116,12 +119,14 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             raise TrainerError(f"{target}: {missing}")
         if backend not in declaration.backends and not named:
             continue
+        declared = sum(planned.undeclared is None for planned in plan(declaration, backend))
         for device in get_args(Device):
             for planned in plan(declaration, backend, device):
-                item = Item(target, declaration.name or target, planned.case, option=servers.option)
+                item = Item(target, declaration.name or target, planned.case, declared=declared, option=servers.option)
                 if planned.unsupported is not None:
                     # Undeclared cases were already reported for the CPU.
                     if device == "cpu" or planned.case.arithmetic.on_gpu_only:
+                        item = replace(item, undeclared=planned.undeclared)
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from conformance.cases.matrix import possible
 from conformance.results.records import CaseRecord
 from conformance.runner.front.client import RunnerError
 from conformance.suite.items import Item
@@ -20,6 +22,11 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
     Raises:
         RunnerError: the harness itself failed.
     """
+    found = _record(item, servers, time_limit, traces)
+    return replace(found, possible=possible(item.case.backend), declared=item.declared, undeclared=item.undeclared)
+
+
+def _record(item: Item, servers: Servers, time_limit: float, traces: Path | None) -> CaseRecord:
     named = item.case, item.trainer, item.target, item.command
     if item.verdict is not None:
         return without_evidence(*named, item.verdict, item.reason)
@@ -35,7 +42,7 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
             file.write(folder, spec, [rank.events for rank in outcome.ranks], server.versions)
         except OSError as error:
             raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
-    judgement = judge(item.case, outcome)
+    judgement = judge(item.case, outcome, server.declaration.behaviour)
     servers.patience.note(kind, hung_at(outcome) if judgement.verdict == "HANG" else None)
     if server.why_slow is not None:
         judgement.notes.append(server.why_slow)

@@ -21,6 +21,9 @@ from conformance import Task, trainer
     precisions=("apex-O1",),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
     requires=("apex",),
 )
 def train(task: Task) -> None:

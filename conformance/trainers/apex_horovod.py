@@ -18,6 +18,9 @@ from conformance import Task, trainer
     precisions=("apex-O1",),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
     requires=("horovod", "apex"),
 )
 def train(task: Task) -> None:

@@ -19,6 +19,9 @@ from conformance import Task, trainer
     precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
     requires=("horovod",),
 )
 def train(task: Task) -> None:

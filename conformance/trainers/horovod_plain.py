@@ -18,6 +18,8 @@ from conformance import Task, trainer
     precisions=("fp64", "fp32", "bf16", "fp16-compression"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
     clips=(),
     requires=("horovod",),
 )

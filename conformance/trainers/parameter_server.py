@@ -28,6 +28,9 @@ SERVER = 0
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)

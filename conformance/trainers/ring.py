@@ -23,6 +23,9 @@ from conformance import Task, trainer
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)

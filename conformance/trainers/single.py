@@ -17,6 +17,7 @@ from conformance import Task, trainer
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("samples",),
     losses=("mean", "weighted"),
+    schedule_on_skip="wait",
 )
 def train(task: Task) -> None:
     model = task.model()

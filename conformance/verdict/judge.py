@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from types import MappingProxyType
 
 from conformance.cases.case import Case
 from conformance.laws.checking import Finding, Verified, check, findings
@@ -13,19 +14,22 @@ from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
-from conformance.results.records import PASSED, Verdict
+from conformance.results.records import PASSED, Behaviour, Verdict
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
+from conformance.verdict.behaviour import observed
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import SHARDS, STEP_COUNT, Guard, guards
 from conformance.verdict.observability import unobserved
+from conformance.verdict.padding import padded
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import with_watched_weights
+from conformance.workloads.behaviour import Way
 from conformance.workloads.problem import Problem
 
 
@@ -46,7 +50,8 @@ class Judgement:
     divergence: Divergence | None = None
     mistake: Mistake | None = None
     suspects: Suspects = Suspects()
-    semantics: str | None = None
+    ways: tuple[Way, ...] = ()
+    behaviour: Sequence[Behaviour] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -61,13 +66,14 @@ _WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used 
 _ENDED = ("CRASH", "HANG")
 
 
-def judge(case: Case, outcome: Outcome) -> Judgement:
+def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingProxyType({})) -> Judgement:
     """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
     on the ranks' traces: a broken law explains wrong numbers, and fails a trainer with right ones if another run of it
-    would go wrong. Evidence that no recorder wrote is a CRASH.
+    would go wrong. Last comes what the trainer declares: ``declares``, as `Declaration.behaviour`. Evidence that no
+    recorder wrote is a CRASH.
     """
     try:
-        return _judged(case, outcome)
+        return _judged(case, outcome, declares)
     except Exception:
         # Looking into every field takes long, so it is done only for evidence that cannot be judged.
         for rank in outcome.ranks:
@@ -78,7 +84,7 @@ def judge(case: Case, outcome: Outcome) -> Judgement:
         raise
 
 
-def _judged(case: Case, outcome: Outcome) -> Judgement:
+def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
     judgement = _by_numbers(case, outcome)
     judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
@@ -98,6 +104,9 @@ def _judged(case: Case, outcome: Outcome) -> Judgement:
     forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
         _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
+    judgement.behaviour, against = observed(judgement.ways, judgement.run, declares)
+    if against and judgement.verdict in _OPEN_TO_LAWS:
+        _overrule(judgement, "FAIL (law)", against[0])
     return judgement
 
 
@@ -209,7 +218,7 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
     trajectories = _trajectories(problem, ranks)
     for reading, trajectory in trajectories:
         if not wrong and _fits(judgement, trajectory):
-            judgement.trajectory, judgement.semantics = trajectory, reading.name
+            judgement.trajectory, judgement.ways = trajectory, reading.ways
             if scaled:
                 wrong += scaler_faults(trajectory, ranks, workload.clip)
             ignored = ignored_precision(reading, trajectory, ranks)
@@ -258,9 +267,8 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
         history = ScalerHistory(skips, scales if len(scales) == len(attempts) else ())
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
-    return [
-        (reading, _trajectory(reading, history)) for reading in readings(problem) if early or not reading.averages_early
-    ]
+    accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset())
+    return [(reading, _trajectory(reading, history)) for reading in accepted if early or not reading.averages_early]
 
 
 @lru_cache(maxsize=512)

@@ -75,7 +75,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,
         factor=None if judgement.suspects.factor is None else str(judgement.suspects.factor),
-        semantics=judgement.semantics,
+        behaviour=tuple(judgement.behaviour),
         ranks=tuple(_rank(rank) for rank in judgement.ranks),
         traffic=None if judgement.run is None else traffic(judgement.run),
         laws={verified.law.id: verified.checked for verified in judgement.laws if verified.checked},

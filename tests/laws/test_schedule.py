@@ -40,10 +40,21 @@ class TestSchedulePerStep:
         assert broken(self.run(micro_batch(0), self.schedule(), step(lr=0.25))) == {self.ID}
 
     def test_for_a_skipped_step(self):
+        """It may wait or advance, which is the trainer's choice; but once."""
         skipped = [micro_batch(1), event("skip"), clear(), self.schedule()]
         run = self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.125))
+        assert broken(run) == set()
+        assert checked(run, self.ID) == 2
+        again = [*skipped, self.schedule()]
+        run = self.run(self.taken(0, 0.5, self.schedule()), again, self.taken(2, 0.0625))
         assert broken(run) == {self.ID}
         assert "was no step" in found(run, self.ID).broken.contradiction
+
+    def test_for_the_first_step_if_it_is_skipped(self):
+        skipped = [micro_batch(0), event("skip"), clear()]
+        assert broken(self.run(skipped, self.taken(1, 0.5))) == set()
+        assert broken(self.run(skipped, self.schedule(), self.taken(1, 0.25))) == set()
+        assert broken(self.run(skipped, self.schedule(), self.schedule(), self.taken(1, 0.125))) == {self.ID}
 
     def test_never(self):
         run = self.run(self.taken(0, 0.5), self.taken(1, 0.5))

@@ -1,4 +1,4 @@
-"""Where more than one answer is right: short windows, uneven batches, averaging in every micro-batch."""
+"""Where more than one answer is right: short windows, uneven batches, averaging in every micro-batch, skipped steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import separation
+from conformance.oracle.recurrence import ScalerHistory
 from conformance.workloads.layout import Layout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
@@ -28,25 +29,22 @@ def run(reading):
     return reading.recurrence().run()
 
 
-def names(found):
-    return [reading.name for reading in found]
+def ways(found):
+    return [reading.ways for reading in found]
 
 
 @pytest.mark.parametrize("shape", [("samples", 1, 1), ("batched", 2, 1), ("accumulated", 2, 2), ("batched", 3, 1)])
 def test_full_windows_have_one_reading(shape):
     asked = problem("momentum", *shape)
     [only] = readings(asked)
-    assert (only.name, only.problem, only.deviations) == (None, asked, ())
+    assert (only.ways, only.problem, only.deviations) == ((), asked, ())
 
 
 @pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
 def test_a_short_window_is_averaged_by_its_true_length_or_dropped(shape):
     asked = problem("short-window", *shape)
     averaged, dropped = readings(asked)
-    assert names((averaged, dropped)) == [
-        "the short last window is averaged by its true length",
-        "the short last window is dropped",
-    ]
+    assert ways((averaged, dropped)) == [("last_window=step",), ("last_window=drop",)]
     full, shorter = run(averaged), run(dropped)
     assert (len(full.steps), len(shorter.steps)) == (6, 5)
     assert full.steps[:5] == shorter.steps
@@ -66,10 +64,10 @@ def test_dividing_a_short_window_by_the_nominal_length_is_neither(shape):
 
 @pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 2, 2)])
 def test_an_uneven_window_counts_samples_or_micro_batches(shape):
-    by_sample, by_micro_batch = readings(problem("uneven-batch", *shape))
-    assert names((by_sample, by_micro_batch)) == [
-        "every sample weighs the same in an uneven window",
-        "every micro-batch weighs the same in an uneven window",
+    by_sample, by_micro_batch, *_ = readings(problem("uneven-batch", *shape))
+    assert ways((by_sample, by_micro_batch)) == [
+        ("last_batch=use", "uneven_window=by samples"),
+        ("last_batch=use", "uneven_window=by micro-batches"),
     ]
     samples, micro_batches = run(by_sample), run(by_micro_batch)
     assert len(samples.steps) == len(micro_batches.steps) == 6
@@ -85,7 +83,8 @@ def test_a_mean_of_means_by_hand():
     layout = Layout.of(workload, "accumulated", 1, 2)
     window = layout.windows(workload)[1]
     by_sample, by_micro_batch = (
-        reading.recurrence().coefficients(window) for reading in readings(Problem(workload, layout, PRECISIONS["fp64"]))
+        reading.recurrence().coefficients(window)
+        for reading in readings(Problem(workload, layout, PRECISIONS["fp64"]))[:2]
     )
     assert by_sample == (Fraction(1, 6),) * 6
     assert by_micro_batch == (Fraction(1, 8),) * 4 + (Fraction(1, 4),) * 2
@@ -94,11 +93,11 @@ def test_a_mean_of_means_by_hand():
 def test_what_a_window_leaves_open_combines():
     """The last window of three ranks is short, and they may average in every micro-batch besides."""
     long, often_long, dropped, often_dropped = readings(problem("short-window", "accumulated", 3, 2))
-    assert names((long, often_long, dropped, often_dropped)) == [
-        "the short last window is averaged by its true length",
-        "the short last window is averaged by its true length; ranks average in every micro-batch",
-        "the short last window is dropped",
-        "the short last window is dropped; ranks average in every micro-batch",
+    assert ways((long, often_long, dropped, often_dropped)) == [
+        ("last_window=step",),
+        ("last_window=step", "averaging=in every micro-batch"),
+        ("last_window=drop",),
+        ("last_window=drop", "averaging=in every micro-batch"),
     ]
     for once, often in ((long, often_long), (dropped, often_dropped)):
         assert (once.averages_early, often.averages_early) == (False, True)
@@ -113,21 +112,75 @@ def test_a_weighted_loss_says_what_a_sample_counts():
         for batch in asked.workload.batches
     )
     asked = replace(asked, workload=replace(asked.workload, batches=batches, loss="weighted"))
-    [only] = readings(asked)
-    assert (only.name, only.deviations) == (None, ())
+    used, *_ = readings(asked)
+    assert (used.ways, used.deviations) == (("last_batch=use",), ())
+    assert not any(reading.deviations for reading in readings(asked))
     assert "mean-of-micro-batch-means" in {fault.name for fault in applicable(asked)}
 
 
-@pytest.mark.parametrize("shape", [("batched", 2, 1)])
-def test_one_smaller_micro_batch_leaves_nothing_to_choose(shape):
-    assert names(readings(problem("uneven-batch", *shape))) == [None]
+def test_a_smaller_last_batch_may_be_dropped_and_may_be_all_of_a_window():
+    used, _, dropped = readings(problem("uneven-batch", "batched", 2, 1))
+    assert ways((used, dropped)) == [("last_batch=use",), ("last_batch=drop",)]
+    assert (len(run(used).steps), len(run(dropped).steps)) == (6, 5)
+    assert run(used).steps[:5] == run(dropped).steps
+
+
+def test_whole_batches_may_be_dealt_to_the_ranks():
+    """Of twelve samples one rank gets eight, the other four, and each rank's mean counts as much."""
+    _, by_batch, _ = readings(problem("uneven-batch", "batched", 2, 1))
+    assert by_batch.ways == ("last_batch=use", "uneven_window=by micro-batches")
+    recurrence = by_batch.recurrence()
+    assert recurrence.coefficients(recurrence.problem.windows[-1]) == (Fraction(1, 16),) * 8 + (Fraction(1, 8),) * 4
+
+
+def test_what_dropping_a_batch_leaves_may_be_a_short_window():
+    _, _, stepped, left_out = readings(problem("uneven-batch", "accumulated", 1, 2))
+    assert ways((stepped, left_out)) == [
+        ("last_batch=drop", "last_window=step"),
+        ("last_batch=drop", "last_window=drop"),
+    ]
+    assert [len(run(reading).steps) for reading in (stepped, left_out)] == [6, 5]
+    assert [len(micro_batch) for micro_batch in stepped.problem.windows[-1].shares[0]] == [8]
+
+
+def test_a_batch_that_was_filled_up_counts_what_was_repeated():
+    """Repeating each of its rows makes the numbers of a mean of means: then it is only read as what it is."""
+    asked = problem("uneven-batch", "accumulated", 1, 2)
+    last = asked.windows[-1].batch
+    used, padded, *_ = readings(asked, [(*last, *last[8:])])
+    assert ways((used, padded)) == [("last_batch=use", "uneven_window=by samples"), ("last_batch=pad",)]
+    by_micro_batch = readings(asked)[1]
+    assert run(padded).steps == run(by_micro_batch).steps
+    assert not any(reading.ways == by_micro_batch.ways for reading in readings(asked, [(*last, *last[8:])]))
+
+
+@pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
+def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
+    asked = problem("overflow", "accumulated", 1, 2, precision="fp16")
+    waits, advances = readings(asked, skips=skips)
+    assert ways((waits, advances)) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
+    stepped = [window for window in range(6) if window not in skips]
+    history = ScalerHistory(frozenset(skips))
+    base, schedule = asked.workload.optimizer.lr, asked.workload.schedule
+    assert [advances.recurrence(history).learning_rate(step) for step in range(len(stepped))] == [
+        base * schedule[window] for window in stepped
+    ]
+    assert [waits.recurrence(history).learning_rate(step) for step in range(len(stepped))] == [
+        base * schedule[step] for step in range(len(stepped))
+    ]
+
+
+@pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("growing-scale", {2})])
+def test_a_skip_that_no_schedule_shows_leaves_nothing_to_choose(name, skips):
+    """No step was skipped, none came after it, or there is no schedule."""
+    assert ways(readings(problem(name, "accumulated", 1, 2, precision="fp16"), skips=skips)) == [()]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", [("accumulated", 3, 2), ("accumulated", 3, 3), ("accumulated", 3, 4)])
 def test_averaging_in_every_micro_batch_changes_rounding_only(shape, precision):
     once, often = readings(problem("momentum", *shape, precision=precision))
-    assert names((once, often)) == [None, "ranks average in every micro-batch"]
+    assert ways((once, often)) == [(), ("averaging=in every micro-batch",)]
     exact, bounded = run(once), run(often)
     assert exact.certificate.exact
     assert not bounded.certificate.exact

@@ -117,7 +117,7 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
                     for name, item in value.items()}  # fmt: skip
         if isinstance(value, list):
             return [poisoned(item, key) for item in value]
-        return hostile + value if isinstance(value, str) and key not in ("verdict", "value") else value
+        return hostile + value if isinstance(value, str) and key not in ("verdict", "value", "way") else value
 
     rank = {"rank": 0, "exit": "x", "output": "o", "stack": "s", "traceback": "t"}
     full = one_case | {
@@ -125,7 +125,8 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
         "notes": ["n"],
         "explained_by": ["e"],
         "factor": "f",
-        "semantics": "s",
+        "undeclared": "u",
+        "behaviour": [{"way": "last_window=drop", "declared": "d"}],
         "ranks": [rank],
     }
     content = page([poisoned(full), poisoned(one_case | {"id": "another"})])

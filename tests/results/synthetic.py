@@ -83,7 +83,7 @@ def passing(trainer: str, backend: str, world: int, accumulation: int, precision
         ],
         "parameters": PARAMETERS, "steps": rows, "skips": [], "scales": [], "diverged": None,
         "first_difference": None,
-        "semantics": "the short last window is averaged by its true length" if accumulation == 3 else None,
+        "behaviour": [{"way": "last_window=step"}] if accumulation == 3 else [],
         "ranks": ranks_of(world, count), "traffic": traffic_of(world),
     }  # fmt: skip
     if precision == "fp16" and not bounded:
@@ -116,7 +116,7 @@ def idle(case: Case, verdict: str, reason: str) -> Case:
         "ranks": [],
         "seconds": None,
     }
-    return case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "semantics": None}
+    return case | empty | {"verdict": verdict, "headline": reason, "skips": [], "scales": [], "behaviour": []}
 
 
 def references() -> Iterator[Case]:

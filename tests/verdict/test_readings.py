@@ -15,14 +15,14 @@ UNEVEN = ("single-acc2-fp32-uneven-batch", "ddp-w2-acc2-fp32-uneven-batch")
 def test_short_window_averaged_by_its_true_length(follow, name):
     judgement = follow(name).judged()
     assert judgement.verdict == "PASS (exact)"
-    assert judgement.semantics == "the short last window is averaged by its true length"
+    assert judgement.ways == ("last_window=step",)
 
 
 @pytest.mark.parametrize("name", SHORT)
 def test_short_window_dropped(follow, name):
     judgement = follow(name, windows=5).judged()
     assert judgement.verdict == "PASS (exact)", judgement.headline
-    assert judgement.semantics == "the short last window is dropped"
+    assert judgement.ways == ("last_window=drop",)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -31,21 +31,21 @@ def test_short_window_divided_by_the_nominal_length(follow, name):
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.difference.step == 5
     assert judgement.suspects.explained_by == ("nominal-length",)
-    assert judgement.semantics is None
+    assert judgement.ways == ()
 
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_uneven_window_by_samples(follow, name):
     judgement = follow(name).judged()
     assert judgement.verdict.startswith("PASS")
-    assert judgement.semantics == "every sample weighs the same in an uneven window"
+    assert judgement.ways == ("last_batch=use", "uneven_window=by samples")
 
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_uneven_window_by_micro_batches(follow, name):
     judgement = follow(name, MeanOfMicroBatchMeans).judged()
     assert judgement.verdict.startswith("PASS"), judgement.headline
-    assert judgement.semantics == "every micro-batch weighs the same in an uneven window"
+    assert judgement.ways == ("last_batch=use", "uneven_window=by micro-batches")
 
 
 @pytest.fixture(params=["momentum", "short-window"])
@@ -66,7 +66,7 @@ def test_ranks_that_average_in_every_micro_batch(within_the_wider_bound):
         events[:] = [{**event, "seq": seq} for seq, event in enumerate([*events[:-1], *early, events[-1]])]
     judgement = within_the_wider_bound.judged()
     assert judgement.verdict == "PASS (bounded)", judgement.headline
-    assert judgement.semantics.endswith("ranks average in every micro-batch")
+    assert judgement.ways[-1] == "averaging=in every micro-batch"
 
 
 def test_ranks_that_average_once_have_no_wider_bound(within_the_wider_bound):

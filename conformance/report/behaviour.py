@@ -1,0 +1,100 @@
+"""What each trainer does where several ways are right, and what of it is a warning."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from conformance.results import Results
+from conformance.results.records import CaseRecord
+from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, split
+
+from .grouping import smallest
+from .text import one_line, plural
+
+
+@dataclass(frozen=True)
+class Done:
+    """One thing that a trainer does, what it declares of it, and the cases that show it."""
+
+    way: Way
+    declared: str | None
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def says(self) -> str:
+        return WORDS[self.way].says
+
+    @property
+    def is_declared(self) -> bool:
+        return self.declared == split(self.way)[1]
+
+    @property
+    def example(self) -> CaseRecord:
+        return smallest(self.cases)
+
+    @property
+    def warning(self) -> str | None:
+        """What it costs and what to do, if it is at the user's expense and not declared."""
+        words, (choice, done) = WORDS[self.way], split(self.way)
+        fails = self.declared is not None and any(case.failed for case in self.cases)
+        if words.loss is None or self.is_declared or fails:
+            return None
+        meant = f'`@trainer({choice}="{done}")`' if done in DECLARABLE.get(choice, ()) else "it"
+        return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """Trainers that do the same, and declare the same of it."""
+
+    names: tuple[str, ...]
+    done: tuple[Done, ...]
+
+
+def behaviour(results: Results) -> list[Trainers]:
+    """What the trainers of a run do, as far as its cases show it. Warnings come first."""
+    ways = get_args(Way)
+    by_trainer = defaultdict[str, defaultdict[tuple[Way, str | None], list[CaseRecord]]](lambda: defaultdict(list))
+    for case in results.cases:
+        for one in case.behaviour:
+            by_trainer[case.trainer][one.way, one.declared].append(case)
+    alike = defaultdict[tuple[tuple[Way, str | None], ...], list[str]](list)
+    for name, shown in by_trainer.items():
+        alike[tuple(sorted(shown, key=lambda one: (ways.index(one[0]), one[1] or "")))].append(name)
+    found = [
+        Trainers(
+            tuple(names),
+            tuple(Done(*one, tuple(case for name in names for case in by_trainer[name][one])) for one in done),
+        )
+        for done, names in alike.items()
+    ]
+    return sorted(found, key=lambda trainers: not any(one.warning for one in trainers.done))
+
+
+def in_terminal(found: Sequence[Trainers]) -> Iterator[RenderableType]:
+    """A line for each thing that is done, under the names of those who do it."""
+    for trainers in found:
+        yield Text("\n" + one_line(", ".join(trainers.names)), "bold")
+        yield Padding(Group(*(line for one in trainers.done for line in _lines(one))), (0, 0, 0, 2), expand=False)
+
+
+def _lines(one: Done) -> Iterator[RenderableType]:
+    if one.warning is None:
+        declared = " (declared)" if one.is_declared else ""
+        yield Text.assemble(("· ", "dim"), one.says, (declared, "dim"))
+        return
+    yield Text.assemble(("! ", "bold yellow"), (one.says, "yellow"))
+    where = f"{plural(len(one.cases), 'case')}, such as {one_line(one.example.id)}."
+    yield Padding(Text(f"{one.warning} {where}"), (0, 0, 0, 2), expand=False)
+
+
+def warned(results: Results) -> int:
+    """How many things are done at the user's expense that no declaration says."""
+    return sum(len(trainers.names) for trainers in behaviour(results) for one in trainers.done if one.warning)

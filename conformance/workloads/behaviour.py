@@ -1,0 +1,70 @@
+"""What trainers do in several right ways: the ways, and how each is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+#: A choice of the trainer's, and what it does.
+Way: TypeAlias = Literal[
+    "last_window=step", "last_window=drop", "last_window=carry",
+    "last_batch=use", "last_batch=drop", "last_batch=pad",
+    "uneven_window=by samples", "uneven_window=by micro-batches",
+    "averaging=in every micro-batch",
+    "schedule_on_skip=wait", "schedule_on_skip=advance",
+]  # fmt: skip
+
+#: The choices that `@trainer` can declare, and their ways.
+DECLARABLE: dict[str, tuple[str, ...]] = {
+    "last_window": ("step", "drop", "carry"),
+    "last_batch": ("use", "drop", "pad"),
+    "schedule_on_skip": ("wait", "advance"),
+}
+
+
+@dataclass(frozen=True)
+class Words:
+    """``says`` completes "the trainer ...". ``loss`` is what it costs whoever does not expect it, ``instead`` what to
+    write then."""
+
+    says: str
+    loss: str | None = None
+    instead: str | None = None
+
+
+_STEP = (
+    "step after the loop too, with the losses divided by the length of that window, and clear the gradients with "
+    "`optimizer.zero_grad()`"
+)
+
+WORDS: dict[Way, Words] = {
+    "last_window=step": Words("steps a short last window, averaged by its true length"),
+    "last_window=drop": Words("drops a short last window", "Its samples train nothing.", _STEP),
+    "last_window=carry": Words(
+        "drops a short last window and leaves its gradients behind",
+        "Its samples train nothing now, and unless the gradients are cleared, the next epoch begins with them.",
+        _STEP,
+    ),
+    "last_batch=use": Words("trains on a smaller last batch as it is"),
+    "last_batch=drop": Words("drops a smaller last batch", "Its samples train nothing.", "pass `drop_last=False`"),
+    "last_batch=pad": Words(
+        "fills up a smaller last batch by repeating samples",
+        "The repeated samples count more than the others.",
+        "train on the batch as it is, or leave the repeated samples out of the loss",
+    ),
+    "uneven_window=by samples": Words("weighs every sample the same in an uneven window"),
+    "uneven_window=by micro-batches": Words("weighs every micro-batch the same in an uneven window"),
+    "averaging=in every micro-batch": Words("averages over the ranks in every micro-batch"),
+    "schedule_on_skip=wait": Words("leaves the learning-rate schedule where it is when a step is skipped"),
+    "schedule_on_skip=advance": Words(
+        "advances the learning-rate schedule when a step is skipped",
+        "The schedule runs ahead of the steps that were taken.",
+        "call `scheduler.step()` only if `scaler.get_scale()` has not fallen",
+    ),
+}
+
+
+def split(way: Way) -> tuple[str, str]:
+    """The choice, and what is done."""
+    choice, _, done = way.partition("=")
+    return choice, done

@@ -1,0 +1,105 @@
+"""What trainers do where several ways are right, in the terminal and at the top of the page; and of how much a verdict
+speaks."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from conformance.report.behaviour import behaviour
+from conformance.report.scope import scopes
+from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, split
+
+from .test_html import Page
+from .test_terminal import printed
+
+
+@pytest.fixture
+def doing(one_case):
+    """The case of a trainer that does this, in one of several ways that are right."""
+
+    def made(way, declared=None, **fields):
+        return one_case | {"behaviour": [{"way": way, "declared": declared}], **fields}
+
+    return made
+
+
+def test_every_way_has_words_and_every_choice_that_is_declared_has_ways():
+    assert list(WORDS) == list(get_args(Way))
+    assert {split(way) for way in WORDS if split(way)[0] in DECLARABLE} == {
+        (choice, way) for choice, ways in DECLARABLE.items() for way in ways
+    }
+
+
+def test_what_costs_the_user_something_and_is_not_declared_is_a_warning(read, page, doing):
+    cases = [doing("last_window=carry", id=name) for name in ("a", "b")]
+    text = " ".join(printed(read(cases), width=80).split())
+    assert "! drops a short last window and leaves its gradients behind" in text
+    assert 'declare `@trainer(last_window="carry")`' in text
+    assert "2 cases, such as a." in text
+    assert "Conforming All 2 judged cases hold. 1 warning, under Behaviour." in text
+    content = page(cases)
+    assert "Drops a short last window and leaves its gradients behind" in Page(content).text
+    assert content.index('id="behaviour"') < content.index('class="facts"') < content.index('id="matrix"')
+
+
+@pytest.mark.parametrize("way", [way for way in get_args(Way) if WORDS[way].loss])
+def test_what_is_declared_is_no_warning(read, doing, way):
+    [warned] = behaviour(read([doing(way)]))
+    [declared] = behaviour(read([doing(way, split(way)[1])]))
+    assert warned.done[0].warning
+    assert not declared.done[0].warning
+    assert "(declared)" in printed(read([doing(way, split(way)[1])]))
+
+
+def test_what_costs_nothing_is_no_warning(read, doing):
+    text = printed(read([doing("last_window=step")]))
+    assert "· steps a short last window, averaged by its true length\n" in text
+    assert "warning" not in text
+
+
+def test_a_failure_is_not_a_warning_too(read, doing):
+    """Done otherwise than declared, which the entry of the failure says."""
+    failed = doing("last_window=drop", "step", verdict="FAIL (law)", headline="the trainer declares otherwise")
+    text = printed(read([failed]))
+    assert "· drops a short last window" in text
+    assert "1 warning" not in text
+
+
+def test_an_undeclared_loss_in_a_case_that_fails_otherwise_is_a_warning(read, doing):
+    assert "1 warning" in printed(read([doing("last_window=drop", verdict="INCONCLUSIVE")]))
+
+
+def test_nothing_is_said_of_what_did_not_show(read, page, one_case):
+    assert "Behaviour" not in printed(read([one_case]))
+    assert 'id="behaviour"' not in page([one_case])
+
+
+def test_trainers_that_do_the_same_are_told_together(read, doing):
+    one, two = (doing("last_window=step", trainer=name) for name in ("one", "two"))
+    three = doing("last_window=drop", trainer="three")
+    assert [trainers.names for trainers in behaviour(read([one, two, three]))] == [("three",), ("one", "two")]
+
+
+def test_a_trainer_that_declares_little_conforms_in_little(read, page, one_case):
+    little = {"possible": 189, "declared": 4}
+    idle = one_case | little | {"verdict": "UNSUPPORTED", "headline": "not declared"}
+    cases = [
+        one_case | little,
+        *(idle | {"id": what, "undeclared": what} for what in ("precision fp64", "precision bf16", "loss weighted")),
+        one_case | {"trainer": "everything", "possible": 189, "declared": 189},
+    ]
+    [sentence] = scopes(read(cases))
+    assert sentence == (
+        "ddp declares 4 of the 189 cases that a ddp trainer can have; "
+        "not declared: precision fp64, bf16; loss weighted."
+    )
+    assert sentence in " ".join(printed(read(cases), width=80).split())
+    assert sentence in Page(page(cases)).text
+
+
+def test_a_choice_of_cases_does_not_change_what_is_declared(read, one_case):
+    """The lines that say what is not declared may be among those that were not chosen."""
+    [sentence] = scopes(read([one_case | {"possible": 189, "declared": 4}]))
+    assert sentence == "ddp declares 4 of the 189 cases that a ddp trainer can have."

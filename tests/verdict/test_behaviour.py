@@ -1,0 +1,133 @@
+"""What is done where several ways are right is named only if it shows, and held against what the trainer declares."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.oracle.accepted_readings import AdvancesOnSkips
+from conformance.oracle.faults import MeanOfMicroBatchMeans
+from conformance.verdict.judge import judge
+
+SHORT = "single-acc2-fp32-short-window"
+UNEVEN = "single-acc2-fp32-uneven-batch"
+OVERFLOW = "single-acc2-fp16-overflow"
+
+
+def seen(run, **declares):
+    """The verdict, and what was done."""
+    judgement = judge(run.case, run.outcome(), declares)
+    return judgement.verdict, [one.way for one in judgement.behaviour]
+
+
+def refusal(run, **declares):
+    judgement = judge(run.case, run.outcome(), declares)
+    assert judgement.verdict == "FAIL (law)"
+    return judgement.headline
+
+
+@pytest.fixture
+def leftover(follow):
+    """A run whose short last window goes forward and backward, and is not stepped. Its gradients are cleared."""
+    run = follow(SHORT)
+    run.remove(run.of("step")[5])
+    [finished] = run.of("finished")
+    finished["weights"] = run.of("step")[4]["weights"]
+    return run
+
+
+@pytest.fixture
+def carried(leftover):
+    leftover.remove(leftover.of("zero_grad")[5])
+    return leftover
+
+
+def test_what_did_not_show_is_not_named(follow):
+    assert seen(follow("single-acc2-fp32-momentum"), last_window="drop", last_batch="pad") == ("PASS (exact)", [])
+
+
+def test_a_wrong_run_shows_nothing(follow):
+    run = follow("single-acc2-fp32-short-window")
+    run.of("step")[0]["weights"][0] += 1.0
+    assert seen(run, last_window="drop")[1] == []
+
+
+def test_a_window_that_is_stepped(follow):
+    assert seen(follow(SHORT)) == seen(follow(SHORT), last_window="step") == ("PASS (exact)", ["last_window=step"])
+    assert refusal(follow(SHORT), last_window="drop") == (
+        'the trainer declares last_window="drop", but steps a short last window, averaged by its true length; '
+        'declare last_window="step" if that is meant'
+    )
+
+
+def test_a_window_that_is_dropped(follow, leftover):
+    for run in (leftover, follow(SHORT, windows=5)):
+        assert seen(run) == seen(run, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
+        assert "but drops a short last window; declare" in refusal(run, last_window="step")
+        assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+
+
+def test_gradients_that_are_left_behind(carried):
+    assert seen(carried) == seen(carried, last_window="carry") == ("PASS (exact)", ["last_window=carry"])
+    for declared in ("step", "drop"):
+        assert "leaves its gradients behind; declare" in refusal(carried, last_window=declared)
+
+
+def test_gradients_that_the_next_epoch_may_clear(carried):
+    """A call before the first window may be the beginning of each epoch, so nothing shows that dropping is untrue."""
+    first = carried.of("forward")[0]
+    carried.before(first, {**carried.of("zero_grad")[0], "window": None, "micro_batch": None})
+    _renumber(carried)
+    carried.of("zero_grad")[0]["where"] = ["train.py", 1000, "train"]
+    assert seen(carried, last_window="drop") == ("PASS (exact)", ["last_window=carry"])
+    assert refusal(carried, last_window="step")
+
+
+def test_gradients_that_the_next_window_clears(carried):
+    """The line that clears gradients before the last window has cleared them before the first one too."""
+    carried.before(carried.of("forward")[0], {**carried.of("zero_grad")[0], "window": None, "micro_batch": None})
+    _renumber(carried)
+    for event in carried.of("zero_grad"):
+        event["where"] = ["train.py", 12, "train"]
+    assert seen(carried) == seen(carried, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
+
+
+@pytest.fixture
+def repeated(follow):
+    """A run with the numbers of a mean of means, whose last micro-batch of four has each of its rows twice."""
+    run = follow(UNEVEN, MeanOfMicroBatchMeans)
+    last = run.of("forward")[-1]
+    last["rows"] = [*last["rows"], *last["rows"]]
+    return run
+
+
+def test_a_batch_that_is_filled_up(follow, repeated):
+    assert seen(repeated) == seen(repeated, last_batch="pad") == ("PASS (exact)", ["last_batch=pad"])
+    assert "but fills up a smaller last batch by repeating samples" in refusal(repeated, last_batch="use")
+    not_repeated = follow(UNEVEN, MeanOfMicroBatchMeans)
+    assert seen(not_repeated)[1] == ["last_batch=use", "uneven_window=by micro-batches"]
+
+
+def test_rows_that_are_repeated_and_do_not_count(follow):
+    """The numbers are those of the batch as it is: the trainer left the repeated samples out of its loss."""
+    run = follow(UNEVEN)
+    last = run.of("forward")[-1]
+    last["rows"] = [*last["rows"], *last["rows"]]
+    assert seen(run)[1] == ["last_batch=use", "uneven_window=by samples"]
+
+
+def test_rows_that_come_twice_everywhere_fill_nothing_up(repeated):
+    for event in repeated.of("forward")[:-1]:
+        event["rows"] = [*event["rows"], *event["rows"]]
+    assert "last_batch=pad" not in seen(repeated)[1]
+
+
+def test_a_skipped_step(follow):
+    """Of the schedule that waits, and of the one that advances; the mutants hold both against what is declared."""
+    assert seen(follow(OVERFLOW))[1] == ["schedule_on_skip=wait"]
+    assert seen(follow(OVERFLOW, AdvancesOnSkips, skips={2}))[1] == ["schedule_on_skip=advance"]
+    assert "leaves the learning-rate schedule" in refusal(follow(OVERFLOW), schedule_on_skip="advance")
+
+
+def _renumber(run):
+    for events in run.ranks:
+        events[:] = [{**event, "seq": seq} for seq, event in enumerate(events)]
