@@ -45,7 +45,7 @@ def _of_a_dropped_window(run: Run) -> tuple[Way, ...]:
 def _leaves_gradients(rank: Rank) -> bool:
     """Whether gradients of a window without a step are still there at the end."""
     last = rank.windows[-1] if rank.windows else None
-    if last is None or last.is_served or last.attempts or not last.of(BackwardEnd):
+    if last is None or last.step_is_unseen or last.attempts or not last.of(BackwardEnd):
         return False
     held = {parameter for optimizer in rank.of(Optimizer) for parameter in optimizer.trainable}
     cleared = {

@@ -89,8 +89,8 @@ def all_reduce_once(window: Window) -> Outcomes:
         shows=(early[0], last, found.shared[0]),
         effect=f"None on the weights; {total} bytes a window are sent for nothing."
         if saw_right_gradients(window)
-        else f"{total} bytes a window are sent for nothing; and unless each sum is divided by the number of ranks at once, "
-        "the earlier micro-batches count again in each later one.",
+        else f"{total} bytes a window are sent for nothing; and unless each sum is divided by the number of ranks at "
+        "once, the earlier micro-batches count again in each later one.",
     )
 
 

@@ -49,7 +49,7 @@ def observe(recording: Recording) -> Seams:
             unscaled[id(scaler)] = optimizer, recording.steps
         return result
 
-    def step(original: Original, scaler: Scaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(original: Original, scaler: Scaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not begins("step", scaler):
             return original(scaler, optimizer, *args, **kwargs)
         unscaled.pop(id(scaler), None)

@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import elements, own_part
+from conformance.trace.values import Number, elements, own_part
 
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""

@@ -130,7 +130,9 @@ class Watched:
         """The field `models`: of which of the models that the task handed out these are; nothing if there is one."""
         if len(self._own) < 2:
             return {}
-        return {"models": sorted({self._owner[identity] for identity in map(id, parameters) if identity in self._owner})}
+        return {
+            "models": sorted({self._owner[identity] for identity in map(id, parameters) if identity in self._owner})
+        }
 
     def is_copys(self, parameters: Found | None) -> bool:
         """Whether these are the parameters of a copy of the task's model."""
