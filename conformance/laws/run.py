@@ -239,12 +239,12 @@ class Window(_Events):
         return served or self.rank.steps_by_hand
 
     @property
-    def held_after(self) -> Event | None:
-        """The event that shows the rank's weights after this window: its step or, if unseen, the next forward."""
-        if not self.step_is_unseen:
-            return self.attempts[-1] if self.attempts else None
+    def shown_after(self) -> Forward | Finished | None:
+        """The event that shows what came of this window's weights: the next one's first forward, or the end."""
         following = self.following
-        return following.forwards[0] if following and following.forwards else next(iter(self.of(Finished)), None)
+        if following is None:
+            return next(iter(self.of(Finished)), None)
+        return following.forwards[0] if following.forwards else None
 
 
 class Rank(_Events):

@@ -138,7 +138,7 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
                 stepped=all(part["event"] == "step" for part in parts),
                 gradients=None
                 if any(part["gradients"] is None for part in parts)
-                else _overlaid([values(part["gradients"]) for part in parts]),
+                else overlaid([values(part["gradients"]) for part in parts]),
                 weights=values(last["weights"]),
                 scale=None if last["scale"] is None else float(last["scale"]),
                 gradients_finite=all(part.get("gradients_finite", True) for part in parts),
@@ -191,7 +191,7 @@ def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
         yield parts
 
 
-def _overlaid(layers: Sequence[Vector]) -> Vector:
+def overlaid(layers: Sequence[Vector]) -> Vector:
     """Each value from the first layer that has it."""
     return tuple(next((value for value in column if value is not None), None) for column in zip(*layers, strict=True))
 

@@ -15,6 +15,7 @@ from conformance.verdict.work import gave_nothing, redundant
 
 STEP_COUNT = "optimizer steps tried"
 SHARDS = "shards differ"
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,8 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
                 skipped.append(f"rank {rank.outcome.rank}, skipped window {attempt.window}")
             before = attempt.weights
     changed = [*skipped, *(change for rank in ranks for change in rank.changes)]
+    if len(changed) > _MOST_NAMED:
+        changed[_MOST_NAMED:] = [f"and {len(changed) - _MOST_NAMED} more"]
     return Guard(
         "weights change in steps only",
         not changed,

@@ -27,12 +27,12 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         # Ranks that start apart are made equal to rank 0.
         is_at_start = any(same(final, _start(case, of)) for of in (0, rank.outcome.rank))
-        if rank.attempts and is_at_start:
+        if rank.steps and is_at_start:
             return (
                 f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
                 "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`"
             )
-        if not any(rank.attempts for rank in ranks) and not is_at_start:
+        if not any(rank.steps for rank in ranks) and not is_at_start:
             return (
                 f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and "
                 "no forward showed when, so the steps cannot be compared; call the module that task.model() returns, "

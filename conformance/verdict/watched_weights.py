@@ -15,7 +15,7 @@ from typing import Any
 from conformance.adapter.backends import BACKENDS
 from conformance.results.records import Vector
 from conformance.verdict.comparison import same
-from conformance.verdict.evidence import Attempt, RankEvidence, values
+from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
 
 
 def with_watched_weights(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEvidence, ...]:
@@ -27,7 +27,8 @@ def with_watched_weights(ranks: Sequence[RankEvidence], backend: str) -> tuple[R
     """
     servers = [rank for rank in ranks if rank.attempts] if BACKENDS[backend].one_rank_steps else []
     server = servers[0] if len(servers) == 1 else None
-    return tuple(_watched(rank, rank.attempts or (server.attempts if server else ())) for rank in ranks)
+    watched = [_watched(rank, rank.attempts or (server.attempts if server else ())) for rank in ranks]
+    return tuple(replace(rank, attempts=tuple(_completed(rank, watched))) for rank in watched)
 
 
 def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
@@ -37,24 +38,59 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
         taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
         return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
     last = {attempt.seen_in: attempt for attempt in attempts}
+    moved = {
+        window
+        for window, attempt in last.items()
+        if attempt.stepped and window in held and not same(held[window], attempt.weights)
+    }
+    # As where master weights are copied back, or ranks send one another what they have stepped.
+    by_design = moved if len(moved) == len(last) > 1 else moved & _exchanged(rank)
+
+    def after(attempt: Attempt) -> Attempt:
+        if attempt is not last[attempt.seen_in] or attempt.seen_in not in held:
+            return attempt
+        # Ranks that average weights after their steps average the gradients of these steps, too.
+        is_local = attempt.seen_in in by_design and rank.attempts and None not in (attempt.gradients or (None,))
+        gradients = None if is_local else attempt.gradients
+        return replace(attempt, weights=held[attempt.seen_in], gradients=gradients)
+
     return replace(
         rank,
-        attempts=tuple(
-            _with_weights(attempt, held[attempt.seen_in], is_own=bool(rank.attempts))
-            if attempt is last[attempt.seen_in] and attempt.seen_in in held
-            else attempt
-            for attempt in attempts
-            if rank.attempts or attempt.seen_in in held
+        attempts=tuple(after(attempt) for attempt in attempts if rank.attempts or attempt.seen_in in held),
+        changes=(
+            *_within(rank),
+            *(
+                f"rank {rank.outcome.rank}, after the step of window {one}"
+                for one in sorted(moved - by_design, key=str)
+            ),
         ),
-        changes=(*_within(rank), *_after_steps(rank, held)),
     )
 
 
-def _with_weights(attempt: Attempt, weights: Vector, *, is_own: bool) -> Attempt:
-    if same(attempt.weights, weights):
-        return attempt
-    # What has changed the weights after a rank's own step may be other ranks' gradients, as where weights are averaged.
-    return replace(attempt, weights=weights, gradients=None if is_own else attempt.gradients)
+def _completed(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Iterator[Attempt]:
+    """The attempts, with the gradients of parameters that other ranks step for this one."""
+    for attempt in rank.attempts:
+        gradients = attempt.gradients
+        if gradients is not None and None in gradients and attempt.seen_in in _exchanged(rank):
+            beside = [one.gradients for other in ranks for one in other.attempts if one.seen_in == attempt.seen_in]
+            gradients = overlaid([gradients, *(one for one in beside if one is not None)])
+        yield replace(attempt, gradients=gradients)
+
+
+def _exchanged(rank: RankEvidence) -> set[int]:
+    """The windows after whose step ranks exchanged what may be weights."""
+    size = max((len(attempt.weights) for attempt in rank.attempts), default=0)
+    stepped: int | None = None
+    found = set()
+    for event in rank.outcome.events:
+        if event["event"] in ("step", "skip"):
+            stepped = event["window"]
+        elif event["event"] == "forward" and not event.get("extra"):
+            stepped = None
+        elif stepped is not None and event["event"] in ("collective", "receive"):
+            if event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size):
+                found.add(stepped)
+    return found
 
 
 def _by_hand(rank: RankEvidence, held: Mapping[int, Vector]) -> Iterator[Attempt]:
@@ -97,14 +133,3 @@ def _within(rank: RankEvidence) -> Iterator[str]:
             if event["weights"] is not None and event["window"] == window and not has_stepped:
                 yield f"rank {rank.outcome.rank}, window {window}, before micro-batch {event['micro_batch']}"
             window, has_stepped = event["window"], False
-
-
-def _after_steps(rank: RankEvidence, held: Mapping[int, Vector]) -> Sequence[str]:
-    """Where weights changed between a step and the next window; not if they do so after all steps, as where master
-    weights are copied back."""
-    last = {one.seen_in: one for one in rank.attempts if one.stepped and one.seen_in is not None}
-    shown = {window: attempt for window, attempt in last.items() if window in held}
-    moved = [window for window, attempt in shown.items() if not same(held[window], attempt.weights)]
-    if len(moved) == len(shown) > 1:
-        return ()
-    return [f"rank {rank.outcome.rank}, after the step of window {window}" for window in moved]

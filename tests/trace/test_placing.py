@@ -24,8 +24,11 @@ def lines(*entries):
             forward += 1
         elif entry == "finished":
             yield {"event": "finished", "weights": [weight]}
+        elif entry:
+            yield {"event": "backward_end", "forwards": list(entry)}
         else:
-            yield {"event": "backward_end", "forwards": list(entry)} if entry else {"event": "step"}
+            weight += 1.0
+            yield {"event": "step", "weights": [weight]}
 
 
 def placed_from(windows, raw):

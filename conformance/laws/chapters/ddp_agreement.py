@@ -15,7 +15,6 @@ from conformance.trace.events import (
     Event,
     Exchange,
     Finished,
-    Forward,
     Raised,
     Receive,
     Start,
@@ -149,13 +148,20 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
     """The weights of each rank after a window, with the event that shows them; None unless all are known."""
     found: list[tuple[Event, Vector]] = []
     for window in here.windows:
-        shown = window.held_after
-        if not isinstance(shown, Attempt | Forward | Finished) or shown.weights is None:
+        step = window.attempts[-1] if window.attempts and not window.step_is_unseen else None
+        later = window.shown_after
+        shown = step or later
+        if shown is None:
             return None
-        # If the ranks average weights after the step, the trace does not show the result.
-        if any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown)):
+        weights = later.weights if later is not None and later.weights is not None else shown.weights
+        if weights is None:
             return None
-        found.append((shown, shown.weights))
+        # If the ranks average weights after the step, a trace without their forwards does not show the result.
+        if weights is shown.weights and any(
+            _may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown)
+        ):
+            return None
+        found.append((shown, weights))
     return found
 
 
