@@ -46,6 +46,24 @@ def test_what_an_import_prints_is_not_ours_to_show(write: Write, capfd: pytest.C
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_an_import_prints_fills_no_disk(write: Write) -> None:
+    """Only the end is kept, although a program that it has started prints for ever."""
+    endless = """
+        import stat, subprocess
+        subprocess.Popen(["yes", "goodbye"])
+        print("x" * 10_000_000)
+        files = [os.stat(f"/proc/self/fd/{number}") for number in (1, 2)]
+        assert not [file for file in files if stat.S_ISREG(file.st_mode) and file.st_size > 100_000]
+        """
+    with ForkServer(write("", endless), "single"):
+        pass
+    with (
+        pytest.raises(TrainerError, match=r"it last printed: goodbye$"),
+        ForkServer(write("", f"{endless}\n        os._exit(3)"), "single"),
+    ):
+        pass
+
+
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(TrainerError, match=r"nowhere\.py"), ForkServer("nowhere.py", "ddp"):
         pass

@@ -122,10 +122,10 @@ class RankProcess(RankMember):
         # Its handler writes to the descriptor whatever that is by now.
         if not Known.of(self._stack).is_intact_in(self.child.pid):
             return False
-        return stacks.Process(self.child.pid, self._stack).ask_for_stack()
+        return stacks.Process(self.child.pid, self.stack_size).ask_for_stack()
 
     def stack_size(self) -> int:
-        return stacks.Process(self.child.pid, self._stack).stack_size()
+        return os.fstat(self._stack).st_size
 
     def _lines(self) -> Sequence[bytes]:
         if os.fstat(self._evidence).st_size > evidence.LARGEST:

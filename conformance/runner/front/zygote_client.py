@@ -16,6 +16,7 @@ from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
 from conformance.runner.system import sockets, stacks
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
+from conformance.runner.system.output import Followed
 from conformance.runner.system.protocol import Channel
 
 # Seconds to import torch on a busy machine.
@@ -61,7 +62,7 @@ class ZygoteClient:
         Raises RunnerError when it ends at once, OSError when nothing listens at ``address``.
         """
         self._lock = threading.Lock()
-        self._outputs: dict[int, int] = {}
+        self._outputs: dict[int, Followed] = {}
         self._process = None
         self._is_closed = False
         if address is None:
@@ -104,11 +105,11 @@ class ZygoteClient:
             "folder": os.getcwd(),
             "path": [str(folder) for folder in sys.path],
         }
-        output = nameless_file()
+        output = Followed()
         try:
-            pid = int(self._ask(request, client.fileno(), output)["pid"])
+            pid = int(self._ask(request, client.fileno(), output.sink)["pid"])
         except BaseException:
-            os.close(output)
+            output.close()
             raise
         self._outputs[pid] = output
         return pid
@@ -118,16 +119,18 @@ class ZygoteClient:
         return describe_status(self._ask({"end": pid, "patience": patience})["status"])
 
     def last_output(self, pid: int) -> str:
-        return tail(self._outputs[pid]) if pid in self._outputs else ""
+        return self._outputs[pid].text() if pid in self._outputs else ""
 
     def stack(self, pid: int) -> str:
-        stacks.request([stacks.Process(pid, self._outputs[pid])])
+        stacks.request([stacks.Process(pid, self._outputs[pid].count)])
         return self.last_output(pid)
 
     def close(self) -> None:
         """End the zygote, its servers and their ranks."""
         self._is_closed = True
         self._channel.hang_up(_CLOSE_LIMIT)
+        for pid in [*self._outputs]:
+            self._forget(pid)
         os.close(self._output)
         if self._process is not None:
             self._process.close()
@@ -149,7 +152,7 @@ class ZygoteClient:
         """Raises ZygoteLost for a server of the zygote that this one has replaced."""
         if pid not in self._outputs:
             raise ZygoteLost("the process that had imported torch has ended")
-        os.close(self._outputs.pop(pid))
+        self._outputs.pop(pid).close()
 
     def _failure(self) -> ZygoteLost:
         """The error for a zygote that has ended."""

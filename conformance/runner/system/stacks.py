@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -33,17 +33,17 @@ class Answering(ABC):
 
 @dataclass(frozen=True)
 class Process(Answering):
-    """A process that has called `answer_requests`; ``file`` is what it writes to."""
+    """A process that has called `answer_requests`; ``size``: how many bytes it has written."""
 
     pid: int
-    file: int
+    size: Callable[[], int]
 
     def ask_for_stack(self) -> bool:
         os.kill(self.pid, _REQUEST)
         return True
 
     def stack_size(self) -> int:
-        return os.fstat(self.file).st_size
+        return self.size()
 
 
 def answer_requests(descriptor: int) -> None:
