@@ -307,6 +307,16 @@ def test_a_step_before_the_first_forward_makes_state(record):
     assert recording.of_kind("state_init")[0]["weights"] == [0.375, -0.375, 0.1875]
 
 
+def test_a_step_on_zeros_after_another_is_a_step(record):
+    """Gradients that no backward made, and an optimizer for each parameter; the gradient of the bias is zero."""
+    recording = record()
+    model = recording.task.model()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, parameter.ndim - 1)
+        recording.task.optimizer([parameter]).step()
+    assert recording.kinds("step", "state_init") == ["step", "step"]
+
+
 def test_topology_is_noted_at_the_first_step(record):
     recording = record()
     model = recording.task.model()

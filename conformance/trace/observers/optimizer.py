@@ -103,7 +103,7 @@ class _Steps:
         if not ended.is_applied:
             return
         weights = recording.watched.weights()
-        if recording.backwards == 0 and not _any(ended):
+        if recording.backwards == recording.steps == 0 and not _any(ended):
             recording.note("state_init", weights=weights)
         else:
             recording.topology()
