@@ -81,7 +81,7 @@ class Recording:
     def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
         are plain JSON values. `copy` and, of forwards and steps,
-        `models` mark what may be of another model than the one that trains, which hindsight decides about.
+        `of_models` mark what may be of another model than the one that trains, which hindsight decides about.
 
         Returns its ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))

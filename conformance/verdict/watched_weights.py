@@ -41,7 +41,7 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
     moved = {
         window
         for window, attempt in last.items()
-        if attempt.stepped and window in held and not same(held[window], attempt.weights)
+        if rank.attempts and attempt.stepped and window in held and not same(held[window], attempt.weights)
     }
     # As where master weights are copied back, or ranks send one another what they have stepped.
     by_design = moved if len(moved) == len(last) > 1 else moved & _exchanged(rank)

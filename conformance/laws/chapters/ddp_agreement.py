@@ -153,13 +153,10 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
         shown = step or later
         if shown is None:
             return None
-        weights = later.weights if later is not None and later.weights is not None else shown.weights
+        # Ranks may average or exchange weights after their steps: what came of it shows later.
+        exchanges = any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown))
+        weights = shown.weights if not exchanges else later.weights if later is not None else None
         if weights is None:
-            return None
-        # If the ranks average weights after the step, a trace without their forwards does not show the result.
-        if weights is shown.weights and any(
-            _may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown)
-        ):
             return None
         found.append((shown, weights))
     return found

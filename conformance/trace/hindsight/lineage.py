@@ -19,9 +19,9 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     """The lines without the forwards of copies, and of models of the task's that nothing steps, where gradients flow
     through the one that trains; and without what optimizers do to copies, where the task's own parameters are
     stepped."""
-    stepped = {model for line in lines if line["event"] in _STEPS for model in line.get("models", ())}
+    stepped = {model for line in lines if line["event"] in _STEPS for model in line.get("of_models", ())}
     marked = [line for line in lines if line.get("copy") or _is_of_another(line, stepped)]
-    if not marked and not any("models" in line for line in lines):
+    if not marked and not any("of_models" in line for line in lines):
         return lines
     optimizers = {line["optimizer"] for line in marked if line["event"] == "optimizer"}
     own_steps = any(line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines)
@@ -39,5 +39,5 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
 
 def _is_of_another(line: Line, stepped: Set[int]) -> bool:
     """Whether a forward is of a model that the task handed out and that nothing steps, beside one that is stepped."""
-    models = line.get("models", ()) if line["event"] == "forward" else ()
+    models = line.get("of_models", ()) if line["event"] == "forward" else ()
     return bool(stepped) and bool(models) and stepped.isdisjoint(models)

@@ -20,7 +20,7 @@ def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forw
     last, since, steps = -1, {-1: -1}, 0
     for line in lines:
         if not is_left_out(line):
-            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in ("copy", "models")}
+            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in ("copy", "of_models")}
             if line["event"] in FLOWS:
                 changed["forwards"] = [number for number in line["forwards"] if number not in forwards]
             elif line["event"] == "gradient_change":

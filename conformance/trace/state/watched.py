@@ -127,11 +127,11 @@ class Watched:
             self.add(model)
 
     def handed_out(self, parameters: Iterable[torch.Tensor]) -> dict[str, list[int]]:
-        """The field `models`: of which of the models that the task handed out these are; nothing if there is one."""
+        """The field `of_models`: of which of the models that the task handed out these are; nothing if there is one."""
         if len(self._own) < 2:
             return {}
         return {
-            "models": sorted({self._owner[identity] for identity in map(id, parameters) if identity in self._owner})
+            "of_models": sorted({self._owner[identity] for identity in map(id, parameters) if identity in self._owner})
         }
 
     def is_copys(self, parameters: Found | None) -> bool:
