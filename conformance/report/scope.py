@@ -18,7 +18,7 @@ def scopes(results: Results) -> list[str]:
 
 
 def _lacks(case: CaseRecord) -> bool:
-    return case.declared < case.possible
+    return 0 < case.declared < case.possible
 
 
 def _sentence(name: str, cases: Sequence[CaseRecord]) -> str:

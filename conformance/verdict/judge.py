@@ -99,14 +99,17 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         guard.name == SHARDS and not guard.holds for guard in judgement.guards
     ):
         return judgement
-    judgement.laws = check(judgement.run, has_right_numbers=judgement.verdict in PASSED)
+    has_right_numbers = judgement.verdict in PASSED
+    judgement.laws = check(judgement.run, has_right_numbers=has_right_numbers)
     # Those that give way to right numbers prove nothing without wrong ones.
     forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
         _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
-    judgement.behaviour, against = observed(judgement.ways, judgement.run, declares)
-    if against and judgement.verdict in _OPEN_TO_LAWS:
-        _overrule(judgement, "FAIL (law)", against[0])
+    if has_right_numbers:
+        # Other numbers do not show how the trainer reads what is open.
+        judgement.behaviour, against = observed(judgement.ways, judgement.run, declares)
+        if against and judgement.verdict in PASSED:
+            _overrule(judgement, "FAIL (law)", against[0])
     return judgement
 
 
