@@ -116,7 +116,7 @@ def trainer(
     launches_workers: bool = ...,
     session: Session | None = ...,
     name: str | None = ...,
-    last_window: Literal["step", "drop", "carry"] | None = ...,
+    last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
     last_batch: Literal["use", "drop", "pad"] | None = ...,
     schedule_on_skip: Literal["wait", "advance"] | None = ...,
 ) -> Callable[[Function], Function]: ...
@@ -147,7 +147,7 @@ def trainer(
     fails; not declared and done at the user's expense, there is a warning:
 
     last_window: an accumulation window with fewer micro-batches than the others: "step" by its true length, "drop" it
-    and clear its gradients, or "carry" its gradients into the next epoch.
+    and clear its gradients, "carry" its gradients into the next epoch, or "pad" it by repeating samples.
     last_batch: a last batch with fewer samples than the others: "use" it as it is, "drop" it (`drop_last=True`), or
     "pad" it by repeating samples, as `DistributedSampler` does.
     schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" all the same.

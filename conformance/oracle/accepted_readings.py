@@ -105,7 +105,7 @@ def readings(
     return tuple(
         Reading((*small, *short, *uneven, *often, *skipping), read, (*counting, *averaging, *scheduling))
         for small, trained in _of_a_small_batch(problem, padded)
-        for short, read in _of_a_short_window(trained)
+        for short, read in _of_a_short_window(trained, padded)
         for uneven, counting in _of_an_uneven_window(read, is_padded=bool(padded))
         for often, averaging in _of_averaging(read)
         for skipping, scheduling in _of_a_skipped_step(read, skips)
@@ -131,12 +131,13 @@ def _ending(problem: Problem, last: tuple[Sample, ...]) -> Problem:
     return replace(problem, workload=replace(problem.workload, batches=batches))
 
 
-def _of_a_short_window(problem: Problem) -> _Choice:
-    """The readings of a short window: averaged by its true length, or dropped."""
+def _of_a_short_window(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+    """The readings of a short window: averaged by its true length, filled up as the ranks did it, or dropped."""
     last = problem.windows[-1]
     if last.length == last.nominal:
         return [((), problem)]
-    return [(("last_window=step",), problem), (("last_window=drop",), _ending(problem, ()))]
+    filled: _Choice = [(("last_window=pad",), _ending(problem, samples)) for samples in padded]
+    return [(("last_window=step",), problem), *filled, (("last_window=drop",), _ending(problem, ()))]
 
 
 def _of_an_uneven_window(problem: Problem, *, is_padded: bool) -> _Deviating:

@@ -1,10 +1,10 @@
-"""Which samples the ranks repeated to fill up a last micro-batch that is smaller than the others."""
+"""Which samples the ranks repeated to fill up a last window that is short, or its smaller last micro-batch."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, cycle, islice
 
 from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.problem import Problem
@@ -14,11 +14,11 @@ from conformance.workloads.workload import Sample
 def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Sample, ...]]:
     """What the samples of the last window may be then; empty if no sample was repeated, or the rows do not show it.
 
-    A row shows no target. If several samples have the repeated row, it may be one of the window or the first of all.
+    A row shows no target. If several samples have the repeated row, it may be those of the window or the first of all.
     """
     *earlier, last = problem.windows
     size = problem.layout.micro_batch_size
-    if all(len(micro_batch) == size for share in last.shares for micro_batch in share):
+    if len(last.batch) == last.world_size * last.nominal * size:
         return []
     read = [_rows(rank) for rank in ranks]
     numbers: dict[tuple[object, ...], int] = {}
@@ -34,12 +34,15 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Sample
         begun != Counter(numbers[sample.x] for window in earlier for sample in window.batch)
         or None in repeated
         or planned - trained
-        or any(len(rows) > last.length * size for rows in ending)
+        or any(len(rows) > last.nominal * size for rows in ending)
     ):
         return []
     of_all = _by_row(chain(*problem.workload.batches), numbers)
     of_window = of_all | _by_row(last.batch, numbers)
-    found = [(*last.batch, *(samples[row] for row in repeated.elements())) for samples in (of_window, of_all)]
+    found = [
+        (*last.batch, *chain.from_iterable(islice(cycle(samples[row]), count) for row, count in repeated.items()))
+        for samples in (of_window, of_all)
+    ]
     return list(dict.fromkeys(found)) if repeated else []
 
 
@@ -49,9 +52,11 @@ def _rows(rank: RankEvidence) -> list[int | None]:
     return [row for event in forwards for row in event["rows"]]
 
 
-def _by_row(samples: Iterable[Sample], numbers: Mapping[tuple[object, ...], int]) -> dict[int | None, Sample]:
-    """The first sample of each row."""
-    found: dict[int | None, Sample] = {}
+def _by_row(
+    samples: Iterable[Sample], numbers: Mapping[tuple[object, ...], int]
+) -> defaultdict[int | None, list[Sample]]:
+    """The samples of each row, in order."""
+    found = defaultdict[int | None, list[Sample]](list)
     for sample in samples:
-        found.setdefault(numbers[sample.x], sample)
+        found[numbers[sample.x]].append(sample)
     return found

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 #: A choice of the trainer's, and what it does.
 Way: TypeAlias = Literal[
-    "last_window=step", "last_window=drop", "last_window=carry",
+    "last_window=step", "last_window=drop", "last_window=carry", "last_window=pad",
     "last_batch=use", "last_batch=drop", "last_batch=pad",
     "uneven_window=by samples", "uneven_window=by micro-batches",
     "averaging=in every micro-batch",
@@ -16,7 +16,7 @@ Way: TypeAlias = Literal[
 
 #: The choices that `@trainer` can declare, and their ways.
 DECLARABLE: dict[str, tuple[str, ...]] = {
-    "last_window": ("step", "drop", "carry"),
+    "last_window": ("step", "drop", "carry", "pad"),
     "last_batch": ("use", "drop", "pad"),
     "schedule_on_skip": ("wait", "advance"),
 }
@@ -36,6 +36,7 @@ _STEP = (
     "step after the loop too, with the losses divided by the length of that window, and clear the gradients with "
     "`optimizer.zero_grad()`"
 )
+_REPEATED = "The repeated samples count more than the others."
 
 WORDS: dict[Way, Words] = {
     "last_window=step": Words("steps a short last window, averaged by its true length"),
@@ -45,11 +46,14 @@ WORDS: dict[Way, Words] = {
         "Its samples train nothing now, and unless the gradients are cleared, the next epoch begins with them.",
         _STEP,
     ),
+    "last_window=pad": Words(
+        "fills up a short last window by repeating samples", _REPEATED, "end the training with the data"
+    ),
     "last_batch=use": Words("trains on a smaller last batch as it is"),
     "last_batch=drop": Words("drops a smaller last batch", "Its samples train nothing.", "pass `drop_last=False`"),
     "last_batch=pad": Words(
         "fills up a smaller last batch by repeating samples",
-        "The repeated samples count more than the others.",
+        _REPEATED,
         "train on the batch as it is, or leave the repeated samples out of the loss",
     ),
     "uneven_window=by samples": Words("weighs every sample the same in an uneven window"),

@@ -154,6 +154,15 @@ def test_a_batch_that_was_filled_up_counts_what_was_repeated():
     assert not any(reading.ways == by_micro_batch.ways for reading in readings(asked, [(*last, *last[8:])]))
 
 
+def test_a_short_window_that_was_filled_up_is_a_full_one():
+    asked = problem("short-window", "accumulated", 1, 2)
+    last, first = asked.windows[-1].batch, asked.windows[0].batch
+    stepped, filled, dropped = readings(asked, [(*last, *first[: len(last)])])
+    assert ways((stepped, filled, dropped)) == [("last_window=step",), ("last_window=pad",), ("last_window=drop",)]
+    assert filled.problem.windows[-1].length == 2
+    assert separation(run(filled).steps[5], run(stepped).steps[5]) > 1
+
+
 @pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
 def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
     asked = problem("overflow", "accumulated", 1, 2, precision="fp16")
