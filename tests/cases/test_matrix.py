@@ -19,6 +19,7 @@ from conformance.cases.matrix import (
     RULES,
     Rule,
     plan,
+    possible,
 )
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
@@ -218,6 +219,11 @@ def test_what_is_not_declared_is_on_the_list_once_and_not_run(changes, backend, 
     for entry in planned:
         if entry.unsupported:
             assert entry.case not in run
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_who_declares_everything_has_all_that_is_possible(backend):
+    assert possible(backend) == sum(1 for _ in plan(EVERYTHING, backend))
 
 
 def test_nothing_that_is_declared_is_lost_with_what_is_not():
