@@ -22,8 +22,12 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
         declared = declares.get(choice)
         found.append(Behaviour(may_be[0], declared))
         if declared is not None and declared not in (split(one)[1] for one in may_be):
-            says = f'the trainer declares {choice}="{declared}", but {WORDS[may_be[0]].says}'
-            against.append(f'{says}; declare {choice}="{done}" if that is meant')
+            words = WORDS[may_be[0]]
+            instead = f", else {words.instead}" if words.instead else ""
+            against.append(
+                f'the trainer declares {choice}="{declared}", but {words.says}; declare {choice}="{done}" if that is '
+                f"meant{instead}"
+            )
     return found, against
 
 
