@@ -37,7 +37,11 @@ class RemoteStarter:
             raise self._lose()
         return self
 
-    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
+    def importer(self, target: str, limit: float) -> RemoteStarter:
+        """Each server imports the trainer itself."""
+        return self
+
+    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
         ticket = self._front.ticket()
         self._send({"serve": ticket, "target": target, "backend": backend, "spawn": spawn})
         # The agent's answer and the server's call come in either order.

@@ -1,4 +1,4 @@
-"""Processes: a zygote that has imported torch, a server forked from it per trainer, fresh ranks per case.
+"""Processes: a zygote that has imported torch, an importer per trainer, a server per backend, fresh ranks per case.
 
 `conformance.runner.front.client.ForkServer` is the front side, and the only part that other packages use.
 """

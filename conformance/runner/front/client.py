@@ -9,16 +9,14 @@ from typing import Any, Literal
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
 from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
-from conformance.runner.front.zygote_client import ServerProcess, ServerStarter, shared
+from conformance.runner.front.zygote_client import END_LIMIT, ServerProcess, ServerStarter, greeting, shared
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
-from conformance.runner.system import stacks
 from conformance.runner.system.descriptors import last_line
 from conformance.runner.system.protocol import Channel
 
 __all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError", "Unavailable", "shared"]
 
 IMPORT_LIMIT = 120.0
-_END_LIMIT = 10.0
 # Seconds beyond its own limits after which a server that has not answered counts as dead.
 SLACK = 30.0
 
@@ -63,7 +61,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(_END_LIMIT)
+        self._end(END_LIMIT)
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Run one case in fresh processes.
@@ -86,7 +84,7 @@ class ForkServer:
         except (TrainerError, Unavailable) as error:
             raise RunnerError(f"the trainer's server died, and cannot be started again: {error}") from error
         except BaseException:
-            self._end(_END_LIMIT)
+            self._end(END_LIMIT)
             raise
         if answer is None:
             return Outcome.without_evidence(spec["world_size"], how, monotonic() - began)
@@ -107,19 +105,17 @@ class ForkServer:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""
         return (self._server or self._start()).channel
 
-    def abandon(self, patience: float = _END_LIMIT) -> str:
+    def abandon(self, patience: float = END_LIMIT) -> str:
         """End a server that has hung up, or any server with a ``patience`` of 0; the result says how it ended."""
         printed = self._last_printed()
         return f"the trainer's server died ({self._end(patience)}){printed}"
 
     def _start(self) -> ServerProcess:
         """Raises TrainerError, Unavailable, RunnerError."""
-        self._starter = self._get_starter()
         try:
             return self._begin()
         except ZygoteLost:
             # The system may have killed it for its memory, which others have freed by now.
-            self._starter = self._get_starter()
             return self._begin()
 
     def _begin(self) -> ServerProcess:
@@ -132,33 +128,22 @@ class ForkServer:
             self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
         self.why_slow = hello["why_slow"]
         if self.why_slow is not None:
-            self._end(_END_LIMIT)
+            self._end(END_LIMIT)
             server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
         return server
 
     def _serve(self, *, spawn: Literal["ranks", "driver"] | None) -> tuple[ServerProcess, dict[str, Any]]:
-        server = self._server = self._starter.serve(self._trainer, self._backend, spawn=spawn)
-        try:
-            hello = server.channel.receive(self._import_limit)
-        except TimeoutError as error:
-            where = stacks.line_of_trainer(self._starter.stack(server.pid))
-            self._end(0.0)
-            raise TrainerError(
-                f"{self._trainer}: importing it did not end within {self._import_limit:g} s{_at(where)}"
-            ) from error
-        except BaseException:
-            self._end(0.0)
-            raise
-        if hello is None:
-            where = stacks.line_of_trainer(self._starter.last_output(server.pid))
-            printed = self._last_printed()
-            how = self._ended(_END_LIMIT)
-            raise TrainerError(f"{self._trainer}: importing it ended the process ({how}){_at(where) or printed}")
+        self._starter = self._get_starter()
+        if spawn is None:
+            self._starter = self._starter.importer(self._trainer, self._import_limit)
+        server = self._starter.serve(self._trainer, self._backend, spawn=spawn)
+        hello = greeting(self._starter, server, self._trainer, self._import_limit)
+        self._server = server
         if "error" in hello:
-            self._end(_END_LIMIT)
+            self._end(END_LIMIT)
             raise TrainerError(hello["error"])
         if "unavailable" in hello:
-            self._end(_END_LIMIT)
+            self._end(END_LIMIT)
             raise Unavailable.from_dict(hello["unavailable"])
         return server, hello
 
@@ -168,20 +153,12 @@ class ForkServer:
 
     def _end(self, patience: float) -> str:
         """How the server ended; it never raises."""
-        try:
-            return self._ended(patience)
-        except RunnerError as error:
-            # It ends by itself when its connection does, and nobody else can wait for it.
-            return str(error)
-
-    def _ended(self, patience: float) -> str:
-        """Raises RunnerError."""
         server, self._server = self._server, None
         if server is None:
             return "it was not running"
         server.channel.close()
-        return self._starter.end(server.pid, patience)
-
-
-def _at(where: str | None) -> str:
-    return f" at {where}" if where else ""
+        try:
+            return self._starter.end(server.pid, patience)
+        except RunnerError as error:
+            # It ends by itself when its connection does, and nobody else can wait for it.
+            return str(error)

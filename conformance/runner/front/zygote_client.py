@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from conformance.adapter.loading import TrainerError
 from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
@@ -22,6 +23,8 @@ from conformance.runner.system.protocol import Channel
 # Seconds to import torch on a busy machine.
 _START_LIMIT = 300.0
 _CLOSE_LIMIT = 20.0
+#: Seconds that a server has to end.
+END_LIMIT = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,15 @@ class ServerStarter(Protocol):
     versions: dict[str, str]
     gpus: dict[str, Any]
 
-    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
-        """Fork a server for a trainer; its first message says whether the trainer could be imported."""
+    def importer(self, target: str, limit: float) -> ServerStarter:
+        """What starts servers of one trainer, with the trainer imported already if possible. ``limit``: seconds for
+        the import. Also raises TrainerError.
+        """
+
+    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
+        """Fork a server for a trainer, or without a backend its importer; its first message says whether the trainer
+        could be imported.
+        """
 
     def end(self, pid: int, patience: float) -> str:
         """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
@@ -53,40 +63,22 @@ class ServerStarter(Protocol):
         """Have a server print the stacks of its threads; returns the end of what it printed."""
 
 
-class ZygoteClient:
-    """The connection to a zygote, forked from a `ZygoteProcess`: the `ServerStarter` of this machine."""
+class _Loop:
+    """The connection to a process that forks servers."""
 
-    def __init__(self, address: str | None = None) -> None:
-        """``address``: of another's `ZygoteProcess`; by default one is started, which ends with this process.
+    versions: dict[str, str]
+    gpus: dict[str, Any]
 
-        Raises RunnerError when it ends at once, OSError when nothing listens at ``address``.
-        """
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._lock = threading.Lock()
         self._outputs: dict[int, Followed] = {}
-        self._process = None
-        self._is_closed = False
-        if address is None:
-            self._process = ZygoteProcess()
-            address = self._process.address
-        self.owner = os.getpid()
-        self._output = nameless_file()
-        connection = socket.socket(socket.AF_UNIX)
-        self._channel = Channel(connection)
-        try:
-            with sockets.short_name(address) as name:
-                connection.connect(name)
-            hello = self._ask({"environment": base_environment(os.environ)}, self._output, timeout=_START_LIMIT)
-            self.versions: dict[str, str] = hello["versions"]
-            self.gpus: dict[str, Any] = hello["gpus"]
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def running(self) -> bool:
         return not self._channel.hung_up
 
-    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
+    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -96,15 +88,9 @@ class ZygoteClient:
                 raise
         return ServerProcess(pid, Channel(ours))
 
-    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: str | None) -> int:
+    def fork(self, target: str, backend: str | None, client: socket.socket, *, spawn: str | None) -> int:
         """Fork a server whose client is at the other end of ``client``; returns its process id."""
-        request = {
-            "target": target,
-            "backend": backend,
-            "spawn": spawn,
-            "folder": os.getcwd(),
-            "path": [str(folder) for folder in sys.path],
-        }
+        request = {"target": target, "backend": backend, "spawn": spawn, **self._place()}
         output = Followed()
         try:
             pid = int(self._ask(request, client.fileno(), output.sink)["pid"])
@@ -126,14 +112,10 @@ class ZygoteClient:
         return self.last_output(pid)
 
     def close(self) -> None:
-        """End the zygote, its servers and their ranks."""
-        self._is_closed = True
+        """End it, its servers and their ranks."""
         self._channel.hang_up(_CLOSE_LIMIT)
         for pid in [*self._outputs]:
             self._forget(pid)
-        os.close(self._output)
-        if self._process is not None:
-            self._process.close()
 
     def _ask(self, request: dict[str, Any], *descriptors: int, timeout: float | None = None) -> dict[str, Any]:
         with self._lock:
@@ -143,9 +125,9 @@ class ZygoteClient:
             except TimeoutError as error:
                 raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
             except OSError as error:
-                raise self._failure() from error
+                raise self._lost() from error
         if answer is None:
-            raise self._failure()
+            raise self._lost()
         return answer
 
     def _forget(self, pid: int) -> None:
@@ -154,13 +136,138 @@ class ZygoteClient:
             raise ZygoteLost("the process that had imported torch has ended")
         self._outputs.pop(pid).close()
 
-    def _failure(self) -> ZygoteLost:
-        """The error for a zygote that has ended."""
+    def _place(self) -> dict[str, Any]:
+        """Where servers import the trainer."""
+        return {}
+
+    def _lost(self) -> ZygoteLost:
+        """The error for a process that has ended."""
+        return ZygoteLost("the process that had imported the trainer has ended")
+
+
+class ZygoteClient(_Loop):
+    """The connection to a zygote, forked from a `ZygoteProcess`: the `ServerStarter` of this machine."""
+
+    def __init__(self, address: str | None = None) -> None:
+        """``address``: of another's `ZygoteProcess`; by default one is started, which ends with this process.
+
+        Raises RunnerError when it ends at once, OSError when nothing listens at ``address``.
+        """
+        connection = socket.socket(socket.AF_UNIX)
+        super().__init__(Channel(connection))
+        self._importing = threading.Lock()
+        self._importers: dict[str, _Importer] = {}
+        self._process = None
+        self._is_closed = False
+        if address is None:
+            self._process = ZygoteProcess()
+            address = self._process.address
+        self.owner = os.getpid()
+        self._output = nameless_file()
+        try:
+            with sockets.short_name(address) as name:
+                connection.connect(name)
+            hello = self._ask({"environment": base_environment(os.environ)}, self._output, timeout=_START_LIMIT)
+            self.versions = hello["versions"]
+            self.gpus = hello["gpus"]
+        except BaseException:
+            self.close()
+            raise
+
+    def importer(self, target: str, limit: float) -> ServerStarter:
+        with self._importing:
+            known = self._importers.pop(target, None)
+            if known is not None and known.running:
+                self._importers[target] = known
+                return known
+            if known is not None:
+                known.close()
+            server = self.serve(target, None, spawn=None)
+            if greeting(self, server, target, limit)["imported"]:
+                self._importers[target] = _Importer(server, self)
+                return self._importers[target]
+            # Its servers import the trainer themselves, and say what is wrong with it.
+            server.channel.close()
+            self.end(server.pid, END_LIMIT)
+            return self
+
+    def close(self) -> None:
+        for importer in self._importers.values():
+            importer.close()
+        self._is_closed = True
+        super().close()
+        os.close(self._output)
+        if self._process is not None:
+            self._process.close()
+
+    def _place(self) -> dict[str, Any]:
+        return {"folder": os.getcwd(), "path": [str(folder) for folder in sys.path]}
+
+    def _lost(self) -> ZygoteLost:
         if self._is_closed:
             return ZygoteLost("the process that had imported torch has ended")
         words = None if self._process is None else self._process.how_it_ended()
         words = words or f"ended; it last printed: {last_line(tail(self._output)) or 'nothing'}"
         return ZygoteLost(f"the process that imports torch {words}")
+
+
+class _Importer(_Loop):
+    """The connection to a process that has imported a trainer; it ends with its last server."""
+
+    def __init__(self, server: ServerProcess, zygote: ZygoteClient) -> None:
+        super().__init__(server.channel)
+        self.versions, self.gpus = zygote.versions, zygote.gpus
+        self._pid, self._zygote = server.pid, zygote
+        self._is_closed = False
+
+    @property
+    def running(self) -> bool:
+        return not self._is_closed and super().running
+
+    def importer(self, target: str, limit: float) -> ServerStarter:
+        return self
+
+    def end(self, pid: int, patience: float) -> str:
+        how = super().end(pid, patience)
+        if not self._outputs:
+            self.close()
+        return how
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            super().close()
+            with suppress(RunnerError):
+                self._zygote.end(self._pid, END_LIMIT)
+
+
+def greeting(starter: ServerStarter, server: ServerProcess, target: str, limit: float) -> dict[str, Any]:
+    """The first message of a process that imports a trainer, which has ``limit`` seconds for it.
+
+    Raises TrainerError, RunnerError; then the process has ended.
+    """
+    try:
+        hello = server.channel.receive(limit)
+    except BaseException as error:
+        where = stacks.line_of_trainer(starter.stack(server.pid)) if isinstance(error, TimeoutError) else None
+        server.channel.close()
+        with suppress(RunnerError):
+            starter.end(server.pid, 0.0)
+        if isinstance(error, TimeoutError):
+            raise TrainerError(f"{target}: importing it did not end within {limit:g} s{_at(where)}") from error
+        raise
+    if hello is None:
+        printed = starter.last_output(server.pid)
+        server.channel.close()
+        how = starter.end(server.pid, END_LIMIT)
+        words = last_line(printed)
+        why = _at(stacks.line_of_trainer(printed)) or (f"; it last printed: {words}" if words else "")
+        raise TrainerError(f"{target}: importing it ended the process ({how}){why}")
+    return hello
+
+
+def _at(where: str | None) -> str:
+    return f" at {where}" if where else ""
 
 
 class Shared:

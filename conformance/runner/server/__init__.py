@@ -1,1 +1,1 @@
-"""The process of one trainer, which imports it once and forks the ranks of each case."""
+"""The process of one trainer and backend, which forks the ranks of each case."""

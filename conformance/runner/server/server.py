@@ -1,4 +1,4 @@
-"""The server of one trainer: imports it once, then runs cases in processes that are forked from here."""
+"""The server of one trainer and backend: runs cases in processes that are forked from here."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None) -> int:
     """Serve ``client`` until it disconnects; returns the exit code.
 
-    ``request``: {"target", "backend", "spawn", "folder", "path"}, where "spawn" names what must not be forked from a
-    server that has imported the trainer: "ranks", "driver" or nothing. ``unsafe`` says why ranks must not be forked
-    even before the import.
+    ``request``: {"target", "backend", "spawn"}, where "spawn" names what must not be forked from a server that has
+    imported the trainer: "ranks", "driver" or nothing; and what `move` takes, unless the trainer is imported already.
+    ``unsafe`` says why ranks must not be forked even before the import.
     """
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
     with ExitStack() as closing:
         make_case = None
         try:
-            os.chdir(request["folder"])
-            sys.path[:] = request["path"]
-            sys.argv[:] = [request["target"]]
+            if "folder" in request:
+                move(request)
             make_case, hello = _prepare(request, unsafe, closing)
         except Unavailable as missing:
             hello = {"unavailable": missing.to_dict()}
@@ -60,6 +59,13 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
         except (ClientDisconnected, BrokenPipeError):
             return 1
     return 0
+
+
+def move(request: dict[str, Any]) -> None:
+    """Be where the client is, for the import of the trainer. ``request``: {"target", "folder", "path"}."""
+    os.chdir(request["folder"])
+    sys.path[:] = request["path"]
+    sys.argv[:] = [request["target"]]
 
 
 def _prepare(

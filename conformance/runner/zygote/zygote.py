@@ -4,6 +4,7 @@ forks a server for each trainer.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import platform
@@ -18,9 +19,10 @@ from typing import Any
 
 import torch
 
+from conformance.adapter.loading import TrainerError, load
 from conformance.runner.rank.preload import preload, warm_up
 from conformance.runner.server import forking, server
-from conformance.runner.system import linux
+from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import Child
 from conformance.runner.system.gpus import gpus
 from conformance.runner.system.protocol import Channel
@@ -94,8 +96,30 @@ def _become_zygote(client: Channel, workers: socket.socket, hold: int, others: l
     return 0
 
 
+def _become_importer(client: Channel, request: dict[str, Any]) -> int:
+    """Import a trainer, and fork its servers until ``client`` disconnects; not if it cannot be imported, or forked
+    after that: then the server that imports it itself says why.
+    """
+    faulthandler.enable(file=2)
+    stacks.answer_requests(2)
+    try:
+        server.move(request)
+        load(request["target"])
+    except TrainerError:
+        client.send({"imported": False})
+        return 0
+    is_fit = forking.why_not_fork() is None
+    # The client ends it from now on.
+    linux.outlive_parent()
+    client.send({"imported": is_fit})
+    if is_fit:
+        gc.freeze()
+        ZygoteLoop(client).run()
+    return 0
+
+
 class ZygoteLoop:
-    """Forks servers and waits for their end, on request."""
+    """Forks servers and importers, and waits for their end, on request."""
 
     def __init__(self, client: Channel) -> None:
         self._client = client
@@ -116,6 +140,7 @@ class ZygoteLoop:
 
     def _fork(self, request: dict[str, Any], connection: int, output: int) -> int:
         unsafe = forking.why_not_fork()
+        is_importer = request["backend"] is None
 
         def body() -> int:
             self._client.close()
@@ -124,7 +149,8 @@ class ZygoteLoop:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.close(output)
-            return server.serve(Channel(socket.socket(fileno=connection)), request, unsafe)
+            client = Channel(socket.socket(fileno=connection))
+            return _become_importer(client, request) if is_importer else server.serve(client, request, unsafe)
 
         child = Child(body)
         os.close(connection)
