@@ -317,6 +317,20 @@ def test_a_step_on_zeros_after_another_is_a_step(record):
     assert recording.kinds("step", "state_init") == ["step", "step"]
 
 
+def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(record):
+    recording = record()
+    model = recording.task.model()
+    backward(recording.task, model)
+    handles = recording.recorder.handles
+    handles.noted(0)
+    handles.issued(1, "a group", [model.bias.grad])
+    for parameter in model.parameters():
+        recording.task.optimizer([parameter]).step()
+    of_weight, of_bias = recording.of_kind("step")
+    assert "unfinished" not in of_weight
+    assert of_bias["unfinished"] == [0]
+
+
 def test_topology_is_noted_at_the_first_step(record):
     recording = record()
     model = recording.task.model()

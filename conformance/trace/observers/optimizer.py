@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,7 +140,8 @@ class _Steps:
             if self._runs_torchs(optimizer)
             else None
         )
-        outermost.unfinished = self._recording.handles.unfinished(_used(parameters))
+        own = [parameters[number] for number in outermost.numbers]
+        outermost.unfinished = self._recording.handles.unfinished(_used(own))
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
 
@@ -211,7 +212,7 @@ def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
             return
 
 
-def _used(parameters: Found) -> Iterator[torch.Tensor]:
+def _used(parameters: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor]:
     """What a step reads and writes."""
     for parameter in parameters:
         if parameter is not None:
