@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
-from itertools import product
+from itertools import chain, product, zip_longest
+from math import prod
 
 from conformance.laws.expected import Expectations, Gradient, held, parameter_of_elements
-from conformance.laws.run import Plan, Run, Window, fact
+from conformance.laws.run import Run, Window, fact
 from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize
 
 
@@ -63,7 +64,7 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
             wrong.append(average)
     if not wrong:
         return right
-    sizes_of_right = {_sizes(run.plan, window.number) for window in right}
+    sizes_of_right = {_sizes(window) for window in right}
     ruled_out = {mistake.kinds for sizes in sizes_of_right for mistake in _combinations(*sizes)}
     fitting = [[mistake for mistake in average.mistakes if mistake.kinds not in ruled_out] for average in wrong]
     if not all(fitting):
@@ -84,13 +85,27 @@ def saw_right_gradients(window: Window) -> bool:
     return average is not None and not average.mistakes
 
 
-def _sizes(plan: Plan, number: int) -> tuple[tuple[int, ...], int, int, str]:
-    """What mistakes depend on: the size of each micro-batch, the nominal accumulation, the world size and the loss."""
-    return tuple(map(len, plan.micro_batches(0, number))), plan.accumulation, plan.world_size, plan.spec["loss"]
+def _sizes(window: Window) -> tuple[tuple[int, ...], int, int, str, int]:
+    """What mistakes depend on: the size of each micro-batch, the nominal accumulation, the world size, the loss, and
+    how often it seems to go backward."""
+    plan = window.plan
+    sizes = tuple(map(len, plan.micro_batches(0, window.number)))
+    return sizes, plan.accumulation, plan.world_size, plan.spec["loss"], _repetitions(window)
+
+
+def _repetitions(window: Window) -> int:
+    """How many backwards with the same gradients went through each forward: of one loss, or of as many equal parts."""
+    through: dict[int, list[tuple[object, ...]]] = {event.forward: [] for event in window.forwards}
+    for end in window.of(BackwardEnd):
+        for forward, gradients in zip_longest(end.forwards, end.output_gradients, fillvalue=()):
+            if forward in through:
+                through[forward].append(tuple(gradients))
+    counts = {len(gradients) if len(set(gradients)) == 1 else 1 for gradients in through.values()}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 @cache
-def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str) -> tuple[Mistake, ...]:
+def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str, repetitions: int) -> tuple[Mistake, ...]:
     """All combinations of mistakes in averaging that change the gradients."""
     length = len(sizes)
     samples = [_ONCE]
@@ -103,7 +118,11 @@ def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str) -
             Mistake(("nominal length",), (text,), Fraction(length, nominal)),
             Mistake(("nominal length twice",), (f"{text}, and twice",), Fraction(length, nominal**2)),
         ]
-    choices = product(samples, micro_batches, [_ONCE, *_wrong_times(ranks, "ranks")])
+    repeated = [_ONCE]
+    if repetitions > 1:
+        text = f"going backward {repetitions} times through the loss of each forward"
+        repeated.append(Mistake(("repeated backwards",), (text,), Fraction(repetitions)))
+    choices = product(samples, micro_batches, [_ONCE, *_wrong_times(ranks, "ranks")], repeated)
     # Mistakes that cancel each other do not show.
     shown = [mistake for mistake in map(_together, choices) if mistake.factor != 1]
     return tuple(sorted(shown, key=lambda mistake: len(mistake.kinds)))
@@ -122,11 +141,10 @@ def _wrong_times(count: int, what: str) -> list[Mistake]:
 
 
 def _together(choice: Sequence[Mistake]) -> Mistake:
-    first, second, third = choice
     return Mistake(
-        first.kinds + second.kinds + third.kinds,
-        first.says + second.says + third.says,
-        first.factor * second.factor * third.factor,
+        tuple(chain.from_iterable(one.kinds for one in choice)),
+        tuple(chain.from_iterable(one.says for one in choice)),
+        prod((one.factor for one in choice), start=Fraction(1)),
     )
 
 
@@ -157,7 +175,7 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
         rights = expectations.gradients(number, weights)
         if not rights:
             continue
-        known = _combinations(*_sizes(run.plan, number))
+        known = _combinations(*_sizes(window))
         right = next((one for one in rights if one.is_times(1.0, seen)), None)
         if right is not None:
             if not any(_fitting(known, right, seen)):

@@ -40,6 +40,10 @@ class TestOneBackwardPerLoss:
                 [forward(0), backward(root=9), backward(root=8, forwards=[0])], id="a penalty of its own root"
             ),
             pytest.param([forward(0), backward(root=9), backward(root=8, forwards=[])], id="a loss of weights alone"),
+            pytest.param(
+                [forward(0), backward(root=9), event("zero_grad"), backward(root=9, forwards=[0])],
+                id="a backward for its own norm, cleared",
+            ),
             pytest.param([forward(0, extra=True), forward(), backward(forwards=[1])], id="a forward that only looks"),
             pytest.param([forward(0), forward(rows=[None]), backward(forwards=[0])], id="rows that are no samples"),
             pytest.param(

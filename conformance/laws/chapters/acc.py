@@ -22,6 +22,7 @@ from conformance.trace.events import (
     Receive,
     Step,
     Update,
+    ZeroGrad,
 )
 from conformance.trace.words import number
 
@@ -51,8 +52,12 @@ def _backpropagated_twice(window: Window) -> Broken | None:
     seen: dict[int, BackwardBegin] = {}
     for event in window.backwards:
         again = next((root for root in (event.root, *event.contains) if root in seen), None)
-        first = seen.setdefault(event.root if again is None else again, event)
-        if first is not event:
+        root = event.root if again is None else again
+        first = seen.setdefault(root, event)
+        # Such as for the norm of a micro-batch's own gradient.
+        if window.of(ZeroGrad, after=first, before=event):
+            seen[root] = event
+        elif first is not event:
             return Broken(
                 event,
                 must="a loss must be backpropagated once",

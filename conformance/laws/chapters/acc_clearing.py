@@ -183,6 +183,9 @@ def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
     if window.backwards[0].seq > clear.seq or all(event.seq < clear.seq for event in later):
         return False
     before = window.of(BackwardBegin, before=clear)
+    # The same losses go backward again.
+    if {event.root for event in before} <= {event.root for event in window.of(BackwardBegin, after=clear)}:
+        return False
     # The average over the ranks may be zero.
     if clear.by == "hand" and window.of(Exchange, after=before[-1], before=clear):
         return False
