@@ -168,12 +168,12 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
         earlier = window.of(Contribution, after=last, before=unscale)
         if any(averages_gradients(event) for event in earlier):
             continue
-        for event in window.of(Event, after=unscale):
-            if isinstance(event, Attempt | ZeroGrad) or _is_flag(event):
-                break
-            # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
-            if isinstance(event, Contribution) and averages_gradients(event) and event.during != "backward":
-                return unscale, event
+        step = next((event for event in window.of(Event, after=unscale) if isinstance(event, Attempt | ZeroGrad)), None)
+        between = window.of(Contribution, after=unscale, before=step)
+        # If the averaging is part of a backward, amp/unscale-after-last-backward reports it.
+        late = [event for event in between if averages_gradients(event) and event.during != "backward"]
+        if late and not any(map(_is_flag, between)):
+            return unscale, late[0]
     return None
 
 

@@ -13,9 +13,16 @@ from conformance.trace.values import Number
 
 
 def note_collective(
-    recording: Recording, op: str, tensors: Sequence[torch.Tensor], via: str, group: list[int], reduce: str | None
+    recording: Recording,
+    op: str,
+    tensors: Sequence[torch.Tensor],
+    via: str,
+    group: list[int],
+    reduce: str | None,
+    name: str | None = None,
 ) -> bool:
     """Note a collective that is about to be issued over the ranks `group`; `tensors` are this rank's inputs.
+    `name`: that of the group, if it has one.
 
     Returns whether the trainer itself reduces gradients with it.
     """
@@ -27,6 +34,8 @@ def note_collective(
         recording.topology()
     of, is_the_trainers = recording.payloads.of(tensors, reduces=reduce is not None)
     fields = exchange(recording, tensors, via, group)
+    if name is not None:
+        fields["process_group"] = name
     zeros = recording.payloads.zeros(tensors, of)
     recording.handles.noted(recording.note("collective", op=op, reduce=reduce, **fields, of=of, **zeros))
     if is_the_trainers:

@@ -249,6 +249,7 @@ class Collective(Contribution, noted="before it is issued"):
         Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum", "adasum", "unknown"] | None,
         "null if it does not reduce, `unknown` where torch hides it from Python, as 2.6 does",
     ]
+    process_group: Annotated[str | None, "torch's name of the group; left out if it has none"] = None
 
     @property
     def label(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -80,15 +80,7 @@ def equal_start(run: Run) -> Outcomes:
 def same_collectives(run: Run) -> Outcomes:
     if run.plan.world_size == 1:
         return
-    # Horovod orders the submissions of the ranks itself.
-    calls = [[event for event in rank.of(Collective) if event.via == "c10d"] for rank in run.ranks]
-    groups: dict[tuple[int, ...], list[list[Collective]]] = {}
-    for rank, events in enumerate(calls):
-        for event in events:
-            if len(event.group) > 1:
-                groups.setdefault(tuple(event.group), [[] for _ in run.ranks])[rank].append(event)
-    for group, by_rank in sorted(groups.items()):
-        members = [by_rank[rank] for rank in group]
+    for group, members in _by_group(run):
         for index, together in enumerate(zip(*members, strict=False)):
             signatures = [_signature(event) for event in together]
             if all(signature == signatures[0] for signature in signatures):
@@ -170,6 +162,25 @@ def _first_parted(run: Run) -> float:
         if held is not None and any(weights != held[0][1] for _, weights in held):
             return here.number
     return inf
+
+
+def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[Collective]]]]:
+    """The ranks of each group, and the collectives that each of them issued in it."""
+    calls: dict[tuple[int, ...], list[list[Collective]]] = {}
+    for rank in run.ranks:
+        for event in rank.of(Collective):
+            # Horovod orders the submissions of the ranks itself.
+            if event.via == "c10d" and len(event.group) > 1:
+                calls.setdefault(tuple(event.group), [[] for _ in run.ranks])[rank.number].append(event)
+    for group, by_rank in sorted(calls.items()):
+        members = [by_rank[rank] for rank in group]
+        names = [{event.process_group for event in events} for events in members]
+        # Groups of the same ranks, which threads may use, have an order each, where the ranks know them by their names.
+        if all(one == names[0] for one in names):
+            for name in sorted(names[0], key=str):
+                yield group, [[event for event in events if event.process_group == name] for events in members]
+        else:
+            yield group, members
 
 
 #: Collectives to which ranks may contribute different amounts.

@@ -67,10 +67,11 @@ def _noting(recording: Recording, name: str) -> Callable[..., Any]:
         reduce = None
         if "reduce_op" in positions:
             reduce = reduction(args[positions["reduce_op"]])
-        group = get_process_group_ranks(ProcessGroup.unbox(args[positions["process_group"]]))
+        process_group = ProcessGroup.unbox(args[positions["process_group"]])
+        group = get_process_group_ranks(process_group)
         by_reducer = _is_called_by_the_engine(caller(sys._getframe())) and all(map(torch.is_floating_point, tensors))
         with recording.payloads.carrying(GRADIENTS) if by_reducer else nullcontext():
-            is_the_trainers = note_collective(recording, name, tensors, "c10d", group, reduce)
+            is_the_trainers = note_collective(recording, name, tensors, "c10d", group, reduce, process_group.group_name)
         recording.keep_groups()
         result = original(keys, *args)
         if is_the_trainers:
