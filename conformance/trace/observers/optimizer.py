@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -103,7 +103,7 @@ class _Steps:
         if not ended.is_applied:
             return
         weights = recording.watched.weights()
-        if recording.backwards == recording.steps == 0 and not _any(ended):
+        if recording.backwards == 0 and not _any(ended):
             recording.note("state_init", weights=weights)
         else:
             recording.topology()
@@ -140,8 +140,7 @@ class _Steps:
             if self._runs_torchs(optimizer)
             else None
         )
-        own = [parameters[number] for number in outermost.numbers]
-        outermost.unfinished = self._recording.handles.unfinished(_used(own))
+        outermost.unfinished = self._recording.handles.unfinished(_used(optimizer))
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
 
@@ -212,13 +211,12 @@ def _have_bases_hooked(kind: type[torch.optim.Optimizer]) -> None:
             return
 
 
-def _used(parameters: Iterable[torch.Tensor | None]) -> Iterator[torch.Tensor]:
+def _used(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """What a step reads and writes."""
-    for parameter in parameters:
-        if parameter is not None:
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
+    for parameter in held_by(optimizer):
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
 
 
 def _any(step: _Running) -> bool:
