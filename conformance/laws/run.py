@@ -269,8 +269,8 @@ class Rank(_Events):
 
     @cached_property
     def steps_by_hand(self) -> bool:
-        """Whether weights change, and no step of an optimizer of torch's ever changes them."""
-        if any(not step.idle for step in self.of(Step)):
+        """Whether weights change, and no step of an optimizer of torch's ever changes them, here or on a server."""
+        if self.run.server is not None or any(not step.idle for step in self.of(Step)):
             return False
         events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
         shown = [event.weights for event in events if event.weights is not None]
