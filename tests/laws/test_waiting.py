@@ -49,3 +49,10 @@ def test_a_log_says_nothing():
     """The loss is reduced for a log, which is waited for later; the gradients travel in other ways, or not at all."""
     log = event("collective", elements=1, bytes=4)
     assert broken_of({"ddp"}, run(log, unfinished_elsewhere=place(log))) == set()
+
+
+def test_what_else_may_have_brought_the_average():
+    """Such as compressed gradients, which nobody recognises."""
+    compressed = event("collective", op="allgather_", elements=9, bytes=18, reduce=None)
+    first, _ = place(ALL_REDUCE, compressed)
+    assert broken_of({"ddp"}, run(ALL_REDUCE, compressed, unfinished_elsewhere=[first])) == set()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import Window
 from conformance.laws.sharing import brings_together
-from conformance.trace.events import Event, Exchange, Receive, Step
+from conformance.trace.events import Collective, Event, Exchange, Receive, Step
 
 _SOURCE = "PyTorch documentation, torch.distributed: synchronous and asynchronous collective operations"
 _FIX = """
@@ -49,28 +49,35 @@ def wait_before_step(window: Window) -> Outcomes:
         flat = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         dist.all_reduce(flat, async_op=True).wait()
         """,
+    latent="""Whether the collective ends before its result is read is a race, which a larger model or a slower network
+        decides otherwise.""",
     unless=("ddp/wait-before-step",),
     needs=(Step,),
 )
 def wait_before_use(window: Window) -> Outcomes:
     for step in window.of(Step):
         exchanged = _averages(window, step)
-        # If one was waited for, the others may be for a log.
+        # If one was waited for, it may have brought the average, and the others may be for a log.
         if exchanged and all(event.seq in step.unfinished_elsewhere for event in exchanged):
-            yield _unwaited(step, exchanged[0], "the result was not in its memory yet when it was read")
+            of_gradients = (event for event in exchanged if isinstance(event, Receive) or event.of == "gradients")
+            if (event := next(of_gradients, None)) is not None:
+                yield _unwaited(step, event, "nothing else can have brought the average, and it may not be there yet")
             return
         if exchanged:
             yield OK
 
 
 def _averages(window: Window, step: Step) -> Sequence[Exchange]:
-    """What may have averaged gradients before a step."""
+    """What may have averaged gradients before a step; a single number is more often a metric."""
     if window.plan.world_size == 1:
         return ()
     return [
         event
         for event in window.of(Exchange, before=step)
-        if isinstance(event, Receive) or (event.of == "gradients" and brings_together(event))
+        if isinstance(event, Receive)
+        or (
+            isinstance(event, Collective) and brings_together(event) and (event.of == "gradients" or event.elements > 1)
+        )
     ]
 
 
