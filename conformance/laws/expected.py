@@ -39,11 +39,10 @@ class Gradient:
 
     def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
         """Whether ``seen`` is this gradient multiplied by ``times``, up to rounding. None marks elements not seen."""
-        return all(
-            abs(one - times * right) <= times * slack
-            for one, right, slack in zip(seen, self.value, self.slack, strict=True)
-            if one is not None and slack < inf
-        )
+        for one, right, slack in zip(seen, self.value, self.slack, strict=True):
+            if one is not None and slack < inf and abs(one - times * right) > times * slack:
+                return False
+        return True
 
     def possible_times(self, seen: Sequence[float | None]) -> tuple[float, float]:
         """The least and the largest ``times`` for which `is_times` can hold, from the first element that bounds it."""

@@ -157,14 +157,15 @@ class _Events:
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.events = events
-        self._of: dict[type[Event], Any] = {}
+        of: dict[type[Event], Any] = {}
         for event in events:
             kind = type(event)
-            if kind in self._of:
-                self._of[kind].append(event)
+            if kind in of:
+                of[kind].append(event)
             else:
-                self._of[kind] = [event]
-        self._of[Event] = events
+                of[kind] = [event]
+        of[Event] = events
+        self._of = of
 
     def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
         """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
@@ -175,7 +176,7 @@ class _Events:
                 return ()
             several = [self._of[one] for one in _KINDS_OF[kind] if one in self._of]
             found = self._of[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
-        if not found or (after is None and before is None):
+        if (after is None and before is None) or not found:
             return found
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
