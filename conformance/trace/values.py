@@ -32,18 +32,16 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
     flat: list[Number] = []
     with undisturbed():
         for tensor, size in zip(tensors, sizes, strict=True):
-            found = None if tensor is None else _elements(tensor)
+            found = None if tensor is None else elements(tensor)
             flat.extend([None] * size if found is None or len(found) != size else found)
     return flat
 
 
 def elements(tensor: torch.Tensor) -> list[Number] | None:
-    """All elements of the part of a tensor that this rank holds, one after the other; None if it has no values."""
-    with undisturbed():
-        return _elements(tensor)
+    """All elements of the part of a tensor that this rank holds, one after the other; None if it has no values.
 
-
-def _elements(tensor: torch.Tensor) -> list[Number] | None:
+    To be called while `undisturbed`.
+    """
     # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
     part = untransformed(tensor)
     if hasattr(part, "to_local"):

@@ -9,6 +9,7 @@ import torch
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.state.flow import Reached
 from conformance.trace.state.loss_scale import carried
 
 
@@ -25,10 +26,11 @@ def observe(recording: Recording) -> Seams:
         if kwargs.get("accumulate_grad"):
             with recording.accounting():
                 return accumulate(original, tensors, *args, **kwargs)
-        with recording.flow.backward() as forwards:
+        reached: dict[int, Reached] = {}
+        with recording.flow.backward(reached):
             result = original(tensors, *args, **kwargs)
-        if forwards:
-            recording.note("autograd_grad", forwards=sorted(forwards))
+        if reached:
+            recording.note("autograd_grad", forwards=sorted(reached))
         return result
 
     def accumulate(original: Callable[..., Any], tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +48,8 @@ def observe(recording: Recording) -> Seams:
         # Before the engine frees what the graph has saved.
         scaled = carried(root, recording.numbers.alive("scaler"))
         recording.recomputed.clear()
-        with recording.inside("backward"), recording.flow.backward() as reached:
+        reached: dict[int, Reached] = {}
+        with recording.inside("backward"), recording.flow.backward(reached):
             result = original(tensors, *args, **kwargs)
         forwards = sorted(reached)
         recording.note(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -39,17 +39,23 @@ class _Running:
     numbers: list[int]
     synchronizes: bool | None
     last: RemovableHandle | None = None
-    doing: ExitStack = field(default_factory=ExitStack)
+    doing: AbstractContextManager[None] | None = None
     gradients: list[Number] | None = None
     is_applied: bool = True
-    has_begun: bool = False
     weights: list[Number] | None = None
     unfinished: dict[str, list[int]] = field(default_factory=dict)
 
-    def forget_hook(self) -> None:
-        """Take off the pre-hook that was registered for this step alone."""
+    def begin(self, doing: AbstractContextManager[None]) -> None:
+        """`doing` lasts as long as the step."""
+        self.doing = doing
+        doing.__enter__()
+
+    def end(self) -> None:
+        """Also takes off the pre-hook that was registered for this step alone."""
         if self.last is not None:
             self.last.remove()
+        if self.doing is not None:
+            self.doing.__exit__(None, None, None)
 
 
 class _Steps:
@@ -69,7 +75,6 @@ class _Steps:
         parameters = recording.watched.find(optimizer)
         numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
         step = _Running(running, optimizer, parameters, numbers, synchronizes(optimizer))
-        step.doing.callback(step.forget_hook)
         self._running.append(step)
         if parameters is None:
             self._note_other(optimizer)
@@ -85,17 +90,16 @@ class _Steps:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The last pre-hook of a step, after which the optimizer's class has its turn."""
         # A step within it has pre-hooks of the same optimizer, this one among them.
-        if step.parameters is None or step.has_begun:
+        if step.parameters is None or step.doing is not None:
             return None
-        step.has_begun = True
-        step.doing.enter_context(self._recording.inside("step"))
+        step.begin(self._recording.inside("step"))
         self._read(optimizer, step.parameters)
         return self._with_reading_closure(optimizer, step.parameters, args, kwargs)
 
     def after(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch's global post-hook."""
         ended = self._running.pop()
-        ended.doing.close()
+        ended.end()
         if ended.parameters is None or any(step.parameters is not None for step in self._running):
             return
         recording = self._recording
@@ -183,7 +187,7 @@ class _Steps:
             frame = frame.f_back
         for step in self._running:
             if step.caller not in alive:
-                step.doing.close()
+                step.end()
         self._running = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:

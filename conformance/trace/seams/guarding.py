@@ -19,32 +19,28 @@ _SEAMS = os.path.join(os.path.dirname(__file__), "")
 
 
 class Failures:
-    """Which observers have failed, by their module, and who is told."""
+    """Which observers have failed and are switched `off`, by their module, and who is told."""
 
     def __init__(self) -> None:
-        self._off: set[str] = set()
+        self.off: set[str] = set()
         self._report: Callable[[str, Exception], None] | None = None
 
     @contextmanager
     def reported_to(self, report: Callable[[str, Exception], None]) -> Iterator[None]:
         """Within this, `report` is called with each observer that fails, once, and with its error."""
-        before = self._off, self._report
-        self._off, self._report = set(), report
+        before = self.off, self._report
+        self.off, self._report = set(), report
         try:
             yield
         finally:
-            self._off, self._report = before
-
-    def is_off(self, observer: str) -> bool:
-        """Whether it has failed."""
-        return observer in self._off
+            self.off, self._report = before
 
     def add(self, observer: str, error: Exception) -> None:
         """It failed by `error`, which is raised if nobody is told."""
         if self._report is None:
             raise error
-        if observer not in self._off:
-            self._off.add(observer)
+        if observer not in self.off:
+            self.off.add(observer)
             # Evidence that cannot be delivered shows by its absence.
             with suppress(Exception):
                 self._report(observer, error)
@@ -91,7 +87,7 @@ def guarded(around: Function, original: Function) -> Function:
     observer = around.__module__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if failures.is_off(observer):
+        if observer in failures.off:
             return original(*args, **kwargs)
         once = Original(original, (args, kwargs))
         try:
@@ -113,7 +109,7 @@ def harmless(act: Function, observer: str | None = None) -> Function:
     observer = observer or act.__module__
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if failures.is_off(observer):
+        if observer in failures.off:
             return None
         try:
             return act(*args, **kwargs)

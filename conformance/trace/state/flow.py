@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.state.nested import Nested
-from conformance.trace.values import Number, elements, tensors_in
+from conformance.trace.values import Number, elements, tensors_in, undisturbed
 
 #: What tells a loss from another one is in the first windows, and reading takes time.
 _MOST_FORWARDS, _MOST_VALUES = 32, 64
@@ -35,6 +33,9 @@ class Flow:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._backwards = Nested[dict[int, Reached]]()
+        self.backward = self._backwards.inside
+        """Within `backward(reached)` this thread goes backward; `reached` grows by the forwards that it reaches, by
+        their numbers."""
 
     def follow(self, forward: int, output: Any) -> None:
         """Notice when a backward reaches `output` of the forward with this number."""
@@ -51,13 +52,6 @@ class Flow:
             if tensor.grad_fn is not None:
                 self._handles.append(tensor.grad_fn.register_prehook(reached))
 
-    @contextmanager
-    def backward(self) -> Iterator[dict[int, Reached]]:
-        """A backward of this thread. The result grows by the forwards that it reaches, by their numbers."""
-        forwards: dict[int, Reached] = {}
-        with self._backwards.inside(forwards):
-            yield forwards
-
     def forget(self) -> None:
         """Remove all hooks."""
         for handle in self._handles:
@@ -71,4 +65,5 @@ def _read(tensor: Any) -> list[Number]:
         return []
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
         return []
-    return elements(tensor) or []
+    with undisturbed():
+        return elements(tensor) or []

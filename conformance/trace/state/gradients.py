@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, elements, own_part
+from conformance.trace.values import Number, elements, own_part, undisturbed
 
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
@@ -114,7 +114,8 @@ class Gradients:
     def _see(self) -> Seen:
         gradients = [parameter.grad for _, parameter in self._looked_at]
         if self._watched.is_readable:
-            return [None if gradient is None else elements(gradient) or [] for gradient in gradients]
+            with undisturbed():
+                return [None if gradient is None else elements(gradient) or [] for gradient in gradients]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 

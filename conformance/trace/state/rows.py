@@ -35,5 +35,5 @@ class Rows:
             times = Counter(known)
             self._index[inputs.dtype] = {row: index for index, row in enumerate(known) if times[row] == 1}
         index = self._index[inputs.dtype]
-        rows = inputs.detach().reshape(-1, features).tolist()
+        rows = (inputs if inputs.dim() == 2 else inputs.detach().reshape(-1, features)).tolist()
         return [index.get(tuple(row)) for row in rows]

@@ -60,15 +60,12 @@ class Sites:
         known = self._known
         while frame is not None:
             code = known.get(id(frame.f_code)) or self._learn(frame)
-            if code.path == self.trainer_file:
+            if code.is_users and (where is None or code.path == self.trainer_file):
                 here: Site = [self._file(code.path), frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
-                break
-            if where is None and code.is_users:
-                where = [self._file(code.path), frame.f_lineno, code.function]
-                if self.trainer_file is None:
-                    found = where, None
+                if self.trainer_file in (None, code.path):
                     break
+                where = here
             frame = frame.f_back
         else:
             if where is None and threading.get_ident() != self._thread:
@@ -81,7 +78,8 @@ class Sites:
         path = frame.f_code.co_filename
         # Before Python 3.11 code does not know the class that it is in.
         function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-        code = _Code(frame.f_code, path, function, _is_users(frame.f_globals, path))
+        is_users = path == self.trainer_file or _is_users(frame.f_globals, path)
+        code = _Code(frame.f_code, path, function, is_users)
         self._known[id(code.itself)] = code
         if not code.is_users:
             _libraries[id(code.itself)] = code
