@@ -52,9 +52,10 @@ def elements(tensor: torch.Tensor) -> list[Number] | None:
         part = part.to_dense()
     # Python's floats are float64 already.
     found = (part if part.is_floating_point() else part.double()).tolist()
-    if part.dim() == 0:
+    depth = part.dim()
+    if depth == 0:
         found = [found]
-    for _ in range(part.dim() - 1):
+    for _ in range(1, depth):
         found = list(chain.from_iterable(found))
     return found if math.isfinite(sum(found)) else [number(value) for value in found]
 

@@ -136,7 +136,7 @@ class Watched:
 
     def is_copys(self, parameters: Found | None) -> bool:
         """Whether these are the parameters of a copy of the task's model."""
-        return any(copied is parameters for copied in self._copied.values())
+        return bool(self._copied) and any(copied is parameters for copied in self._copied.values())
 
     @property
     def current(self) -> Found:
