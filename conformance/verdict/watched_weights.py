@@ -87,10 +87,15 @@ def _exchanged(rank: RankEvidence) -> set[int]:
             stepped = event["window"]
         elif event["event"] == "forward" and not event.get("extra"):
             stepped = None
-        elif stepped is not None and event["event"] in ("collective", "receive"):
-            if event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size):
-                found.add(stepped)
+        elif stepped is not None and _may_carry_weights(event, size):
+            found.add(stepped)
     return found
+
+
+def _may_carry_weights(event: Mapping[str, Any], size: int) -> bool:
+    if event["event"] not in ("collective", "receive"):
+        return False
+    return event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size)
 
 
 def _by_hand(rank: RankEvidence, held: Mapping[int, Vector]) -> Iterator[Attempt]:
