@@ -38,7 +38,7 @@ SUITE = Path(suite.__file__).parent
 # Keeps the current folder, and a `types.py` in it, off the import path of a worker that is about to start.
 # A signal to the whole group ends the run here, and the workers with it.
 _START_OF_WORKER = (
-    "import signal, sys; sys.path[:] = filter(None, sys.path); "
+    "import sys; sys.path[:] = filter(None, sys.path); import signal; "
     "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; exec(sys.argv[-1])"
 )
 _HARNESS = "the harness failed: "

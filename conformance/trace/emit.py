@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
+from threading import get_ident
 from time import monotonic
 from typing import Any
 
@@ -63,6 +64,7 @@ class Recording:
         self._is_topology_noted = False
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._doing = Nested[object]()
+        self._accounting: list[int] = []
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
@@ -124,7 +126,11 @@ class Recording:
         return next((what for what in self._doing if isinstance(what, str) and what in DURING), None)
 
     def look(self) -> None:
-        """Note `gradient_change`, or `zero_grad` by hand, if gradients have changed since they were last known."""
+        """Note `gradient_change`, or `zero_grad` by hand, if gradients have changed since they were last known.
+
+        Not while another thread is in a call that changes them."""
+        if self._accounting and any(thread != get_ident() for thread in self._accounting):
+            return
         change = self.gradients.look(self._last_seq)
         if change is None:
             return
@@ -142,7 +148,11 @@ class Recording:
     def accounting(self, *, zeroing: bool = False) -> Iterator[None]:
         """A context whose own events explain all changes of gradients in it, unless it raises."""
         self.look()
-        yield
+        self._accounting.append(get_ident())
+        try:
+            yield
+        finally:
+            self._accounting.remove(get_ident())
         self.accounted(zeroed=zeroing)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:

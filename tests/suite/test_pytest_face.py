@@ -36,7 +36,10 @@ def test_ids(items, write):
     target = write()
     assert set(items("--trainer", target, "--case", "single-acc2-fp16")) == {
         f"single-acc2-fp16-{workload}"
-        for workload in ("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale")
+        for workload in (
+            *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
+            *("adamw-overflow", "cast-weights", "infinite-loss", "overflow-clip"),
+        )
     }
 
 

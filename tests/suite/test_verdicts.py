@@ -15,7 +15,13 @@ DDP = "ddp-w2-acc2-fp32-momentum"
 
 #: name: (before, inside, case, verdict, what the headline begins with)
 WRONG = {
-    "raises": ("raise ValueError('not\\ntoday')", "", CASE, "CRASH", "rank 0 raised ValueError: not (raises.py:10)"),
+    "raises": (
+        "raise ValueError('not\\ntoday')",
+        "",
+        CASE,
+        "CRASH",
+        "rank 0 raised ValueError: not | today (raises.py:10)",
+    ),
     "exits": (
         "if task.rank == 1: print('no config', flush=True); os._exit(3)",
         *("", DDP, "CRASH", "rank 1 exited 3 before it finished; it last printed: no config"),
@@ -38,7 +44,7 @@ WRONG = {
     "ascends": (
         "",
         "for group in optimizer.param_groups: group['maximize'] = True",
-        *(CASE, "FAIL (numerics)", "step 0, rank 0: weight["),
+        *(CASE, "FAIL (numerics)", "step 0, rank 0: the gradient of weight["),
     ),
 }
 
