@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from conformance.laws.run import Rank, Window, fact
+from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace.events import BackwardBegin, Collective, Contribution, Event, Exchange, Model, Optimizer, Receive
 
 #: Collectives that send data from one rank only, or send none.
@@ -72,6 +72,19 @@ def agree(windows: Iterable[Window]) -> bool:
     return (first.gradients is not None and all(one.gradients == first.gradients for one in attempts)) or (
         first.weights is not None and all(one.weights == first.weights for one in attempts)
     )
+
+
+def averages_weights(run: Run) -> bool:
+    """Whether every rank averages something of the size of its weights after each step."""
+    return all(
+        any(_may_average_weights(event) for event in window.of(Collective, after=window.attempts[-1]))
+        for window in run.windows
+        if window.attempts
+    )
+
+
+def _may_average_weights(event: Collective) -> bool:
+    return "reduce" in event.op and event.of != "gradients" and event.elements > 1 and brings_together(event)
 
 
 @fact
