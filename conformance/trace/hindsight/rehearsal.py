@@ -50,7 +50,7 @@ def _returns(lines: Sequence[Line], steps: Sequence[Line]) -> Iterator[int]:
     weights = forwards[0].get("weights") if forwards else None
     has_moved = False
     for step in steps:
-        has_moved |= step.get("weights") != weights
+        has_moved |= step.get("weights") not in (None, weights)
         following = next((forward for forward in forwards if forward["seq"] > step["seq"]), None)
         if weights and has_moved and following is not None and following.get("weights") == weights:
             yield following["seq"] - 1
