@@ -135,15 +135,6 @@ def test_a_broken_should_is_an_alarm_unless_the_program_means_it(textbook: Progr
     assert not session.broken(every, should)
 
 
-def test_of_steps_that_nobody_sees_nothing_need_be_known(monkeypatch: pytest.MonkeyPatch, textbook: Program) -> None:
-    unknown = Result("INCONCLUSIVE", "", ())
-    monkeypatch.setattr(session, "alone", lambda program: unknown)
-    own = replace(textbook, setup=tuple(_with(textbook.setup, "make_optimizers", kind="own")))
-    try_programs(st.just(own), Always(unknown), Tally(), 1, seed=0)
-    with pytest.raises(FalseAlarm):
-        try_programs(st.just(textbook), Always(unknown), Tally(), 1, seed=0)
-
-
 def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Harmless edits by name, and those that are not with a program."""
     monkeypatch.setattr(session, "alone", lambda program: PASS)
