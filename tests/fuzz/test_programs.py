@@ -147,6 +147,24 @@ def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("ESCAPED") == text.count("--replay") == len(tally.escaped)
 
 
+@pytest.mark.parametrize("caught", [False, True])
+def test_what_is_less_than_the_error_bound_has_to_show_where_numbers_are_exact(
+    monkeypatch: pytest.MonkeyPatch, textbook: Program, caught: bool
+) -> None:
+    bounded = replace(textbook, case=replace(textbook.case, workload="clip-norm"))
+    passes = Result("PASS (bounded)", "", ())
+
+    def result(program: Program) -> Result:
+        is_edited = program.setup != bounded.setup or program.window != bounded.window
+        return Result("FAIL (numerics)", "", ()) if caught and is_edited and program.case != bounded.case else passes
+
+    monkeypatch.setattr(session, "alone", result)
+    tally = Tally()
+    try_edits(st.just(bounded), Always(result), tally, 40, seed=0)
+    assert bool(tally.escaped) is not caught
+    assert ("unnoticed within the error bound" in "\n".join(report(tally))) is caught
+
+
 def test_what_an_edit_changes(textbook: Program) -> None:
     """By symbols alone, without a run."""
 
