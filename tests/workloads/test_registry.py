@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES
 from conformance.workloads.registry import STANDARD, standard
 
@@ -28,6 +33,15 @@ def test_the_first_batch_that_divides_is_taken(world, accumulation, batch_size):
     workload, layout = standard("momentum", "accumulated", world, accumulation)
     assert workload.batch_size == batch_size
     assert layout.world_size * layout.accumulation * layout.micro_batch_size == batch_size
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_every_step_changes_the_weights(name):
+    """Where no optimizer of torch's steps, that is how a step is seen."""
+    workload, layout = standard(name, "batched", 2, 1)
+    steps = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])).run().steps
+    held = [workload.start, *(tuple(step.weights.center) for step in steps)]
+    assert all(before != after for before, after in pairwise(held))
 
 
 @pytest.mark.parametrize("name", [name for name in STANDARD if name in RECIPES])

@@ -216,9 +216,12 @@ class Watched:
         """The values that a forward of `module` uses: others than its parameters' own in a functional call."""
         if not self.is_readable:
             return None
-        # The original of a parametrized or pruned parameter has another name.
-        used = zip(self._names, self.current, strict=False)
-        return self.weights(tuple(module._parameters.get(name, parameter) for name, parameter in used))
+        # The original of a parametrized or pruned parameter has another name, and another model other parameters.
+        used = tuple(
+            parameter if (own := module._parameters.get(name)) is None or id(own) in self._numbers else own
+            for name, parameter in zip(self._names, self.current, strict=False)
+        )
+        return self.weights(used)
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
