@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Window
+from conformance.laws.run import Window, fact
 from conformance.laws.sharing import brings_together
 from conformance.trace.events import Collective, Event, Exchange, Receive, Step
 
@@ -68,12 +68,17 @@ def wait_before_use(window: Window) -> Outcomes:
 
 
 def _averages(window: Window, step: Step) -> Sequence[Exchange]:
-    """What may have averaged gradients before a step; a single number is more often a metric."""
+    return [event for event in _averaging(window) if event.seq < step.seq]
+
+
+@fact
+def _averaging(window: Window) -> Sequence[Exchange]:
+    """What may average gradients in a window; a single number is more often a metric."""
     if window.plan.world_size == 1:
         return ()
     return [
         event
-        for event in window.of(Exchange, before=step)
+        for event in window.of(Exchange)
         if isinstance(event, Receive)
         or (
             isinstance(event, Collective) and brings_together(event) and (event.of == "gradients" or event.elements > 1)
