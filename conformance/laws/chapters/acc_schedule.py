@@ -30,9 +30,10 @@ from conformance.trace.words import number
         """,
 )
 def schedule_per_step(window: Window) -> Outcomes:
+    may_skip = window.plan.spec["scaler"] is not None or bool(window.rank.of(Skip))
     for taken in _taken(window.rank)[window.number] if window.plan.has_schedule else ():
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
-        if taken.calls_once:
+        if taken.calls_once(may_skip=may_skip):
             yield OK
         elif not isclose(_rate(taken.step), _planned_rate(window.plan, taken.number), rel_tol=1e-6):
             yield _wrongly_scheduled(window, taken)
@@ -47,13 +48,13 @@ class _Taken:
     number: int
     calls: Sequence[Schedule]
 
-    @property
-    def calls_once(self) -> bool:
-        """Whether it was called for the previous step, and for none or all of the windows without a step since."""
+    def calls_once(self, *, may_skip: bool) -> bool:
+        """Whether it was called for the previous step, and, where steps may be skipped, for none or all of the windows
+        without one since."""
         due = 0 if self.previous is None else 1
         last = -1 if self.previous is None else self.previous.window
         skipped = 0 if last is None or self.step.window is None else self.step.window - last - 1
-        return len(self.calls) in (due, due + skipped)
+        return len(self.calls) in (due, due + skipped * may_skip)
 
 
 @fact
