@@ -90,6 +90,10 @@ def _of(case: CaseRecord, bugs: Mapping[int, str], factors: Mapping[int, str]) -
     if case.mistake is not None:
         yield Cause("setup", case.mistake)
         return
+    if case.verdict == "INCONCLUSIVE":
+        # Nothing is proved, so nothing is a cause.
+        yield Cause("reason", _without_numbers(case.headline))
+        return
     for finding in case.findings:
         if finding.level == "MUST" and finding.law not in _NUMERIC_LAWS:
             yield Cause("law", f"{finding.law}@{finding.where}")

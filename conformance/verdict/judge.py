@@ -93,7 +93,9 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if judgement.verdict not in _ENDED:
-            _overrule(judgement, "INCONCLUSIVE", unseen)
+            judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, []
+            judgement.difference = judgement.divergence = None
+            judgement.suspects = Suspects()
         return judgement
     _look_for_mistake(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
