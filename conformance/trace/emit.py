@@ -45,7 +45,7 @@ class Recording:
     gradients: what is known of the watched model's. flow: which forwards a backward reaches.
     payloads, copies: what collectives and messages carry. handles: which of them nobody has waited for.
     graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
-    optimizer steps there have been.
+    optimizer steps there have been. has_gradients: whether autograd has computed any.
     recomputed: the dtypes of the forwards that the last backward computed again.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
     """
@@ -76,6 +76,7 @@ class Recording:
         self.wrappers = Wrappers()
         self.graphs = Graphs()
         self.forwards = self.backwards = self.steps = 0
+        self.has_gradients = False
         self.recomputed: list[str | None] = []
         self.scale: Number = None
         self.gradients = Gradients(self.watched, self.payloads)

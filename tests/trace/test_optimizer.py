@@ -317,6 +317,17 @@ def test_a_step_on_zeros_after_another_is_a_step(record):
     assert recording.kinds("step", "state_init") == ["step", "step"]
 
 
+def test_a_step_on_zeros_that_autograd_has_computed_is_a_step(record):
+    recording = record()
+    model = recording.task.model()
+    batch = next(iter(recording.task.dataloader()))
+    loss = recording.task.loss(model(batch.inputs), batch) * 0
+    for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, [*model.parameters()]), strict=True):
+        parameter.grad = gradient
+    recording.task.optimizer(model.parameters()).step()
+    assert recording.kinds("step", "state_init") == ["step"]
+
+
 def test_what_is_under_way_for_another_optimizer_need_not_be_waited_for(record):
     recording = record()
     model = recording.task.model()

@@ -30,6 +30,7 @@ def observe(recording: Recording) -> Seams:
         with recording.flow.backward(reached):
             result = original(tensors, *args, **kwargs)
         if reached:
+            recording.has_gradients = True
             recording.note("autograd_grad", forwards=sorted(reached))
         return result
 
@@ -37,6 +38,7 @@ def observe(recording: Recording) -> Seams:
         root = _node(tensors)
         number = recording.backwards
         recording.backwards += 1
+        recording.has_gradients = True
         recording.note(
             "backward_begin",
             backward=number,

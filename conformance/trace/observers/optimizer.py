@@ -107,7 +107,7 @@ class _Steps:
         if not ended.is_applied:
             return
         weights = recording.watched.weights()
-        if recording.backwards == 0 and not _any(ended):
+        if not (recording.has_gradients or recording.steps or _any(ended)):
             recording.note("state_init", weights=weights)
         else:
             recording.topology()
