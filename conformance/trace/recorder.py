@@ -87,4 +87,6 @@ class Recorder(Recording):
         """The trainer's function returned."""
         harmless(self.topology, __name__)()
         harmless(self.watched.ends, __name__)()
-        self.note("finished", weights=harmless(self.watched.weights, __name__)())
+        own = harmless(self.watched.own_weights, __name__)()
+        marks = {} if own is None else {"own": own}
+        self.note("finished", weights=harmless(self.watched.weights, __name__)(), **marks)

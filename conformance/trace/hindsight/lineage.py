@@ -24,8 +24,10 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     if not marked and not any("of_models" in line for line in lines):
         return lines
     optimizers = {line["optimizer"] for line in marked if line["event"] == "optimizer"}
-    own_steps = any(line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines)
     forwards = {line["forward"] for line in marked if line["event"] == "forward"}
+    own_steps = _moves(lines, forwards) or any(
+        line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines
+    )
     reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
     own_trains = bool(reached - forwards) or reached.isdisjoint(forwards)
 
@@ -34,7 +36,16 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
             return own_trains and line["forward"] in forwards
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
+    if own_steps:
+        lines = [{**line, "weights": line["own"]} if "own" in line else line for line in lines]
     return without(lines, is_beside, forwards if own_trains else frozenset())
+
+
+def _moves(lines: Sequence[Line], others: Set[int]) -> bool:
+    """Whether the weights of the task's own model change between its forwards, or after them."""
+    shown = [line["weights"] for line in lines if line["event"] == "forward" and line["forward"] not in others]
+    ended = [line["own"] for line in lines if "own" in line]
+    return any(weights != shown[0] for weights in (*shown[1:], *ended)) if shown else False
 
 
 def _is_of_another(line: Line, stepped: Set[int]) -> bool:

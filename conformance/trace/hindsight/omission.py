@@ -11,6 +11,10 @@ FLOWS = ("backward_end", "autograd_grad")
 """Lines that name the forwards that gradients flow through."""
 
 
+_MARKS = ("copy", "of_models", "own")
+"""What the recorder writes for hindsight alone."""
+
+
 def without(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forwards: Set[int] = frozenset()) -> list[Line]:
     """The lines that are not left out. `forwards`: those to which others no longer refer."""
     return list(_renumbered(lines, is_left_out, forwards))
@@ -20,7 +24,7 @@ def _renumbered(lines: Sequence[Line], is_left_out: Callable[[Line], bool], forw
     last, since, steps = -1, {-1: -1}, 0
     for line in lines:
         if not is_left_out(line):
-            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in ("copy", "of_models")}
+            changed: dict[str, Any] = {name: value for name, value in line.items() if name not in _MARKS}
             if line["event"] in FLOWS:
                 changed["forwards"] = [number for number in line["forwards"] if number not in forwards]
             elif line["event"] == "gradient_change":

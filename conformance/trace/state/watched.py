@@ -216,12 +216,17 @@ class Watched:
         """The values that a forward of `module` uses: others than its parameters' own in a functional call."""
         if not self.is_readable:
             return None
-        # The original of a parametrized or pruned parameter has another name, and another model other parameters.
-        used = tuple(
-            parameter if (own := module._parameters.get(name)) is None or id(own) in self._numbers else own
-            for name, parameter in zip(self._names, self.current, strict=False)
-        )
-        return self.weights(used)
+        if len(self._own) > 1:
+            return self.weights()
+        # The original of a parametrized or pruned parameter has another name.
+        used = zip(self._names, self.current, strict=False)
+        return self.weights(tuple(module._parameters.get(name, parameter) for name, parameter in used))
+
+    def own_weights(self) -> list[Number] | None:
+        """Those of the task's one model, where those of a copy were stepped last; else None."""
+        if not self.is_readable or len(self._own) != 1 or not self.is_copys(self.current):
+            return None
+        return self.weights(tuple(self._own[0].parameters()))
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
