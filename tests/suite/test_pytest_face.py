@@ -88,7 +88,7 @@ def test_two_workers(pytester, write):
     assert said[f"mine:{PASSES}"] == []
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
-    assert text.splitlines()[0].startswith("FAIL (numerics): step 0, rank 0: ")
+    assert text.splitlines()[0].startswith("FAIL (numerics): the weights changed outside an optimizer step: ")
     assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text
 
@@ -129,13 +129,14 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
 
 
 def test_workers_share_the_import_of_torch(pytester, write, folder):
-    """Each has a zygote of its own, forked from one that has torch: the grandparent of the trainer's server."""
+    """Each has a zygote of its own, forked from one that has torch. It is the parent of the process that imports the
+    trainer, from which the trainer's server is forked."""
     before = """
     if task.world_size == 1:
         def parent(pid):
             with open(f"/proc/{pid}/stat") as stat:
                 return int(stat.read().rpartition(")")[2].split()[1])
-        zygote = parent(parent(os.getpid()))
+        zygote = parent(parent(parent(os.getpid())))
         with open("seen.txt", "a") as file:
             print(zygote, parent(zygote), file=file)
     """

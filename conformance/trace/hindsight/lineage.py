@@ -25,7 +25,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         return lines
     optimizers = {line["optimizer"] for line in marked if line["event"] == "optimizer"}
     forwards = {line["forward"] for line in marked if line["event"] == "forward"}
-    own_steps = _moves(lines, forwards) or any(
+    own_steps = _moves(lines, forwards, optimizers) or any(
         line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines
     )
     reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
@@ -41,11 +41,21 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     return without(lines, is_beside, forwards if own_trains else frozenset())
 
 
-def _moves(lines: Sequence[Line], others: Set[int]) -> bool:
-    """Whether the weights of the task's own model change between its forwards, or after them."""
-    shown = [line["weights"] for line in lines if line["event"] == "forward" and line["forward"] not in others]
-    ended = [line["own"] for line in lines if "own" in line]
-    return any(weights != shown[0] for weights in (*shown[1:], *ended)) if shown else False
+def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> bool:
+    """Whether the weights of the task's own model change otherwise than to what one of these optimizers has stepped.
+
+    others: the forwards of copies. optimizers: those that step copies; master weights are such a copy.
+    """
+    held = stepped = None
+    for line in lines:
+        if line["event"] in _STEPS and line["optimizer"] in optimizers:
+            stepped = line["weights"]
+        elif "own" in line or (line["event"] == "forward" and line["forward"] not in others):
+            weights = line.get("own", line["weights"])
+            if held is not None and weights not in (held, stepped):
+                return True
+            held = weights
+    return False
 
 
 def _is_of_another(line: Line, stepped: Set[int]) -> bool:
