@@ -43,14 +43,15 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
         for window, attempt in last.items()
         if rank.attempts and attempt.stepped and window in held and not same(held[window], attempt.weights)
     }
-    # As where master weights are copied back, or ranks send one another what they have stepped.
-    by_design = moved if len(moved) == len(last) > 1 else moved & _exchanged(rank)
+    exchanged = moved & _exchanged(rank) if moved else set[int | None]()
+    # As where a step ends in code of the trainer's own, or ranks send one another what they have stepped.
+    by_design = moved if len(moved) == len(last) > 1 else exchanged
 
     def after(attempt: Attempt) -> Attempt:
         if attempt is not last[attempt.seen_in] or attempt.seen_in not in held:
             return attempt
         # Ranks that average weights after their steps average the gradients of these steps, too.
-        is_local = attempt.seen_in in by_design and rank.attempts and None not in (attempt.gradients or (None,))
+        is_local = attempt.seen_in in exchanged and None not in (attempt.gradients or (None,))
         gradients = None if is_local else attempt.gradients
         return replace(attempt, weights=held[attempt.seen_in], gradients=gradients)
 
@@ -69,19 +70,21 @@ def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
 
 def _completed(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Iterator[Attempt]:
     """The attempts, with the gradients of parameters that other ranks step for this one."""
+    partial = [attempt for attempt in rank.attempts if attempt.gradients is not None and None in attempt.gradients]
+    exchanged = _exchanged(rank) if partial else set()
     for attempt in rank.attempts:
         gradients = attempt.gradients
-        if gradients is not None and None in gradients and attempt.seen_in in _exchanged(rank):
+        if gradients is not None and None in gradients and attempt.seen_in in exchanged:
             beside = [one.gradients for other in ranks for one in other.attempts if one.seen_in == attempt.seen_in]
             gradients = overlaid([gradients, *(one for one in beside if one is not None)])
         yield replace(attempt, gradients=gradients)
 
 
-def _exchanged(rank: RankEvidence) -> set[int]:
+def _exchanged(rank: RankEvidence) -> set[int | None]:
     """The windows after whose step ranks exchanged what may be weights."""
     size = max((len(attempt.weights) for attempt in rank.attempts), default=0)
     stepped: int | None = None
-    found = set()
+    found = set[int | None]()
     for event in rank.outcome.events:
         if event["event"] in ("step", "skip"):
             stepped = event["window"]
