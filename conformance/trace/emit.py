@@ -83,8 +83,7 @@ class Recording:
 
     def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
-        are plain JSON values. `copy` and, of forwards and steps,
-        `of_models` mark what may be of another model than the one that trains, which hindsight decides about.
+        are plain JSON values. `copy`, `own` and `of_models` are for hindsight, which decides which model trains.
 
         Returns its ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))
