@@ -134,6 +134,7 @@ class Optimizer(Event, noted="before the first event that mentions an optimizer 
     algorithm: Annotated[
         str | None, "the optimizer of torch that its class is, or is derived from; left out if it is none of torch's"
     ] = None
+    # The schema and the check of its fields know `dict` only.
     groups: Annotated[
         Sequence[dict], "of each group with watched parameters, the settings that are numbers, by their names"  # type: ignore[type-arg]
     ] = ()
