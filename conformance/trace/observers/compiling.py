@@ -1,0 +1,38 @@
+"""Keeps the recorder out of what `torch.compile` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from conformance.trace.emit import Recording
+from conformance.trace.seams.importing import when_imported
+from conformance.trace.seams.patching import Seams, replaced
+
+
+def observe(recording: Recording) -> Seams:
+    """Lets the compiler break its graph where the recorder begins. It would compile the recorder too, which takes ten
+    times as long as the model; and `fullgraph`, which forbids breaks, would make it raise."""
+
+    def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if "fullgraph" in kwargs:
+            kwargs["fullgraph"] = False
+        return original(*args, **kwargs)
+
+    yield replaced(torch, "compile", compiling)
+    yield when_imported("torch._dynamo.trace_rules", lambda module: [_left_out(module)])
+
+
+@contextmanager
+def _left_out(rules: ModuleType) -> Iterator[None]:
+    before = list(rules.SKIP_DIRS)
+    rules.add("conformance.trace")
+    try:
+        yield
+    finally:
+        rules.SKIP_DIRS[:] = before
+        rules._recompile_re()
