@@ -290,3 +290,14 @@ def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Prog
     )
     assert change(horovod, horovod) is Change.NONE
     assert change(horovod, find(horovod, "swap", "synchronize and unscale")) is Change.SOME
+
+
+def test_all_reducing_in_two_hooks_counts_every_rank_twice(textbook: Program) -> None:
+    ddp = replace(
+        textbook,
+        case=replace(textbook.case, backend="ddp", world_size=2),
+        setup=(op("start"), *textbook.setup, op("broadcast"), op("grad_hook", does="all_reduce")),
+    )
+    twice = replace(ddp, setup=(*ddp.setup, op("grad_hook", does="all_reduce")))
+    assert change(ddp, ddp) is Change.NONE
+    assert change(ddp, twice) is Change.SOME
