@@ -31,7 +31,8 @@ from conformance.results.records import CaseRecord, Header, LawText
 from conformance.suite.hooks import FINISHED, SERVERS
 from conformance.suite.items import BadInput
 from conformance.suite.options import arguments, sendable
-from conformance.suite.servers import Servers, SlowPath
+from conformance.suite.servers import Servers
+from conformance.suite.warned import SlowPath
 from conformance.workloads.multivariate import SEED
 
 SUITE = Path(suite.__file__).parent

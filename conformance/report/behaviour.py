@@ -13,7 +13,7 @@ from rich.text import Text
 
 from conformance.results import Results
 from conformance.results.records import CaseRecord
-from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, split
+from conformance.workloads.behaviour import WORDS, Way, split, warning
 
 from .grouping import smallest
 from .text import one_line, plural
@@ -42,12 +42,8 @@ class Done:
     @property
     def warning(self) -> str | None:
         """What it costs and what to do, if it is at the user's expense and not declared."""
-        words, (choice, done) = WORDS[self.way], split(self.way)
         fails = self.declared is not None and any(case.failed for case in self.cases)
-        if words.loss is None or self.is_declared or fails:
-            return None
-        meant = f'`@trainer({choice}="{done}")`' if done in DECLARABLE.get(choice, ()) else "it"
-        return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."
+        return None if fails else warning(self.way, self.declared)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from conformance.runner.front.zygote_client import shared
 from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_options, received
-from conformance.suite.servers import Servers, SlowPath
+from conformance.suite.servers import Servers
+from conformance.suite.warned import SlowPath, warn
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
@@ -102,11 +102,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except RunnerError as error:
         raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
     for reason in _servers(metafunc.config).slow:
-        # Not raised: users must see it whatever filters they have, and no filter may turn it into an error.
-        warning = warnings.WarningMessage(SlowPath(reason), SlowPath, __file__, 0)
-        metafunc.config.hook.pytest_warning_recorded.call_historic(
-            kwargs={"warning_message": warning, "when": "collect", "nodeid": "", "location": None}
-        )
+        warn(metafunc.config, SlowPath(reason), "collect")
     several = len({item.target for item in items}) > 1
     parameters = []
     for item in items:

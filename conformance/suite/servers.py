@@ -29,10 +29,6 @@ class Server(Protocol):
         """Raises RunnerError."""
 
 
-class SlowPath(UserWarning):
-    """Why the cases of a trainer take long, and what to do. A warning, because pytest's workers pass warnings on."""
-
-
 class Servers:
     """The fork servers of this process, one for each trainer and backend, started when first needed.
 

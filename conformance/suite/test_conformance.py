@@ -15,6 +15,8 @@ from conformance.runner.outcome import HostLost
 from conformance.suite.items import BadInput, Item
 from conformance.suite.running import run
 from conformance.suite.servers import Servers
+from conformance.suite.warned import Undeclared, warn
+from conformance.workloads.behaviour import WORDS, warning
 
 
 def test_case(
@@ -42,3 +44,7 @@ def test_case(
         lines = [f"{result.verdict}: {result.headline}", *result.notes]
         lines += [f"again: {result.command}"]
         pytest.fail(visible("\n".join(lines)), pytrace=False)
+    for one in result.behaviour:
+        if (costs := warning(one.way, one.declared)) is not None:
+            text = f"{result.trainer} {WORDS[one.way].says}. {costs}"
+            warn(request.config, Undeclared(visible(text)), "runtest", request.node.nodeid)

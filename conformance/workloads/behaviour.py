@@ -72,3 +72,12 @@ def split(way: Way) -> tuple[str, str]:
     """The choice, and what is done."""
     choice, _, done = way.partition("=")
     return choice, done
+
+
+def warning(way: Way, declared: str | None) -> str | None:
+    """What it costs and what to do, if it is at the user's expense and not what was ``declared``."""
+    words, (choice, done) = WORDS[way], split(way)
+    if words.loss is None or declared == done:
+        return None
+    meant = f'`@trainer({choice}="{done}")`' if done in DECLARABLE.get(choice, ()) else "it"
+    return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."

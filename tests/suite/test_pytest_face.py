@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy  # noqa: F401
 import pytest
 
+from fixtures.written import file_of
+
 SUITE = ("--pyargs", "conformance.suite", "-p", "no:cacheprovider")
 NEEDS = """
 import a_framework_nobody_has
@@ -146,3 +148,14 @@ def test_workers_share_the_import_of_torch(pytester, write, folder):
     assert len(seen) > 2
     assert len({zygote for zygote, _ in seen}) == 2
     assert len({ancestor for _, ancestor in seen}) == 1
+
+
+def test_what_costs_the_user_and_is_not_declared_is_a_warning(pytester):
+    """Once for all cases, seen whatever filters there are; no filter makes it an error."""
+    target = Path("mine.py")
+    target.write_text(file_of("short_window_dropped").read_text().replace('last_window="drop",', ""))
+    selected = [f"--case=single-acc2-{precision}-short-window" for precision in ("fp32", "fp64")]
+    result = pytester.runpytest_inprocess(*SUITE, "-W", "error", "--trainer", target, *selected)
+    result.assert_outcomes(passed=2, warnings=2)
+    told = "mine drops a short last window. Its samples train nothing. If that is meant, declare"
+    assert result.stdout.str().count(told) == 1
