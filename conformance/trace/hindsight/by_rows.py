@@ -19,14 +19,15 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
     """
     rows_of = forwarded(lines)
     used = dict(_in_order(windows, lines, trains))
+    others = [(number, rows) for number, rows in rows_of.items() if number not in used and rows and None not in rows]
+    if not others:
+        return used
     left = [Counter[int | None](chain.from_iterable(window)) for window in windows]
     for (window, _), rows in {(place, rows_of[number]) for number, place in used.items()}:
         if window < len(left):
             left[window] -= Counter(rows)
     places, numbers = dict(used), list(used)
-    for number, rows in rows_of.items():
-        if number in used or not rows or None in rows:
-            continue
+    for number, rows in others:
         later = bisect(numbers, number)
         for window in (used[neighbour][0] for neighbour in numbers[max(later - 1, 0) : later + 1]):
             if window < len(left) and Counter(rows) <= left[window]:
