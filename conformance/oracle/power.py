@@ -10,14 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import inf
+from typing import TypeVar
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Gap, Unbounded
+from conformance.oracle.affine import Enclosure, Gap, Unbounded
 from conformance.oracle.deviation import Deviation
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.workloads.layout import Window
 from conformance.workloads.workload import Vector
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,16 +65,15 @@ class OneSampleMoved(Recurrence):
 PROBE = Deviation("reads one sample in place of a neighbour", OneSampleMoved)
 
 
-def bounded(steps: Iterable[Step]) -> Iterator[Step]:
+def bounded(steps: Iterable[T]) -> Iterator[T]:
     """The steps before the first without a finite bound: a deviation's numbers may outgrow every format."""
     with suppress(Unbounded):
         yield from steps
 
 
-def separation(right: Step, wrong: Step, *, by_weights: bool = False) -> Gap:
-    """The larger of the gaps between two steps' gradients and weights; ``by_weights``: that between their weights."""
-    weights = right.weights.gap(wrong.weights)
-    return weights if by_weights else max(right.gradient.gap(wrong.gradient), weights)
+def separation(right: Step, wrong: Step) -> Gap:
+    """The larger of the gaps between two steps' gradients and weights."""
+    return max(right.gradient.gap(wrong.gradient), right.weights.gap(wrong.weights))
 
 
 @lru_cache(maxsize=512)
@@ -86,17 +89,21 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
         None if no catalogued fault applies.
     """
     found = [
-        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).steps(limit)), by_weights), fault)
+        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).halves(limit)), by_weights), fault)
         for fault in applicable(reading.problem)
     ]
     return min(found, key=lambda one: one.gap, default=None)
 
 
-def _largest_gap(right: Trajectory, wrong: Iterable[Step], by_weights: bool) -> Gap:
-    """The first gap above 1, else the largest."""
+def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], by_weights: bool) -> Gap:
+    """The gap of the first step at which it is above 1, else the largest. ``wrong``: see `Recurrence.halves`."""
     largest: Gap = Fraction(0)
-    for expected, other in zip(right.steps, wrong, strict=False):
-        largest = max(largest, separation(expected, other, by_weights=by_weights))
-        if largest > 1:
+    of_right = (half for step in right.steps for half in (step.gradient, step.weights))
+    for number, (expected, (_, other)) in enumerate(zip(of_right, wrong, strict=False)):
+        is_weights = number % 2 == 1
+        if is_weights or not by_weights:
+            largest = max(largest, expected.gap(other))
+        # Weights cost as much as the gradient before them, and nothing is above infinity.
+        if largest == inf or (is_weights and largest > 1):
             break
     return largest

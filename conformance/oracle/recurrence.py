@@ -223,6 +223,13 @@ class Recurrence:
         Raises:
             Unbounded: the precision has no finite error bound for sums of this length.
         """
+        halves = self.halves(limit)
+        for window, vector in halves:
+            _, weights = next(halves)
+            yield Step(window, vector, weights)
+
+    def halves(self, limit: int | None = None) -> Iterator[tuple[int, Enclosure]]:
+        """As `steps`, but of each step first its window and gradient, and then its window and weights."""
         scaler = Scaler(self.problem.workload.scale)
         scaled = self.problem.precision.scaled
         seen = () if self.history is None else self.history.scales
@@ -238,9 +245,10 @@ class Recurrence:
                 if skipped:
                     continue
             vector = self.window_gradient(window, weights)
+            yield window.index, vector.enclosure()
             weights = self.update(weights, vector, taken)
             taken += 1
-            yield Step(window.index, vector.enclosure(), weights.enclosure())
+            yield window.index, weights.enclosure()
         if scaled:
             self._scales.append(scaler.scale)
 

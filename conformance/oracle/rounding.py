@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache, reduce
-from math import lcm
-from operator import or_
+from math import gcd, lcm
+from operator import mul, or_
 
 from conformance.oracle.affine import Affine, Unbounded, dot
 from conformance.workloads.precision import Format
@@ -181,7 +181,7 @@ def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, 
     """
     symbols = parts[0][1].symbols
     if all(vector.exact for _, vector in parts):
-        terms, unit = integers(zip(*([factor * c for c in vector.center] for factor, vector in parts), strict=True))
+        terms, unit = _products(parts)
         total = symbols.exactly([Fraction(sum(term), unit) for term in terms])
         sums = Sums.over(terms, unit)
         if not all(fmt.holds(factor) for factor, _ in parts):
@@ -197,3 +197,12 @@ def combined(stage: str, parts: Sequence[tuple[Fraction, Affine]], fmt: Format, 
     magnitudes = zip(*(vector.magnitude for _, vector in parts), strict=True)
     radii = [dot(factors, sizes, 2 * len(parts) * fmt.quantum) for sizes in magnitudes]
     return total.widen(radii)
+
+
+def _products(parts: Sequence[tuple[Fraction, Affine]]) -> tuple[list[list[int]], int]:
+    """For each entry its terms ``factor_k * center_k``, over their common denominator, and that denominator."""
+    [factors], per = integers([[factor for factor, _ in parts]])
+    centers, unit = integers([vector.center for _, vector in parts])
+    terms = [list(map(mul, factors, entry)) for entry in zip(*centers, strict=True)]
+    shared = gcd(unit * per, *(term for entry in terms for term in entry))
+    return [[term // shared for term in entry] for entry in terms], unit * per // shared

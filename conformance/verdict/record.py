@@ -133,7 +133,11 @@ def _steps(
 def _errors(box: Enclosure, observed: Vector, ulps_of: Format | None = None) -> Vector:
     """How far each value is from the center, in units in the last place if a format is given."""
     return tuple(
-        None if value is None else _float(abs(value - center) / (1 if ulps_of is None else ulps_of.ulp(center)))
+        None
+        if value is None
+        else 0.0
+        if value == center
+        else _float(abs(value - center) / (1 if ulps_of is None else ulps_of.ulp(center)))
         for value, center in zip(map(exactly, observed), box.center, strict=False)
     )
 
