@@ -5,10 +5,10 @@ A finite float is written exactly (the float64 of a float32), any other as a str
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
+from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
@@ -19,11 +19,14 @@ Number: TypeAlias = float | str | None
 
 
 _NOTHING = nullcontext()
+_ORDINARY = {torch.Tensor, torch.nn.Parameter}
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_transforms, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 
 
 def number(value: float) -> Number:
     """`value`, or one of "nan", "inf", "-inf", for which JSON has no numbers."""
-    return value if math.isfinite(value) else str(value)
+    return value if isfinite(value) else str(value)
 
 
 def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
@@ -43,7 +46,7 @@ def elements(tensor: torch.Tensor) -> list[Number] | None:
     To be called while `undisturbed`.
     """
     # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
-    part = untransformed(tensor)
+    part = untransformed(tensor) if _is_wrapped(tensor) else tensor
     if hasattr(part, "to_local"):
         part = own_part(part)
     if not has_values(part):
@@ -56,14 +59,14 @@ def elements(tensor: torch.Tensor) -> list[Number] | None:
     if depth == 0:
         found = [found]
     for _ in range(1, depth):
-        found = list(chain.from_iterable(found))
-    return found if math.isfinite(sum(found)) else [number(value) for value in found]
+        found = found[0] if len(found) == 1 else list(chain.from_iterable(found))
+    return found if isfinite(sum(found)) else [number(value) for value in found]
 
 
 def undisturbed() -> AbstractContextManager[object]:
     """A context in which tensors are read as they are, whatever the trainer is in: a transform of `torch.func`, or a
     mode that would count what is read, or make it up."""
-    if torch._C._functorch.peek_interpreter_stack() is None and not torch._C._len_torch_dispatch_stack():
+    if _transforms() is None and not _modes():
         return _NOTHING
     stack = ExitStack()
     stack.enter_context(torch._C._DisableFuncTorch())
@@ -73,16 +76,16 @@ def undisturbed() -> AbstractContextManager[object]:
 
 def untransformed(tensor: torch.Tensor) -> torch.Tensor:
     """What the transforms of `torch.func` have wrapped: of `vmap`, the whole batch."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    while _is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
 
 
 def has_values(part: torch.Tensor) -> bool:
     """Whether there is something to read: not on the meta device, nor fake, nor while its memory is freed."""
-    if part.is_meta or isinstance(part, FakeTensor):
+    if part.is_meta or (type(part) not in _ORDINARY and isinstance(part, FakeTensor)):
         return False
-    return part.is_sparse or part.numel() == 0 or part.untyped_storage().nbytes() > 0
+    return part.is_sparse or part.untyped_storage().nbytes() > 0 or part.numel() == 0
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

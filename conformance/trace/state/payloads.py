@@ -78,7 +78,8 @@ class Payloads:
     @property
     def are_changing_gradients(self) -> bool:
         """Whether such a collective, or one of Horovod's, is not yet done."""
-        self._under_way = [work for work in self._under_way if not _is_completed(work)]
+        if self._under_way:
+            self._under_way = [work for work in self._under_way if not _is_completed(work)]
         return len(self._under_way) > 0 or horovod.is_averaging()
 
 
