@@ -52,7 +52,7 @@ def _number(position: int, line: bytes, rank: int) -> int:
 
 def _event(position: int, line: bytes) -> dict[str, Any]:
     try:
-        event = json.loads(line, parse_constant=_refuse)
+        event = _decode(line.decode())
     except (ValueError, RecursionError):
         raise _no_event(position, line) from None
     if isinstance(event, dict) and isinstance(event.get("event"), str):
@@ -66,6 +66,10 @@ def _no_event(position: int, line: bytes) -> MalformedEvidence:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
+
+
+# `json.loads` would make a decoder for each line, which takes as long as reading the line.
+_decode = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def _excerpt(line: bytes) -> str:
