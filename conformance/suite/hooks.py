@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Generator
 from pathlib import Path
@@ -83,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     finished = {(target, id) for target, id in config.stash.get(FINISHED, ())}
     if finished:
         items[:] = [item for item in items if _name(item) not in finished]
+
+
+def pytest_collection_finish() -> None:
+    # What is there by now stays, and looking through it for garbage takes longer than through that of all cases.
+    gc.freeze()
 
 
 def _name(item: pytest.Item) -> tuple[str, str] | None:
