@@ -92,14 +92,14 @@ def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
         yield from with_subclasses(subclass)
 
 
-@contextmanager
-def _replaced(found: Function, put: Callable[[Function], None], around: Function) -> Iterator[None]:
+def _replaced(found: Function, put: Callable[[Function], None], around: Function) -> AbstractContextManager[None]:
     """`put` puts another function where `found` is."""
     seam = leaving.left.get(id(found))
-    if seam is not None:
-        with seam.calling(around):
-            yield
-        return
+    return _put_in_place(found, put, around) if seam is None else seam.calling(around)
+
+
+@contextmanager
+def _put_in_place(found: Function, put: Callable[[Function], None], around: Function) -> Iterator[None]:
     seam = Seam(found)
     put(seam.function)
     try:
