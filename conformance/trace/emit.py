@@ -137,7 +137,8 @@ class Recording:
         if change.cleared:
             self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
         if change.changed:
-            self.note("gradient_change", parameters=change.changed, factor=change.factor, since=change.since)
+            masters = {"of_masters": True} if self.watched.computing is not self.watched.current else {}
+            self.note("gradient_change", parameters=change.changed, factor=change.factor, since=change.since, **masters)
         self.gradients.since = self._last_seq
 
     def accounted(self, *, zeroed: bool = False) -> None:

@@ -194,7 +194,10 @@ class BackwardBegin(Event, noted="before a backward that accumulates gradients",
     backward: Annotated[int, "its number"]
     root: Annotated[int, "the number of its graph, which a second backward through it repeats"]
     syncs: Annotated[bool | None, "DDP's flag at this moment, null without DDP"]
-    gradients: Annotated[Literal["none", "zero", "some"] | None, "those before it, null if no model is watched"]
+    gradients: Annotated[
+        Literal["none", "zero", "some"] | None,
+        "those that it adds to, before it; null if no model is watched",
+    ]
     contains: Annotated[Numbers, "the numbers of graphs of earlier backwards that it goes through again"] = ()
 
 
@@ -349,6 +352,9 @@ class GradientChange(Event, noted="when the next event finds gradients changed a
         "the factor by which all were multiplied, null if there is none, `nan` if they were not finite and now are",
     ]
     since: Annotated[int, "the event after which they were last known", {"type": "integer", "minimum": -1}]
+    of_masters: Annotated[
+        bool, "whether backwards add to other tensors, of which these hold copies, as those of master weights do"
+    ] = False
 
     @property
     def label(self) -> str:

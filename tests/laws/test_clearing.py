@@ -85,6 +85,12 @@ class TestClearing:
         run = a_run([forward(0), event("autograd_grad", forwards=[0]), step(), clear(), second])
         assert broken(run) == set()
 
+    def test_what_is_put_into_place_before_a_backward_is_no_rest(self):
+        """The only backward is that of another model, after gradients were computed without one."""
+        first, second = ([forward(n), event("autograd_grad", forwards=[n])] for n in range(2))
+        others = [event("gradient_change"), backward(root=9, gradients="some", forwards=[])]
+        assert broken(a_run([hold(0, 0, 1), first, step(), second, others, step()])) == set()
+
     def test_cleared_for_each_micro_batch(self):
         run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
         assert broken(run) == {"acc/not-cleared-inside"}

@@ -122,6 +122,7 @@ ALLOWED = {
     "changed where no gradients are listed": lambda: a_run(
         [scaled(0), event("gradient_change"), unscale(), taken(gradients=None)]
     ),
+    "copied to masters": lambda: a_run([scaled(0), event("gradient_change", of_masters=True), unscale(), taken()]),
     "an overflow, changed": lambda: a_run(
         [scaled(0), event("gradient_change"), unscale(found_inf=True), skipped(), last()]
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from copy import deepcopy as copy_of
 
 import pytest
 import torch
@@ -99,6 +100,26 @@ def test_gradients_before_it(training):
     training.model.zero_grad()
     training.loss().backward()
     assert training.begins("gradients") == ["none", "some", "zero", "none"]
+
+
+@pytest.mark.parametrize("owner", ["task", "copy"])
+def test_gradients_before_it_where_masters_are_stepped(training, owner):
+    """What the masters have is not what the backward adds to."""
+    copy = copy_of(training.model)
+    masters = training.model if owner == "task" else copy
+    training.model = copy if owner == "task" else training.model
+    optimizer = torch.optim.SGD(masters.parameters())
+    for _ in range(2):
+        training.loss().backward()
+        training.loss().backward()
+        for master, parameter in zip(masters.parameters(), training.model.parameters(), strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+        optimizer.step()
+    masters.zero_grad()
+    for parameter in training.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    training.loss().backward()
+    assert training.begins("gradients") == ["none", "some", "none", "some", "zero"]
 
 
 def test_frozen_parameters_have_no_say(training):

@@ -15,6 +15,7 @@ from conformance.trace.events import (
     BackwardEnd,
     Event,
     Exchange,
+    GradientChange,
     Optimizer,
     ZeroGrad,
 )
@@ -39,6 +40,9 @@ _FIX = """
 def cleared_between_windows(window: Window) -> Outcomes:
     previous = window.previous
     if previous is None or not window.backwards or window.backwards[0].gradients is None:
+        return
+    # What is put into place by hand is no rest of the window before.
+    if window.of(GradientChange, before=window.backwards[0]):
         return
     # Gradients that no step used need not be cleared.
     if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:

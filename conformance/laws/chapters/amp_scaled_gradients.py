@@ -136,8 +136,8 @@ def unscale_before_change(window: Window) -> Outcomes:
 
 def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Broken | Kept | None:
     step = scaling.next(change, Step, change.parameters)
-    # Overflowed gradients are not used for a step, and the factor of a change to them is unknown.
-    if step is None or scaling.overflowed or _is_sync(change, scaling.window):
+    # Overflowed gradients are not used for a step, and the factor of a change to them is unknown. So is masters'.
+    if step is None or scaling.overflowed or change.of_masters or _is_sync(change, scaling.window):
         return None
     what = _changed_how(change, step, still.scale, scaling.window)
     if what is None:

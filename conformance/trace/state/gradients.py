@@ -91,7 +91,15 @@ class Gradients:
             self._zeroed = self._seen
 
     def state(self) -> str | None:
-        """What all trained parameters had when last looked at: "none", "zero" or "some"; None without a model."""
+        """What all trained parameters have that backwards add to: "none", "zero" or "some"; None without a model. Those
+        that are stepped had it when last looked at."""
+        computing = self._watched.computing
+        if computing is not self._watched.current:
+            gradients = [one.grad for one in computing if one is not None and one.requires_grad]
+            if all(gradient is None for gradient in gradients):
+                return "none"
+            with undisturbed():
+                return "zero" if all(map(_is_zero, gradients)) else "some"
         looked_at = zip(self._looked_at, self._seen, strict=True)
         seen = [gradient for (_, parameter), gradient in looked_at if parameter.requires_grad]
         if not seen:

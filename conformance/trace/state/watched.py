@@ -143,6 +143,18 @@ class Watched:
         """The parameters that were stepped or added last."""
         return self._stepped or self._latest
 
+    @property
+    def computing(self) -> Found:
+        """The parameters that backwards add gradients to: those of `current`, or that these are the masters of."""
+        if self._own_went_forward:
+            return tuple(self._own[0].parameters()) if self._is_ones_copy else self.current
+        return self._latest if self.is_copys(self._latest) else self.current
+
+    @property
+    def _is_ones_copy(self) -> bool:
+        """Whether `current` are those of a copy of the one model that the task handed out."""
+        return len(self._own) == 1 and self.is_copys(self.current)
+
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         """The positions of those among `tensors` that are watched parameters, in the order of `model.parameters()`."""
         known = self._numbers
@@ -224,9 +236,7 @@ class Watched:
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; else None."""
-        if not self.is_readable or len(self._own) != 1 or not self.is_copys(self.current):
-            return None
-        return self.weights(tuple(self._own[0].parameters()))
+        return self.weights(tuple(self._own[0].parameters())) if self.is_readable and self._is_ones_copy else None
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
