@@ -128,17 +128,18 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
     together = list(_together(list(_without_idle(events))))
     attempts: list[Attempt] = []
     for parts in together:
-        last = parts[-1]
+        working = [part for part in parts if not part.get("idle")] or parts
+        last = working[-1]
         following = attempts[-1].window + 1 if attempts else 0
         by_forwards = ends.index(last["forwards"]) if last["forwards"] in ends else following
         attempts.append(
             Attempt(
                 window=by_forwards if len(together) < len(windows) else following,
                 seen_in=last["window"],
-                stepped=all(part["event"] == "step" for part in parts),
+                stepped=all(part["event"] == "step" for part in working),
                 gradients=None
                 if any(part["gradients"] is None for part in parts)
-                else overlaid([values(part["gradients"]) for part in parts]),
+                else overlaid([values(part["gradients"]) for part in (*working, *parts)]),
                 weights=values(last["weights"]),
                 scale=None if last["scale"] is None else float(last["scale"]),
                 gradients_finite=all(part.get("gradients_finite", True) for part in parts),
@@ -169,12 +170,20 @@ def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, An
 
 
 def _without_idle(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The steps without those that changed nothing beside another one in their window, or before any training.
+    """The steps without those that changed nothing before any training, or beside another one of their optimizer.
 
-    Such as those after gradients were cleared, and those by which a fresh optimizer gets a state to load into.
+    Such as those by which a fresh optimizer gets a state to load into, and those after gradients were cleared. Beside
+    one of another optimizer, gradients of zero are the gradients of what it holds.
     """
-    at_work = {event["forwards"] for event in events if not event.get("idle")} | {0}
-    return (event for event in events if not event.get("idle") or event["forwards"] not in at_work)
+    known = {(event["forwards"], event["optimizer"]) for event in events if not event.get("idle")}
+    at_work = {forwards for forwards, _ in known} | {0}
+    for event in events:
+        step = event["forwards"], event["optimizer"]
+        if event.get("idle") and event["forwards"] in at_work:
+            if step in known or not event["forwards"]:
+                continue
+            known.add(step)
+        yield event
 
 
 def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
