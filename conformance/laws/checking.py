@@ -67,12 +67,16 @@ class Verified:
 
 
 @no_cyclic_collection()
-def check(run: Run, *, has_right_numbers: bool = False) -> tuple[Verified, ...]:
+def check(run: Run) -> tuple[Verified, ...]:
     """Checks every law on ``run``, in the order of their ids. Leaves out violations that a law in ``unless`` explains
-    better and, of a run that ``has_right_numbers``, those of laws that give way to them."""
+    better."""
     everything = {law.id: _checked(law, run) for law in laws()}
-    reported = (_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
-    return tuple(replace(one, violations=()) if has_right_numbers and one.law.gives_way else one for one in reported)
+    return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
+
+
+def without_harmless(verified: Iterable[Verified]) -> tuple[Verified, ...]:
+    """The results for a run whose numbers are right: without violations of laws that give way to that."""
+    return tuple(replace(one, violations=()) if one.law.gives_way else one for one in verified)
 
 
 def violations(run: Run) -> tuple[tuple[Law, Broken], ...]:

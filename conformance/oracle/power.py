@@ -14,7 +14,7 @@ from math import inf
 from typing import TypeVar
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Enclosure, Gap, Unbounded
+from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
 from conformance.oracle.deviation import Deviation
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
@@ -65,15 +65,32 @@ class OneSampleMoved(Recurrence):
 PROBE = Deviation("reads one sample in place of a neighbour", OneSampleMoved)
 
 
+class PartLeftOver(Recurrence):
+    """Each gradient has with it the least that a rank can leave of the one before: what one micro-batch on one rank
+    adds to an average, of a gradient that the loss scale does not multiply among others that it does."""
+
+    _before: Affine | None = None
+
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        own, before = super().averaged(window, weights, coefficients), self._before
+        self._before = own
+        parts = window.world_size * window.nominal * self.loss_scale
+        return own if before is None else own.plus(before.scaled(1 / parts))
+
+
+LEAST_HARM = Deviation("leaves a part of each gradient in the next one", PartLeftOver)
+
+
 def bounded(steps: Iterable[T]) -> Iterator[T]:
     """The steps before the first without a finite bound: a deviation's numbers may outgrow every format."""
     with suppress(Unbounded):
         yield from steps
 
 
-def separation(right: Step, wrong: Step) -> Gap:
-    """The larger of the gaps between two steps' gradients and weights."""
-    return max(right.gradient.gap(wrong.gradient), right.weights.gap(wrong.weights))
+def separation(right: Step, wrong: Step, *, by_weights: bool = False) -> Gap:
+    """The larger of the gaps between two steps' gradients and weights, or the gap between their weights alone."""
+    of_weights = right.weights.gap(wrong.weights)
+    return of_weights if by_weights else max(right.gradient.gap(wrong.gradient), of_weights)
 
 
 @lru_cache(maxsize=512)
@@ -93,6 +110,14 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
         for fault in applicable(reading.problem)
     ]
     return min(found, key=lambda one: one.gap, default=None)
+
+
+def shows_least_harm(reading: Reading, right: Trajectory, window: int, limit: int, *, by_weights: bool) -> bool:
+    """Whether right numbers prove harmless what was done from a window on: the least harm exceeds the bounds in that
+    window or one of the next, ``limit`` in all. ``by_weights``: as in `power`."""
+    wrong = bounded(reading.recurrence(right.history, LEAST_HARM).steps(window + limit))
+    steps = zip(right.steps, wrong, strict=False)
+    return any(separation(*pair, by_weights=by_weights) > 1 for pair in steps if pair[0].window >= window)
 
 
 def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], by_weights: bool) -> Gap:

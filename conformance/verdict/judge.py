@@ -8,12 +8,12 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from conformance.cases.case import Case
-from conformance.laws.checking import Finding, Verified, check, findings
+from conformance.laws.checking import Finding, Verified, check, findings, without_harmless
 from conformance.laws.run import Run
 from conformance.laws.sharing import averages_weights
 from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.power import PROBE, Power, bounded, power
+from conformance.oracle.power import PROBE, Power, bounded, power, shows_least_harm
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.oracle.rounding import odd_part
 from conformance.results.records import PASSED, Behaviour, Verdict
@@ -47,6 +47,7 @@ class Judgement:
     notes: list[str] = field(default_factory=list)
     guards: tuple[Guard, ...] = ()
     trajectory: Trajectory | None = None
+    reading: Reading | None = None
     power: Power | None = None
     difference: Difference | None = None
     divergence: Divergence | None = None
@@ -103,8 +104,10 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         guard.name == SHARDS and not guard.holds for guard in judgement.guards
     ):
         return judgement
+    judgement.laws = check(judgement.run)
     has_right_numbers = judgement.verdict in PASSED
-    judgement.laws = check(judgement.run, has_right_numbers=has_right_numbers)
+    if has_right_numbers:
+        _give_way_to_numbers(judgement)
     # Those that give way to right numbers prove nothing without wrong ones.
     forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
     if forbidden and judgement.verdict in _OPEN_TO_LAWS:
@@ -117,6 +120,28 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if judgement.verdict == "FAIL (numerics)" and (unknown := _rounded(case, judgement)) is not None:
         _overrule(judgement, "INCONCLUSIVE", unknown)
     return judgement
+
+
+def _give_way_to_numbers(judgement: Judgement) -> None:
+    """Drop broken laws that right numbers prove harmless: exact ones, and bounded ones if the least harm would show."""
+    doubtful = next((one for one in judgement.findings if one.law.gives_way and _may_hide(judgement, one)), None)
+    if doubtful is None:
+        judgement.laws = without_harmless(judgement.laws)
+        return
+    _overrule(
+        judgement,
+        "INCONCLUSIVE",
+        f"{doubtful.law.id}: {doubtful.broken.however}; what that does may be smaller than the error bound of this "
+        "case, so its numbers do not show whether it is a mistake: a case that is exact decides",
+    )
+
+
+def _may_hide(judgement: Judgement, finding: Finding) -> bool:
+    """Whether the bounds may hide what breaking a law does."""
+    right, reading = judgement.trajectory, judgement.reading
+    if right is None or reading is None or right.certificate.exact:
+        return False
+    return not shows_least_harm(reading, right, finding.window or 0, HORIZON, by_weights=_by_weights(judgement))
 
 
 def _rounded(case: Case, judgement: Judgement) -> str | None:
@@ -242,7 +267,7 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
     trajectories = _trajectories(problem, ranks)
     for reading, trajectory in trajectories:
         if not wrong and _fits(judgement, trajectory):
-            judgement.trajectory, judgement.ways = trajectory, reading.ways
+            judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
             if scaled:
                 wrong += scaler_faults(trajectory, ranks, workload.clip)
             ignored = ignored_precision(reading, trajectory, ranks)
@@ -308,7 +333,7 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     if not right.steps:
         judgement.headline = "every window was skipped, so there is nothing to compare; start with a lower loss scale"
         return
-    by_weights = any(attempt.gradients is None for rank in judgement.ranks for attempt in rank.steps)
+    by_weights = _by_weights(judgement)
     judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
     compared = "weights" if by_weights else "weights and gradients"
     if by_weights:
@@ -333,6 +358,11 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
         judgement.suspects = acquitted(reading)
         judgement.verdict = "PASS (bounded)"
         judgement.headline = f"{len(right.steps)} steps, {compared} within the rounding-error bound on every rank"
+
+
+def _by_weights(judgement: Judgement) -> bool:
+    """Whether weights alone were compared."""
+    return any(attempt.gradients is None for rank in judgement.ranks for attempt in rank.steps)
 
 
 def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:

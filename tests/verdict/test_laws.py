@@ -13,10 +13,10 @@ from conformance.laws.run import Window
 def judged_by(follow, monkeypatch):
     """The judgement of a right run by one law, whose judge is given."""
 
-    def judged(judges, **more):
+    def judged(judges, case="single-acc2-fp32-momentum", **more):
         law = Law("acc/by-hand", "A window MUST step.", "", "", "", judges, Window, **more)
         monkeypatch.setattr(checking, "laws", lambda: (law,))
-        return follow("single-acc2-fp32-momentum").judged()
+        return follow(case).judged()
 
     return judged
 
@@ -28,6 +28,30 @@ def always(window):
 def test_law_that_gives_way_to_right_numbers(judged_by):
     judgement = judged_by(always)
     assert (judgement.verdict, judgement.findings) == ("PASS (exact)", ())
+
+
+def test_law_that_gives_way_to_bounded_numbers(judged_by):
+    """In fp32 the least harm of a broken law would exceed the bound."""
+    judgement = judged_by(always, case="single-acc2-fp32-adamw")
+    assert (judgement.verdict, judgement.findings) == ("PASS (bounded)", ())
+
+
+def test_law_whose_harm_a_bound_may_hide(judged_by):
+    judgement = judged_by(always, case="single-acc2-bf16-adamw")
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("acc/by-hand: it was; what that does may be smaller than the error bound")
+    assert {finding.law.id for finding in judgement.findings} == {"acc/by-hand"}
+
+
+@pytest.mark.parametrize(("window", "verdict"), [(1, "PASS (bounded)"), (5, "INCONCLUSIVE")])
+def test_numbers_before_a_law_was_broken_say_nothing(judged_by, window, verdict):
+    """The first windows are exact, and the bounds of the last ones hide what a sixth of a gradient does."""
+
+    def there(one):
+        if one.number == window:
+            yield from always(one)
+
+    assert judged_by(there, case="ddp-w3-acc2-bf16-clip-norm").verdict == verdict
 
 
 def test_law_that_knows_how_another_run_goes_wrong(judged_by):
