@@ -83,7 +83,7 @@ class Recording:
 
     def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if that is elsewhere. The fields
-        are plain JSON values. `copy`, `own` and `of_models` are for hindsight, which decides which model trains.
+        are plain JSON values. `copy`, `of_copy`, `own` and `of_models` are for hindsight, which decides what trains.
 
         Returns its ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))

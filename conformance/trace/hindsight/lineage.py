@@ -17,8 +17,8 @@ _STEPS = ("step", "skip")
 
 def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     """The lines without the forwards of copies, and of models of the task's that nothing steps, where gradients flow
-    through the one that trains; and without what optimizers do to copies, where the task's own parameters are
-    stepped."""
+    through the one that trains, which may be another copy; and without what optimizers do to copies, where the task's
+    own parameters are stepped."""
     stepped = {model for line in lines if line["event"] in _STEPS for model in line.get("of_models", ())}
     marked = [line for line in lines if line.get("copy") or _is_of_another(line, stepped)]
     if not marked and not any("of_models" in line for line in lines):
@@ -29,16 +29,19 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines
     )
     reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
-    own_trains = bool(reached - forwards) or reached.isdisjoint(forwards)
+    if reached and reached <= forwards:
+        copies = {line["forward"]: line["of_copy"] for line in marked if "of_copy" in line}
+        trained = {copies.get(number) for number in reached}
+        forwards = {number for number, copy in copies.items() if copy not in trained}
 
     def is_beside(line: Line) -> bool:
         if line["event"] == "forward":
-            return own_trains and line["forward"] in forwards
+            return line["forward"] in forwards
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
     if own_steps:
         lines = [{**line, "weights": line["own"]} if "own" in line else line for line in lines]
-    return without(lines, is_beside, forwards if own_trains else frozenset())
+    return without(lines, is_beside, forwards)
 
 
 def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> bool:

@@ -11,7 +11,7 @@ FLOWS = ("backward_end", "autograd_grad")
 """Lines that name the forwards that gradients flow through."""
 
 
-_MARKS = ("copy", "of_models", "own")
+_MARKS = ("copy", "of_copy", "of_models", "own")
 """What the recorder writes for hindsight alone."""
 
 

@@ -66,7 +66,10 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     rows = [] if recording.rows is None or inputs is None else recording.rows.of(inputs)
     number = recording.forwards
     recording.forwards += 1
-    is_copy = recording.watched.goes_forward(module)
+    if recording.watched.goes_forward(module):
+        whose: dict[str, Any] = {"copy": True, "of_copy": recording.numbers.of("copy", module)}
+    else:
+        whose = recording.watched.handed_out(module.parameters())
     recording.copies.forget()
     wrapper = recording.wrappers.enter_model()
     recording.note(
@@ -78,7 +81,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         computes=_computes(module, inputs),
         training=module.training,
         weights=recording.watched.weights_of(module),
-        **({"copy": True} if is_copy else recording.watched.handed_out(module.parameters())),
+        **whose,
     )
     return number
 
