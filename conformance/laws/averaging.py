@@ -9,9 +9,9 @@ from functools import cache, cached_property
 from itertools import chain, product, zip_longest
 from math import prod
 
-from conformance.laws.expected import Expectations, Gradient, held, parameter_of_elements
+from conformance.laws.expected import Expectations, Gradient, held
 from conformance.laws.run import Run, Window, fact
-from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize
+from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize, Vector
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,12 @@ def _sizes(window: Window) -> tuple[tuple[int, ...], int, int, str, int]:
 
 def _repetitions(window: Window) -> int:
     """How many backwards with the same gradients went through each forward: of one loss, or of as many equal parts."""
+    ends = window.of(BackwardEnd)
+    reached = [forward for end in ends for forward in end.forwards]
+    if len(set(reached)) == len(reached):
+        return 1
     through: dict[int, list[tuple[object, ...]]] = {event.forward: [] for event in window.forwards}
-    for end in window.of(BackwardEnd):
+    for end in ends:
         for forward, gradients in zip_longest(end.forwards, end.output_gradients, fillvalue=()):
             if forward in through:
                 through[forward].append(tuple(gradients))
@@ -205,21 +209,21 @@ def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | N
     # A trainer that clips by hand does not show the gradients before clipping.
     if window.plan.clip is not None and not clips:
         return None
-    owners = parameter_of_elements(window.plan)
     # A clip of no parameters sees no gradients.
     clips = [clip for clip in clips if clip.parameters]
-    seen: list[float | None] = [None] * len(owners)
+    layers: list[Vector] = []
     events: list[Clip | Attempt] = [*clips, *attempts.values()]
     for event in events:
-        gradients = event.gradients
-        if isinstance(event, Skip) or gradients is None or len(gradients) != len(owners):
+        if isinstance(event, Skip) or event.gradients is None or len(event.gradients) != window.plan.elements:
             return None
-        for index, one in enumerate(gradients):
-            if seen[index] is None:
-                if isinstance(one, str):
-                    return None
-                seen[index] = one
-    return None if all(one is None for one in seen) else (clips[0] if clips else first, tuple(seen))
+        layers.append(event.gradients)
+    seen = layers[0]
+    if len(layers) > 1:
+        seen = [next((one for one in column if one is not None), None) for column in zip(*layers, strict=True)]
+    values = tuple(one for one in seen if not isinstance(one, str))
+    if len(values) < len(seen) or all(one is None for one in values):
+        return None
+    return clips[0] if clips else first, values
 
 
 def _is_plain(window: Window, first: Attempt) -> bool:

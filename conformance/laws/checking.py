@@ -62,7 +62,7 @@ class Verified:
         causes: dict[object, list[Violation]] = {}
         for violation in self.violations:
             event = violation.broken.event
-            causes.setdefault(event.where or event.event, []).append(violation)
+            causes.setdefault(event.event if event.where is None else tuple(event.where), []).append(violation)
         return tuple(_merged(self.law, cause) for cause in causes.values())
 
 
@@ -116,10 +116,10 @@ def _reported(verified: Verified, better: Sequence[Verified]) -> Verified:
 
 
 def _checked(law: Law, run: Run) -> Verified:
-    kept, found = 0, []
+    kept, found, judges = 0, [], law.judges
     try:
         for subject in _subjects(law, run):
-            for outcome in law.judges(subject):
+            for outcome in judges(subject):
                 if outcome is OK:
                     kept += 1
                 elif isinstance(outcome, Broken):

@@ -93,8 +93,8 @@ class Expectations:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        # Epochs repeat their windows.
-        self._known: dict[Shares, tuple[tuple[Slope, ...], Rounding]] = {}
+        # By the identities of the plan's shares: epochs repeat their windows, and to hash these takes long.
+        self._known: dict[tuple[int, ...], tuple[tuple[Slope, ...], Rounding]] = {}
         # Ranks that agree ask for the same window at the same weights.
         self._of_window: dict[tuple[int, tuple[float, ...]], tuple[Gradient, ...]] = {}
 
@@ -108,10 +108,11 @@ class Expectations:
 
     def _gradients(self, number: int, weights: tuple[float, ...]) -> tuple[Gradient, ...]:
         shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
-        if shares not in self._known:
+        identities = tuple(map(id, shares))
+        if identities not in self._known:
             samples = sum(len(micro_batch) for share in shares for micro_batch in share)
-            self._known[shares] = tuple(self._slopes(shares)), _rounding(self._plan.precision, samples)
-        slopes, rounding = self._known[shares]
+            self._known[identities] = tuple(self._slopes(shares)), _rounding(self._plan.precision, samples)
+        slopes, rounding = self._known[identities]
         return tuple(slope.at(weights, rounding) for slope in slopes)
 
     def _slopes(self, shares: Shares) -> Iterator[Slope]:

@@ -157,13 +157,9 @@ class _Events:
 
     def __init__(self, events: tuple[Event, ...]) -> None:
         self.events = events
-        of: dict[type[Event], Any] = {}
+        of: defaultdict[type[Event], Any] = defaultdict(list)
         for event in events:
-            kind = type(event)
-            if kind in of:
-                of[kind].append(event)
-            else:
-                of[kind] = [event]
+            of[type(event)].append(event)
         of[Event] = events
         self._of = of
 
@@ -258,9 +254,10 @@ class Rank(_Events):
         starts = [0]
         current: int | None = None
         for index, event in enumerate(events):
-            if event.window is not None and event.window != current:
+            window = event.window
+            if window != current and window is not None:
                 starts.append(index)
-                current = event.window
+                current = window
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
         self.setup = setup
         self.windows = tuple(

@@ -23,7 +23,7 @@ Number: TypeAlias = float | Literal["nan", "inf", "-inf"]
 """A string where the number is not finite, which JSON cannot write."""
 Vector: TypeAlias = Sequence[Number | None]
 Site: TypeAlias = tuple[str, int, str]
-"""File, line and function."""
+"""File, line and function, in JSON a list."""
 Numbers: TypeAlias = Sequence[int]
 
 
@@ -496,7 +496,7 @@ class Raised(Event, noted="after the trainer's function has raised"):
 
 
 def read(line: Mapping[str, Any]) -> Event:
-    """The event that a line of a trace holds.
+    """The event that a line of a trace holds, which shares its fields: leave the line as it is from now on.
 
     Raises:
         MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
@@ -506,12 +506,7 @@ def read(line: Mapping[str, Any]) -> Event:
     if kind is None:
         kind = _SHAPES[shape] = _checked(line)
     event = object.__new__(kind)
-    known = event.__dict__
-    known.update(line)
-    if known["where"] is not None:
-        known["where"] = tuple(known["where"])
-    if "called_from" in known:
-        known["called_from"] = tuple(known["called_from"])
+    event.__dict__ = line if type(line) is dict else dict(line)
     return event
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from conformance.cases.case import Case
 from conformance.laws.checking import Finding, Verified, check, findings, without_harmless
-from conformance.laws.run import Run
+from conformance.laws.run import Run, no_cyclic_collection
 from conformance.laws.sharing import averages_weights
 from conformance.oracle.accepted_readings import Reading, readings
 from conformance.oracle.affine import Unbounded
@@ -87,6 +87,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
         raise
 
 
+@no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
     judgement = _by_numbers(case, outcome)
     judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
