@@ -89,8 +89,9 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    judgement = _by_numbers(case, outcome)
-    judgement.run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
+    run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
+    judgement = _by_numbers(case, outcome, run)
+    judgement.run = run
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
@@ -190,8 +191,8 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
     judgement.verdict, judgement.headline = verdict, headline
 
 
-def _by_numbers(case: Case, outcome: Outcome) -> Judgement:
-    ranks = with_watched_weights([read(rank, case.problem.windows) for rank in outcome.ranks], case.backend)
+def _by_numbers(case: Case, outcome: Outcome, run: Run) -> Judgement:
+    ranks = with_watched_weights([read(rank, case.problem.windows) for rank in outcome.ranks], run)
     ended = ending(ranks, outcome)
     if ended is not None:
         return Judgement(*ended, ranks)

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
-from conformance.adapter.backends import BACKENDS
+from conformance.laws.run import Rank, Run
 from conformance.results.records import Vector
+from conformance.trace.events import Finished, Forward, ScalerStep
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
 
 
-def with_watched_weights(ranks: Sequence[RankEvidence], backend: str) -> tuple[RankEvidence, ...]:
+def with_watched_weights(ranks: Sequence[RankEvidence], run: Run) -> tuple[RankEvidence, ...]:
     """The same evidence, with the weights that came of each window as its attempt's, and with attempts for ranks that
     never step an optimizer of torch's.
 
     Where the only rank that steps serves the others, those get its gradients and loss scales, which changed their
     weights. They see nothing of earlier steps in a window, which a right server does not make.
     """
-    servers = [rank for rank in ranks if rank.attempts] if BACKENDS[backend].one_rank_steps else []
-    server = servers[0] if len(servers) == 1 else None
-    watched = [_watched(rank, rank.attempts or (server.attempts if server else ())) for rank in ranks]
+    served = () if run.server is None else ranks[run.server].attempts
+    watched = [_watched(rank, seen, rank.attempts or served) for rank, seen in zip(ranks, run.ranks, strict=True)]
     return tuple(replace(rank, attempts=tuple(_completed(rank, watched))) for rank in watched)
 
 
-def _watched(rank: RankEvidence, attempts: Sequence[Attempt]) -> RankEvidence:
-    held = held_after(rank)
-    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(rank, held))
+def _watched(rank: RankEvidence, seen: Rank, attempts: Sequence[Attempt]) -> RankEvidence:
+    shown = {window.number: _shown_by(window.shown_after) for window in seen.windows}
+    held = {window: weights for window, weights in shown.items() if weights is not None}
+    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(seen, held))
     if by_hand:
         taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
         return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
@@ -101,35 +101,19 @@ def _may_carry_weights(event: Mapping[str, Any], size: int) -> bool:
     return event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size)
 
 
-def _by_hand(rank: RankEvidence, held: Mapping[int, Vector]) -> Iterator[Attempt]:
+def _by_hand(rank: Rank, held: Mapping[int, Vector]) -> Iterator[Attempt]:
     """An attempt for each window whose weights came out other than they went in: a skipped one leaves no trace, unless
     a GradScaler has skipped it."""
-    scales = {
-        event["window"]: float(event["scale"]) for event in rank.outcome.events if event["event"] == "scaler_step"
-    }
-    for event in _begins(rank):
-        window, before = event["window"], values(event["weights"])
-        if window in held and not same(held[window], before):
-            yield Attempt(window, window, stepped=True, gradients=None, weights=held[window], scale=scales.get(window))
+    for window in rank.windows:
+        number, before = window.number, _shown_by(next(iter(window.forwards), None))
+        if before is not None and number in held and not same(held[number], before):
+            scales = [float(step.scale) for step in window.of(ScalerStep)]
+            scale = scales[-1] if scales else None
+            yield Attempt(number, number, stepped=True, gradients=None, weights=held[number], scale=scale)
 
 
-def held_after(rank: RankEvidence) -> dict[int, Vector]:
-    """The weights that came of each window: those with which the next one begins, or that the trainer ended with."""
-    begins = list(_begins(rank))
-    held = {event["window"]: values(later["weights"]) for event, later in pairwise(begins)}
-    last = next((event["window"] for event in reversed(rank.outcome.events) if event["window"] is not None), None)
-    if last is not None and rank.final_weights is not None:
-        held[last] = rank.final_weights
-    return held
-
-
-def _begins(rank: RankEvidence) -> Iterator[dict[str, Any]]:
-    """The first training forward of each window, where it shows weights."""
-    window = None
-    for event in rank.outcome.events:
-        if event["event"] == "forward" and event["weights"] is not None and event["window"] != window:
-            window = event["window"]
-            yield event
+def _shown_by(event: Forward | Finished | None) -> Vector | None:
+    return None if event is None or event.weights is None else values(event.weights)
 
 
 def _within(rank: RankEvidence) -> Iterator[str]:

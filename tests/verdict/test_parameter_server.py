@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.cases.case import Case
+from conformance.laws.run import Run
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
@@ -19,14 +20,13 @@ def outcome():
         return server.run(CASE.spec(), time_limit=60.0)
 
 
-def evidence(outcome):
-    workload, layout = CASE.problem.workload, CASE.problem.layout
-    windows = layout.windows(workload)
-    return [read(rank, windows) for rank in outcome.ranks]
+def watched(outcome, backend):
+    ranks = [read(rank, CASE.problem.windows) for rank in outcome.ranks]
+    return with_watched_weights(ranks, Run.read({**CASE.spec(), "backend": backend}, [r.events for r in outcome.ranks]))
 
 
 def test_workers_have_the_servers_steps_and_their_own_weights(outcome):
-    server, *workers = with_watched_weights(evidence(outcome), "parameter-server")
+    server, *workers = watched(outcome, "parameter-server")
     assert len(server.attempts) == CASE.problem.workload.steps
     for worker in workers:
         assert worker.attempts == server.attempts
@@ -47,7 +47,7 @@ def test_weights_that_did_not_arrive_show(outcome):
 
 
 def test_on_other_backends_a_rank_has_the_steps_that_its_weights_show(outcome):
-    ranks = with_watched_weights(evidence(outcome), "ddp")
+    ranks = watched(outcome, "ddp")
     assert [[attempt.gradients is None for attempt in rank.attempts] for rank in ranks] == [
         [False] * 6,
         [True] * 5,
