@@ -58,9 +58,8 @@ def _reaches(clip: Clip) -> bool | None:
     needs=(Clip,),
 )
 def after_sync(window: Window) -> Outcomes:
-    # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
     own = _clips(window)
-    if not own or window.plan.world_size == 1 or window.plan.backend == "horovod":
+    if not own or window.plan.world_size == 1:
         return
     together = window.run.together.get(window.number)
     averages = [event for event in window.of(Contribution) if _averages_gradients(window.plan, event)]
@@ -77,7 +76,12 @@ def after_sync(window: Window) -> Outcomes:
 
 def _averages_gradients(plan: Plan, event: Contribution) -> bool:
     """Whether ranks average gradients here, or send them to be averaged: the gradients themselves or a copy of all."""
-    if event.phase != "training" or (isinstance(event, Collective) and "reduce" not in event.op):
+    # Horovod averages at `synchronize()`, so hvd/synchronize-before-clip judges its clips.
+    if (
+        event.via == "horovod"
+        or event.phase != "training"
+        or (isinstance(event, Collective) and "reduce" not in event.op)
+    ):
         return False
     return event.of == "gradients" or (event.of is None and event.elements == plan.elements)
 
