@@ -117,7 +117,7 @@ def trainer(
     session: Session | None = ...,
     name: str | None = ...,
     last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
-    last_batch: Literal["use", "drop", "pad"] | None = ...,
+    last_batch: Literal["use", "drop", "pad", "join"] | None = ...,
     schedule_on_skip: Literal["wait", "advance"] | None = ...,
 ) -> Callable[[Function], Function]: ...
 
@@ -149,7 +149,9 @@ def trainer(
     last_window: an accumulation window with fewer micro-batches than the others: "step" by its true length, "drop" it
     and clear its gradients, "carry" its gradients into the next epoch, or "pad" it by repeating samples.
     last_batch: a last batch with fewer samples than the others: "use" it as it is, "drop" it (`drop_last=True`), or
-    "pad" it by repeating samples, as `DistributedSampler` does.
+    "pad" it by repeating samples, as `DistributedSampler` does. "join": use it, also where only some ranks have samples
+    left; the others join, as in torch's `Join` or with Horovod's `join()`, and end with the same weights. Only trainers
+    that declare this get a case in which ranks have different numbers of batches.
     schedule_on_skip: the learning-rate schedule when a loss scaler skips a step: "wait", or "advance" all the same.
 
     The defaults are those of `Declaration`. The decorated function stays a plain callable:

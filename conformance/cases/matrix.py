@@ -102,6 +102,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({*SINGLE[2:], _W2_ACC2, ("accumulated", 2, 3), ("accumulated", 4, 2)}),
     ),
     Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, ("accumulated", 1, 4), _W2, _W2_ACC2})),
+    Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2})),
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),
@@ -216,6 +217,8 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if case.accumulation > 1:
         yield "accumulation", case.accumulation, declaration.accumulations
     workload = case.problem.workload
+    if case.problem.layout.in_whole_shares:
+        yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     yield "loss", workload.loss, declaration.losses
     if workload.bias_group is not None:
         yield "number of parameter groups", 2, declaration.parameter_groups

@@ -123,6 +123,10 @@ class Plan:
         windows = self._epoch[rank]
         return windows[window % len(windows)] if window < len(windows) * int(self.spec["epochs"]) else ()
 
+    def with_data(self, window: int) -> int:
+        """How many ranks should read samples in ``window``."""
+        return sum(bool(self.micro_batches(rank, window)) for rank in range(self.world_size))
+
     def rows(self, rank: int) -> Iterator[list[list[int]]]:
         """The rows of each micro-batch of each window that ``rank`` should read; samples with equal inputs are one."""
         row = dict[tuple[float, ...], int]()
@@ -245,7 +249,10 @@ class Window(_Events):
 
 
 class Rank(_Events):
-    """All events of one rank. ``setup`` holds those before its first window."""
+    """All events of one rank. ``setup`` holds those before its first window.
+
+    Windows in which it has run out of data, and other ranks have not, are none of its ``windows``.
+    """
 
     def __init__(self, run: Run, number: int, events: tuple[Event, ...]) -> None:
         super().__init__(events)
@@ -260,10 +267,14 @@ class Rank(_Events):
                 current = window
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
         self.setup = setup
+        own = [body for body in bodies if not self._has_run_out(body[0].window)]
         self.windows = tuple(
-            Window(self, index, body, ended=self.finished or body is not bodies[-1])
-            for index, body in enumerate(bodies)
+            Window(self, index, body, ended=self.finished or body is not bodies[-1]) for index, body in enumerate(own)
         )
+
+    def _has_run_out(self, window: int | None) -> bool:
+        plan = self.run.plan
+        return window is not None and not plan.micro_batches(self.number, window) and plan.with_data(window) > 0
 
     @cached_property
     def steps_by_hand(self) -> bool:

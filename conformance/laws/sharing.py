@@ -45,7 +45,9 @@ def sharing(window: Window) -> Sharing | None:
     # Equal numbers mean that the ranks shared them in a way that leaves no trace.
     elif not agree(window.counterparts):
         counterparts = window.counterparts
-        is_known = len(counterparts) == window.plan.world_size and all(other.ended for other in counterparts)
+        is_known = len(counterparts) == window.plan.with_data(window.number) and all(
+            other.ended for other in counterparts
+        )
         is_missing = is_known or any(_shared(other) for other in counterparts) or None
     return Sharing(window, window.backwards[-1], shared, is_missing)
 

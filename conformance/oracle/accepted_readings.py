@@ -1,4 +1,4 @@
-"""Problems with more than one right answer: short windows, smaller last batches, when to average, skipped steps."""
+"""Problems with more than one right answer: short windows, uneven last batches, when to average, skipped steps."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def _batches(window: Window, size: int) -> list[range]:
     return [range(start, min(start + size, len(window.batch))) for start in range(0, len(window.batch), size)]
 
 
+class CountsJoinedRanks(Recurrence):
+    """Ranks that have run out of data count in the average as if they had gradients of zero."""
+
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(window.with_data, window.world_size)
+
+
 class AdvancesOnSkips(Recurrence):
     """The schedule counts windows, those included whose step a loss scaler skipped."""
 
@@ -67,6 +74,7 @@ class AdvancesOnSkips(Recurrence):
 AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
 BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
+COUNTS_JOINED_RANKS = Deviation("divides by all ranks when some have run out of data", CountsJoinedRanks)
 ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
 
 Deviations = tuple[Deviation, ...]
@@ -103,13 +111,41 @@ def readings(
         skips: the windows that a loss scaler skipped.
     """
     return tuple(
-        Reading((*small, *short, *uneven, *often, *skipping), read, (*counting, *averaging, *scheduling))
-        for small, trained in _of_a_small_batch(problem, padded)
+        Reading(
+            (*joined, *dividing, *small, *short, *uneven, *often, *skipping),
+            read,
+            (*over, *counting, *averaging, *scheduling),
+        )
+        for joined, going_on in _of_ranks_without_data(problem, padded)
+        for dividing, over in _of_their_share(going_on)
+        for small, trained in _of_a_small_batch(going_on, padded)
         for short, read in _of_a_short_window(trained, padded)
         for uneven, counting in _of_an_uneven_window(read, is_padded=bool(padded))
         for often, averaging in _of_averaging(read)
         for skipping, scheduling in _of_a_skipped_step(read, skips)
     )
+
+
+def _of_ranks_without_data(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+    """The readings of a last window in which only some ranks have data: these go on, all do with data that are
+    repeated, or none does."""
+    if _all_have_data(problem):
+        return [((), problem)]
+    whole = [samples for samples in padded if len(samples) == problem.workload.batch_size]
+    filled: _Choice = [(("last_batch=pad",), _ending(problem, samples)) for samples in whole]
+    return [(("last_batch=join",), problem), *filled, (("last_batch=drop",), _ending(problem, ()))]
+
+
+def _of_their_share(problem: Problem) -> _Deviating:
+    """Ranks without data may count in the average, or not: torch's Join does either, as it is told."""
+    if _all_have_data(problem):
+        return [((), ())]
+    return [(("joined_ranks=left out",), ()), (("joined_ranks=counted",), (COUNTS_JOINED_RANKS,))]
+
+
+def _all_have_data(problem: Problem) -> bool:
+    last = problem.windows[-1]
+    return last.with_data == last.world_size
 
 
 def _of_a_small_batch(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:

@@ -113,7 +113,7 @@ def _only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vecto
 @fault("sums the ranks' gradients instead of averaging them", _distributed)
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
-        return Fraction(window.world_size)
+        return Fraction(window.with_data)
 
 
 @fault("divides by the world size twice", _distributed)
@@ -144,6 +144,28 @@ class NominalLength(Recurrence):
 
 
 @fault(
+    "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
+    _accumulating,
+    lambda problem: any(window.with_data < window.world_size for window in problem.windows),
+)
+class AveragedAgain(Recurrence):
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(1)
+
+    def counted(self, window: Window) -> Vector:
+        # The others add zeros to what was averaged before.
+        share = Fraction(window.with_data, window.world_size)
+        factors = [
+            (index, share ** (window.length - number))
+            for own in window.shares
+            for number, micro_batch in enumerate(own)
+            for index in micro_batch
+        ]
+        right = super().counted(window)
+        return tuple(right[index] * factor for index, factor in sorted(factors))
+
+
+@fault(
     "reduces the loss by a sum where a mean belongs",
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
 )
@@ -165,13 +187,13 @@ class NotSynchronised(Recurrence):
 @fault("clears gradients inside the window, so that only its last micro-batch counts", _accumulating)
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
-        return _only(super().counted(window), (share[-1] for share in window.shares))
+        return _only(super().counted(window), (share[-1] for share in window.shares if share))
 
 
 @fault("loses every micro-batch of a window but the first", _accumulating)
 class FirstMicroBatchOnly(Recurrence):
     def counted(self, window: Window) -> Vector:
-        return _only(super().counted(window), (share[0] for share in window.shares))
+        return _only(super().counted(window), (share[0] for share in window.shares if share))
 
 
 @fault("drops one sample of the batch")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from conformance.results import Results
 from conformance.results.records import CaseRecord
-from conformance.workloads.behaviour import WORDS, Way, split, warning
+from conformance.workloads.behaviour import WORDS, Way, is_declared, warning
 
 from .grouping import smallest
 from .text import one_line, plural
@@ -33,7 +33,7 @@ class Done:
 
     @property
     def is_declared(self) -> bool:
-        return self.declared == split(self.way)[1]
+        return is_declared(self.way, self.declared)
 
     @property
     def example(self) -> CaseRecord:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Behaviour
 from conformance.trace.events import BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
-from conformance.workloads.behaviour import WORDS, Way, split
+from conformance.workloads.behaviour import WORDS, Way, is_declared, split
 
 
 def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[str]]:
@@ -21,7 +21,7 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
         choice, done = split(may_be[0])
         declared = declares.get(choice)
         found.append(Behaviour(may_be[0], declared))
-        if declared is not None and declared not in (split(one)[1] for one in may_be):
+        if declared is not None and not any(is_declared(one, declared) for one in may_be):
             words = WORDS[may_be[0]]
             instead = f", else {words.instead}" if words.instead else ""
             against.append(

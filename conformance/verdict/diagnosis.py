@@ -52,6 +52,10 @@ def suspects(
     """
     rank = ranks[difference.rank]
     windows = min(len(rank.steps) + len(right.skips), HORIZON)
+    # What ranks do once some have run out of data is open: it shows no fault that showed before.
+    settled = sum(window.with_data == window.world_size for window in reading.problem.windows)
+    if difference.step < settled:
+        windows = min(windows, settled)
 
     def explain(*faults: Deviation) -> bool:
         return _explains(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
@@ -89,7 +93,7 @@ def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank:
             taken += 1
     except Unbounded:
         return False
-    return True
+    return taken > first_difference
 
 
 def _shows(wrong: Recurrence, right: Trajectory, windows: int) -> bool:

@@ -25,8 +25,9 @@ from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import SHARDS, STEP_COUNT, Guard, guards
+from conformance.verdict.joined_ranks import with_joined_ranks
+from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved
-from conformance.verdict.padding import padded
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
@@ -192,7 +193,9 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
 
 
 def _by_numbers(case: Case, outcome: Outcome, run: Run) -> Judgement:
-    ranks = with_watched_weights([read(rank, case.problem.windows) for rank in outcome.ranks], run)
+    windows = case.problem.windows
+    ranks = with_watched_weights([read(rank, windows) for rank in outcome.ranks], run)
+    ranks = with_joined_ranks(ranks, windows)
     ended = ending(ranks, outcome)
     if ended is not None:
         return Judgement(*ended, ranks)
@@ -277,7 +280,7 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
             if not wrong:
                 _passed(reading, trajectory, judgement)
             return
-    strictest, right = trajectories[0]
+    strictest, right = _closest(trajectories, ranks)
     judgement.trajectory = right
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
@@ -290,6 +293,23 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
     if scaled:
         wrong += scaler_faults(right, ranks, workload.clip)
+
+
+def _closest(
+    trajectories: Sequence[tuple[Reading, Trajectory]], ranks: Sequence[RankEvidence]
+) -> tuple[Reading, Trajectory]:
+    """The strictest answer; but if ranks have run out of data, the one that the numbers leave last, as which divisor is
+    theirs is open until then."""
+
+    def left(one: tuple[Reading, Trajectory]) -> tuple[int, int, int]:
+        difference = first_difference(ranks, one[1].steps)
+        assert difference is not None
+        return difference.step, difference.rank, difference.index
+
+    joining = [one for one in trajectories if "last_batch=join" in one[0].ways]
+    if not joining or any(first_difference(ranks, right.steps) is None for _, right in joining):
+        return trajectories[0]
+    return max(joining, key=left)
 
 
 def _fits(judgement: Judgement, trajectory: Trajectory) -> bool:
@@ -318,6 +338,7 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
         history = ScalerHistory(skips, scales if len(scales) == len(attempts) else ())
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
+    problem = as_dealt(problem, ranks)
     accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset())
     return [(reading, _trajectory(reading, history)) for reading in accepted if early or not reading.averages_early]
 

@@ -15,6 +15,7 @@ _WAITS = [
         (r"distributed_c10d\.py", "(barrier|monitored_barrier)", "the other ranks in {}"),
         (r"distributed_c10d\.py", "(all_|broadcast|reduce|gather|scatter).*", "the other ranks in {}"),
         (r"distributed_c10d\.py", "(send|recv)", "another rank in {}"),
+        (r"torch/autograd/graph\.py", "_engine_run_backward", "its backward, in which ranks may wait for each other"),
         (r"horovod/torch/mpi_ops\.py", "synchronize", "the other ranks in hvd.{}"),
         (r"subprocess\.py", "(wait|_wait|communicate|_communicate)", "another process"),
         (r"multiprocessing/.*\.py", "(join|wait|poll|recv.*|get)", "another process"),

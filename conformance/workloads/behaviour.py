@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 #: A choice of the trainer's, and what it does.
 Way: TypeAlias = Literal[
     "last_window=step", "last_window=drop", "last_window=carry", "last_window=pad",
-    "last_batch=use", "last_batch=drop", "last_batch=pad",
+    "last_batch=use", "last_batch=drop", "last_batch=pad", "last_batch=join",
+    "joined_ranks=counted", "joined_ranks=left out",
     "uneven_window=by samples", "uneven_window=by micro-batches",
     "averaging=in every micro-batch",
     "schedule_on_skip=wait", "schedule_on_skip=advance",
@@ -17,7 +18,7 @@ Way: TypeAlias = Literal[
 #: The choices that `@trainer` can declare, and their ways.
 DECLARABLE: dict[str, tuple[str, ...]] = {
     "last_window": ("step", "drop", "carry", "pad"),
-    "last_batch": ("use", "drop", "pad"),
+    "last_batch": ("use", "drop", "pad", "join"),
     "schedule_on_skip": ("wait", "advance"),
 }
 
@@ -56,6 +57,9 @@ WORDS: dict[Way, Words] = {
         _REPEATED,
         "train on the batch as it is, or leave the repeated samples out of the loss",
     ),
+    "last_batch=join": Words("goes on without the ranks that have run out of data"),
+    "joined_ranks=counted": Words("divides by all ranks, those that have run out of data included"),
+    "joined_ranks=left out": Words("divides by the ranks that still have data"),
     "uneven_window=by samples": Words("weighs every sample the same in an uneven window"),
     "uneven_window=by micro-batches": Words("weighs every micro-batch the same in an uneven window"),
     "averaging=in every micro-batch": Words("averages over the ranks in every micro-batch"),
@@ -68,6 +72,11 @@ WORDS: dict[Way, Words] = {
 }
 
 
+def is_declared(way: Way, declared: str | None) -> bool:
+    """Whether this was declared. Ranks that go on when others have run out of data also use a smaller batch."""
+    return declared == split(way)[1] or (way == "last_batch=use" and declared == "join")
+
+
 def split(way: Way) -> tuple[str, str]:
     """The choice, and what is done."""
     choice, _, done = way.partition("=")
@@ -77,7 +86,7 @@ def split(way: Way) -> tuple[str, str]:
 def warning(way: Way, declared: str | None) -> str | None:
     """What it costs and what to do, if it is at the user's expense and not what was ``declared``."""
     words, (choice, done) = WORDS[way], split(way)
-    if words.loss is None or declared == done:
+    if words.loss is None or is_declared(way, declared):
         return None
     meant = f'`@trainer({choice}="{done}")`' if done in DECLARABLE.get(choice, ()) else "it"
     return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."

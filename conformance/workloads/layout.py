@@ -27,12 +27,17 @@ class Window:
 
     @property
     def length(self) -> int:
-        """Micro-batches that each rank reads in this window."""
+        """Micro-batches that each rank reads in this window, unless it has no samples left."""
         return len(self.shares[0])
 
     @property
     def world_size(self) -> int:
         return len(self.shares)
+
+    @property
+    def with_data(self) -> int:
+        """Ranks that read samples in this window: the first ones."""
+        return sum(map(bool, self.shares))
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,15 @@ class Layout:
 
     Micro-batch ``t`` of rank ``r`` is chunk number ``t * world_size + r`` of the global batch. That is how frameworks
     that hand out whole batches shard a stream, and any other order gives the same gradient.
+
+    A short last batch is split evenly over the ranks. With ``in_whole_shares`` the first ranks have as many samples of
+    it as ever, and the last ones none.
     """
 
     world_size: int
     accumulation: int
     micro_batch_size: int
+    in_whole_shares: bool = False
 
     @classmethod
     def of(cls, workload: Workload, kind: LayoutKind, world_size: int = 1, accumulation: int = 1) -> Layout:
@@ -65,18 +74,20 @@ class Layout:
         return cls(world_size, accumulation, size)
 
     def window(self, workload: Workload, step: int) -> Window:
-        """The ``step``-th window: a full one, or a shorter last one split evenly over the ranks.
+        """The ``step``-th window: a full one, or a shorter last one.
 
         Raises:
-            ValueError: a short last batch does not divide evenly over the ranks.
+            ValueError: a short last batch does not divide evenly over the ranks, or into whole shares.
         """
         batch = workload.batch(step)
-        per_rank, rest = divmod(len(batch), self.world_size)
-        if rest:
-            raise ValueError(
-                f"workload {workload.name}: {len(batch)} samples do not divide over {self.world_size} ranks"
-            )
-        return Window(step, batch, _dealt(per_rank, self.world_size, self.micro_batch_size), self.accumulation)
+        share = self.accumulation * self.micro_batch_size
+        ranks = len(batch) // share if self.in_whole_shares else self.world_size
+        per_rank, rest = divmod(len(batch), ranks) if ranks else (0, 1)
+        if rest or (self.in_whole_shares and per_rank != share):
+            into = f"into whole shares of {share}" if self.in_whole_shares else f"over {self.world_size} ranks"
+            raise ValueError(f"workload {workload.name}: {len(batch)} samples do not divide {into}")
+        shares = _dealt(per_rank, ranks, self.micro_batch_size) + ((),) * (self.world_size - ranks)
+        return Window(step, batch, shares, self.accumulation)
 
     def windows(self, workload: Workload) -> tuple[Window, ...]:
         """All windows of a run."""

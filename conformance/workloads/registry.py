@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
@@ -20,11 +20,12 @@ Build = Callable[[int, int], Workload]
 @dataclass(frozen=True)
 class Standard:
     """``build(batch_size, accumulation)`` makes the workload, with the first of ``batch_sizes`` that divides over the
-    layout. A fixed data set has only one.
+    layout. A fixed data set has only one. ``in_whole_shares``: as in `Layout`.
     """
 
     build: Build
     batch_sizes: tuple[int, ...] = BATCH_SIZES
+    in_whole_shares: bool = False
 
 
 def _short(batch_size: int, accumulation: int) -> int:
@@ -40,6 +41,7 @@ STANDARD: dict[str, Standard] = {
     **{name: _certified(name) for name in RECIPES},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
+    "uneven-ranks": Standard(lambda size, accumulation: recipe("uneven-ranks", size, size // 2), in_whole_shares=True),
     "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
     "adamw-clip": Standard(lambda batch_size, accumulation: adamw_clip(batch_size)),
     "adamw-overflow": Standard(lambda batch_size, accumulation: adamw_overflow(batch_size)),
@@ -61,5 +63,6 @@ def standard(name: str, kind: LayoutKind, world_size: int, accumulation: int) ->
     for size in entry.batch_sizes:
         if size % (world_size * accumulation) == 0:
             workload = entry.build(size, accumulation)
-            return workload, Layout.of(workload, kind, world_size, accumulation)
+            layout = Layout.of(workload, kind, world_size, accumulation)
+            return workload, replace(layout, in_whole_shares=entry.in_whole_shares)
     raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")

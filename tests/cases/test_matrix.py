@@ -32,6 +32,7 @@ EVERYTHING = Declaration(
     losses=LOSSES,
     clips=CLIPS,
     parameter_groups=(1, 2),
+    last_batch="join",
 )
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
@@ -207,6 +208,8 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
         ({"losses": ("mean",)}, "ddp", "the loss weighted (it declares: mean)"),
         ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
         ({"parameter_groups": (1,)}, "ddp", "the number of parameter groups 2 (it declares: 1)"),
+        ({"last_batch": "use"}, "ddp", "the last_batch join (it declares: use)"),
+        ({"last_batch": None}, "horovod", "the last_batch join (it declares: none)"),
     ],
 )
 def test_what_is_not_declared_is_on_the_list_once_and_not_run(changes, backend, reason):

@@ -37,3 +37,17 @@ def test_plan_repeats_its_windows_every_epoch():
         ((2,),),
         (),
     ]
+
+
+def test_a_rank_has_no_window_for_which_it_has_no_data():
+    """What it does for the others is in its events, and in none of its windows."""
+    first, second = [forward(0), backward(), step()], [forward(1), backward(), step()]
+    answer = [forward(1), event("collective")]
+    plan = {"accumulation": 1, "micro_batches": [[[0], [1]], [[2]]], "backend": "ddp"}
+    plan["model"] = {"features": 1, "bias": True, "weights": [[2.0, 1.0]] * 2}
+    run = a_run([first, second], [first, answer], **plan)
+    assert [run.plan.with_data(window) for window in range(3)] == [2, 1, 0]
+    assert [len(rank.windows) for rank in run.ranks] == [2, 1]
+    assert [event.event for event in run.ranks[1].windows[0].events][-1] == "step"
+    assert [event.event for event in run.ranks[1].events][-2:] == ["collective", "finished"]
+    assert list(run.together) == [0]

@@ -163,6 +163,31 @@ def test_a_short_window_that_was_filled_up_is_a_full_one():
     assert separation(run(filled).steps[5], run(stepped).steps[5]) > 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "share"), [(("batched", 2, 1), 2), (("batched", 4, 1), 2), (("accumulated", 2, 2), 2)]
+)
+def test_ranks_without_data_count_in_the_average_or_not(shape, share):
+    left_out, counted, dropped = readings(problem("uneven-ranks", *shape))
+    assert ways((left_out, counted, dropped)) == [
+        ("last_batch=join", "joined_ranks=left out"),
+        ("last_batch=join", "joined_ranks=counted"),
+        ("last_batch=drop",),
+    ]
+    runs = [run(reading) for reading in (left_out, counted, dropped)]
+    assert all(one.certificate.exact for one in runs)
+    without, over_all, shorter = (one.steps for one in runs)
+    assert without[:5] == over_all[:5] == shorter
+    assert [share * entry for entry in over_all[5].gradient.center] == list(without[5].gradient.center)
+
+
+def test_ranks_that_go_on_with_repeated_data_have_full_windows():
+    asked = problem("uneven-ranks", "batched", 2, 1)
+    last, first = asked.windows[-1].batch, asked.windows[0].batch
+    [filled] = [one for one in readings(asked, [(*last, *first[:12])]) if "last_batch=pad" in one.ways]
+    assert (filled.ways, filled.problem.windows[-1].with_data) == (("last_batch=pad",), 2)
+    assert not any("last_batch=pad" in one.ways for one in readings(asked, [(*last, *first[:2])]))
+
+
 @pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
 def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
     asked = problem("overflow", "accumulated", 1, 2, precision="fp16")

@@ -37,6 +37,7 @@ PLACES = [
             "fine-data",
             "cast-weights",
             "short-window",
+            "uneven-ranks",
         ],
         [("accumulated", 2, 2), ("accumulated", 2, 3)],
         ["fp32", "fp16"],
@@ -101,6 +102,18 @@ def test_a_short_window_divided_by_the_nominal_length():
     assert coefficients("nominal-length", short, window=1) == [EIGHTH] * 4
     right = Recurrence(Problem(short, Layout(2, 2, 2), PRECISIONS["fp32"]))
     assert list(right.coefficients(right.problem.windows[1])) == [Fraction(1, 4)] * 4
+
+
+def test_earlier_micro_batches_that_are_averaged_with_zeros_again():
+    """Half of the ranks have two micro-batches of two samples left. The average of the first is halved twice."""
+    short = replace(WORKLOAD, batches=(WORKLOAD.batches[0], WORKLOAD.batches[1][:4]))
+    problem = Problem(short, Layout(2, 2, 2, in_whole_shares=True), PRECISIONS["fp32"])
+    recurrence = FAULTS["averaged-again"].textbook(problem)
+    full, last = problem.windows
+    assert list(recurrence.coefficients(full)) == [EIGHTH] * 8
+    assert list(recurrence.coefficients(last)) == [Fraction(1, 16)] * 2 + [EIGHTH] * 2
+    summed = FAULTS["sum-over-ranks"].textbook(problem)
+    assert list(summed.coefficients(last)) == [Fraction(1, 4)] * 4
 
 
 def first_step(name, workload, precision="fp32", steps=1):

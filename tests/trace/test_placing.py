@@ -31,11 +31,11 @@ def lines(*entries):
             yield {"event": "step", "weights": [weight]}
 
 
-def placed_from(windows, raw):
-    """The events of a rank that should read these windows, in their places."""
+def placed_from(windows, raw, *others):
+    """The events of rank 0, which should read these windows, in their places; the other ranks read ``others``."""
     spec = {
         "samples": {"x": [[float(row)] for row in range(30)]},
-        "micro_batches": [[micro_batch for window in windows for micro_batch in window]],
+        "micro_batches": [[micro_batch for window in own for micro_batch in window] for own in (windows, *others)],
         "accumulation": max(map(len, windows)),
         "epochs": 1,
     }
@@ -341,3 +341,40 @@ def test_events_carry_the_window_of_the_last_forward():
     assert found["start"] == [(None, None)]
     assert found["step"] == [(0, 1), (1, 1)]
     assert found["zero_grad"] == [(None, None), (0, 1)]
+
+
+class TestRanksThatRunOutOfData:
+    OTHERS = ([[[4]], [[5]], [[6]]],)
+
+    def windows(self, *raw):
+        """The windows of what follows the second step, up to the end."""
+        events = placed_from([[[0]], [[1]]], raw, *self.OTHERS)
+        [second] = [event["seq"] for event in events if event["event"] == "step"][1:2]
+        return [(event["event"], event["window"]) for event in events[second + 1 :]]
+
+    def begun(self):
+        return lines([0], (0,), (), [1], (1,), ())
+
+    def test_what_answers_the_others_is_in_their_window(self):
+        *begun, finished = self.begun()
+        answers = {"event": "collective", "of": "gradients"}
+        assert self.windows(*begun, {"event": "zero_grad"}, answers, finished) == [
+            ("zero_grad", 1),
+            ("collective", 2),
+            ("finished", 2),
+        ]
+
+    def test_so_is_a_step_of_theirs_and_a_batch_that_is_read_again(self):
+        *begun, finished = self.begun()
+        again = [{"event": "forward", "forward": 2, "rows": [1], "weights": [2.0]}]
+        again += [{"event": "backward_end", "forwards": [2]}, {"event": "step", "weights": [3.0]}]
+        assert {window for _, window in self.windows(*begun, *again, finished)} == {2}
+
+    def test_where_no_rank_goes_on_the_end_is_in_the_last_window(self):
+        events = placed_from([[[0]], [[1]]], self.begun(), [[[4]], [[5]]])
+        assert events[-1]["window"] == 1
+
+    def test_without_a_step_nothing_shows_that_the_last_window_is_over(self):
+        *begun, _, finished = self.begun()
+        events = placed_from([[[0]], [[1]]], [*begun, finished], *self.OTHERS)
+        assert events[-1]["window"] == 1

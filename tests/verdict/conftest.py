@@ -176,6 +176,10 @@ def _events(
                 note("collective", **at, **_collective("allreduce_", "training", case))
             scale = float(right.scales[window.index]) if scaled else None
             note("backward_end", **at, backward=forward, forwards=[forward], scaled=scale)
+        if not window.shares[rank]:
+            # A rank that has run out of data answers the others.
+            at = {"window": window.index, "micro_batch": None}
+            note("collective", **at, **_collective("allreduce_", "training", case))
         if window.index == 0:
             note("topology", **at, **reached)
             note(

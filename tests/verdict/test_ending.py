@@ -115,6 +115,7 @@ def test_timed_out_on_every_rank(follow):
         ("torch/utils/file_baton.py", "wait", "the lock file of a build of a torch extension"),
         ("torch/distributed/distributed_c10d.py", "all_reduce", "the other ranks in all_reduce"),
         ("torch/distributed/distributed_c10d.py", "init_process_group", "the other ranks in init_process_group"),
+        ("torch/autograd/graph.py", "_engine_run_backward", "its backward, in which ranks may wait for each other"),
         ("threading.py", "wait", "another thread"),
     ],
 )

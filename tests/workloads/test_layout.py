@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -77,4 +78,26 @@ def test_a_last_batch_that_does_not_divide_over_the_ranks_is_refused():
     layout = Layout.of(job, "batched", 2)
     assert layout.window(job, 0).shares == (((0, 1),), ((2, 3),))
     with pytest.raises(ValueError, match=r"\Aworkload counting: 3 samples do not divide over 2 ranks\Z"):
+        layout.windows(job)
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_a_short_last_batch_may_be_dealt_in_whole_shares(world, accumulation, size, data):
+    with_data = data.draw(st.integers(1, world - 1))
+    job = workload(world * accumulation * size, with_data * accumulation * size)
+    layout = replace(Layout.of(job, "accumulated", world, accumulation), in_whole_shares=True)
+    full, last = layout.windows(job)
+    assert full == replace(layout, in_whole_shares=False).window(job, 0)
+    assert (last.world_size, last.with_data, last.length) == (world, with_data, accumulation)
+    assert [sum(map(len, share)) for share in last.shares] == [accumulation * size] * with_data + [0] * (
+        world - with_data
+    )
+    assert sorted(i for share in last.shares for micro_batch in share for i in micro_batch) == [*range(len(last.batch))]
+
+
+@pytest.mark.parametrize("short", [1, 3])
+def test_a_last_batch_that_does_not_divide_into_whole_shares_is_refused(short):
+    job = workload(4, short)
+    layout = replace(Layout.of(job, "batched", 2), in_whole_shares=True)
+    with pytest.raises(ValueError, match=rf"counting: {short} samples do not divide into whole shares of 2\Z"):
         layout.windows(job)

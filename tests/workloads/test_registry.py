@@ -69,6 +69,14 @@ def test_the_last_batch_is_uneven(world, accumulation, sizes):
     assert [[len(micro_batch) for micro_batch in share] for share in shares] == [sizes] * world
 
 
+@pytest.mark.parametrize(("world", "accumulation", "with_data"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])
+def test_half_of_the_ranks_run_out_of_data(world, accumulation, with_data):
+    workload, layout = standard("uneven-ranks", "accumulated", world, accumulation)
+    *before, last = layout.windows(workload)
+    assert {window.with_data for window in before} == {world}
+    assert (last.with_data, last.length) == (with_data, accumulation)
+
+
 def test_an_unknown_name_is_a_key_error():
     with pytest.raises(KeyError):
         standard("nonesuch", "batched", 1, 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.training import Line, steps_by_hand
 
+#: What is still a part of a step's window.
+_TAIL = ("update", "schedule", "zero_grad", "unscale")
 _SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
 
 
@@ -73,6 +75,15 @@ def without_forwards(
         backwards = [index for index in step.signs if lines[index]["event"] == "backward_begin"]
         last = max(_planned(windows, window) - 1, 0)
         yield from ((index, (window, min(order, last))) for order, index in enumerate(backwards) if order)
+
+
+def run_out(steps: Sequence[Stretch], places: Mapping[int, Place], last: int, lines: Sequence[Line]) -> int | None:
+    """Where a rank whose data end with window ``last`` begins to serve the ranks that go on; None if it never does."""
+    for step in steps:
+        if step.end is not None and any(places[forward][0] == last for forward in step.forwards if forward in places):
+            after = range(step.end + 1, len(lines))
+            return next((index for index in after if lines[index]["event"] not in _TAIL), None)
+    return None
 
 
 def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from conformance.trace.events import MalformedEvent
 from conformance.trace.hindsight.by_rows import are_as_planned, by_rows
-from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, stretches, without_forwards
+from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, run_out, stretches, without_forwards
 from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.rehearsal import without_rehearsals
@@ -41,7 +41,7 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
 def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
     windows = _windows(spec, rank)
     lines = without_rehearsals(without_copies(lines), fewest_of(windows), len(windows))
-    trains, begins = _places(windows, lines)
+    trains, begins = _places(windows, lines, _has_uneven_end(spec, rank))
     events: list[dict[str, Any]] = []
     # Events refer to others by their numbers, which the start moves.
     numbers = {-1: -1}
@@ -81,11 +81,13 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
     return events
 
 
-def _places(windows: Sequence[MicroBatches], lines: Sequence[Line]) -> tuple[Set[int], dict[int, Place]]:
+def _places(
+    windows: Sequence[MicroBatches], lines: Sequence[Line], others_go_on: bool
+) -> tuple[Set[int], dict[int, Place]]:
     """The forwards that train, and the lines where windows and micro-batches begin, with their places.
 
     Rows show where they belong. Where they do not, as they were transformed or read in another order, a window is what
-    a step ends.
+    a step ends. Where other ranks have more windows, all that comes after the last one here is in the next one.
     """
     trains = trained(lines)
     places = by_rows(windows, lines, trains)
@@ -104,7 +106,18 @@ def _places(windows: Sequence[MicroBatches], lines: Sequence[Line]) -> tuple[Set
         elif line["event"] == "forward" and line["forward"] in places:
             # Reentrant checkpointing goes forward within the backward.
             begins.setdefault(index if backward is None else backward, places[line["forward"]])
+    if others_go_on:
+        end = run_out(stretches(lines, trains), places, len(windows) - 1, lines)
+        if end is not None:
+            begins = {index: place for index, place in begins.items() if index < end}
+            begins[end] = len(windows), None
     return places.keys(), begins
+
+
+def _has_uneven_end(spec: Mapping[str, Any], rank: int) -> bool:
+    """Whether the data of this rank end some windows before those of others."""
+    lengths = [-(-len(micro_batches) // spec["accumulation"]) for micro_batches in spec["micro_batches"]]
+    return bool(lengths[rank] < max(lengths))
 
 
 def _without(line: Line, head: Line) -> dict[str, Any]:
