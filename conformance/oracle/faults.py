@@ -68,6 +68,11 @@ def _accumulating(problem: Problem) -> bool:
     return problem.layout.accumulation > 1
 
 
+def _runs_out(problem: Problem) -> bool:
+    """Whether some ranks have no data left at the end."""
+    return any(window.with_data < window.world_size for window in problem.windows)
+
+
 def _scaled(problem: Problem) -> bool:
     return problem.precision.scaled
 
@@ -146,7 +151,7 @@ class NominalLength(Recurrence):
 @fault(
     "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
     _accumulating,
-    lambda problem: any(window.with_data < window.world_size for window in problem.windows),
+    _runs_out,
 )
 class AveragedAgain(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -338,6 +343,13 @@ class ScaleLeftIn(Recurrence):
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return super().update(weights, vector.scaled(Fraction(-1)), step)
+
+
+@fault("leaves ranks that have run out of data with the weights that they had then", _runs_out)
+class LeftBehind(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        window = self.problem.windows[self.ledger.window]
+        return super().update(weights, vector, step) if window.with_data == window.world_size else weights
 
 
 @fault("applies every gradient twice")

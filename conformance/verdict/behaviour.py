@@ -9,6 +9,8 @@ from conformance.results.records import Behaviour
 from conformance.trace.events import BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
 from conformance.workloads.behaviour import WORDS, Way, is_declared, split
 
+_GO_ON = "let the ranks that have data left go on, as in torch's `Join`"
+
 
 def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[str]]:
     """What was done in the run, and what of it was declared otherwise.
@@ -23,12 +25,18 @@ def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tupl
         found.append(Behaviour(may_be[0], declared))
         if declared is not None and not any(is_declared(one, declared) for one in may_be):
             words = WORDS[may_be[0]]
-            instead = f", else {words.instead}" if words.instead else ""
+            instead = _GO_ON if done == "drop" and _has_run_out(run) else words.instead
+            instead = f", else {instead}" if instead else ""
             against.append(
                 f'the trainer declares {choice}="{declared}", but {words.says}; declare {choice}="{done}" if that is '
                 f"meant{instead}"
             )
     return found, against
+
+
+def _has_run_out(run: Run) -> bool:
+    """Whether some ranks have no data for the last window."""
+    return run.plan.with_data(int(run.plan.spec["steps"]) - 1) < run.plan.world_size
 
 
 def _of_a_dropped_window(run: Run) -> tuple[Way, ...]:

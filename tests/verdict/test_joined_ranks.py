@@ -54,7 +54,8 @@ def test_old_weights_at_the_end(joining, name):
     before = run.of("step", 0)[4]["weights"]
     run.of("finished", len(run.ranks) - 1)[0]["weights"] = before
     judgement = run.judged()
-    assert (judgement.verdict, judgement.divergence.window) == ("DIVERGED", 5)
+    assert (judgement.verdict, judgement.divergence.window) == ("DIVERGED", LAST)
+    assert judgement.suspects.explained_by == ("left-behind",)
 
 
 def test_data_that_no_rank_uses(joining):
@@ -66,6 +67,7 @@ def test_data_that_no_rank_uses(joining):
     judgement = judge(run.case, run.outcome(), DECLARED)
     assert judgement.verdict == "FAIL (law)", judgement.headline
     assert judgement.headline.startswith('the trainer declares last_batch="join", but drops a smaller last batch; ')
+    assert judgement.headline.endswith("else let the ranks that have data left go on, as in torch's `Join`")
 
 
 def test_a_smaller_batch_is_used_by_who_joins_ranks(follow):
