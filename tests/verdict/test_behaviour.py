@@ -114,6 +114,14 @@ def test_rows_that_are_repeated_and_do_not_count(follow):
     assert seen(run)[1] == ["last_batch=use", "uneven_window=by samples"]
 
 
+def test_rows_that_one_rank_alone_repeats(follow):
+    """No even share of the ranks holds them, so they are no filled-up batch."""
+    run = follow("ddp-w2-fp32-uneven-batch")
+    last = run.of("forward", 1)[-1]
+    last["rows"] = [*last["rows"], last["rows"][0]]
+    assert seen(run)[1] == ["last_batch=use"]
+
+
 def test_rows_that_come_twice_everywhere_fill_nothing_up(repeated):
     for event in repeated.of("forward")[:-1]:
         event["rows"] = [*event["rows"], *event["rows"]]
