@@ -52,10 +52,13 @@ class Event:
         "the accumulation window that it belongs to; null before training begins. A window begins with its first "
         "training forward: one that gradients flow through to a step, or whose place in the plan nothing else takes. "
         "Its rows show which window that is; where they do not, a window is what a step ends. If no forward of the "
-        "model was seen, a window begins with the first sign of its gradients",
+        "model was seen, a window begins with the first sign of its gradients. What a rank does after the last step "
+        "for which it has samples is in the first window that only others have samples for",
     ]
     micro_batch: Annotated[
-        int | None, "that of the last training forward in its window, or of the last backward if no forward was seen"
+        int | None,
+        "that of the last training forward in its window, or of the last backward if no forward was seen; null where "
+        "only other ranks have samples",
     ]
     where: Annotated[
         Site | None,
