@@ -78,7 +78,7 @@ def named(name: str, place: str, path: Path | None) -> ModuleType:
     """Import the module `name`, which errors call `place` and which lies at `path`."""
     try:
         return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _explain(error, place, path) from error
 
 
@@ -92,7 +92,7 @@ def _import_file(name: str, place: str, path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
         raise _explain(error, place, path) from error
     return module

@@ -17,28 +17,36 @@ from conformance.adapter.declaration import Declaration, declared, did_you_mean
 from conformance.adapter.errors import MissingRequirement, TrainerError
 from conformance.adapter.reading import declaration_in
 
-__all__ = ["MissingRequirement", "TrainerError", "load", "missing_requirements", "reference_names", "stated"]
+__all__ = [
+    "Import", "MissingRequirement", "Train", "TrainerError", "imported", "load", "missing_requirements", "place_of",
+    "reference_names", "stated",
+]  # fmt: skip
 
 Train = Callable[[Any], None]
+Import = Callable[[str], ModuleType]
 
 _PACKAGE = __name__.partition(".")[0]
 _FOLDERS = ("trainers", "frameworks")
 
 
-def load(target: str) -> tuple[Train, Declaration]:
+def imported(place: str) -> ModuleType:
+    """Import what `place_of` says of a target. Raises TrainerError, as `load` does."""
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        return importing.from_path(place)
+    if (bundled := _bundled().get(place)) is not None:
+        return importing.named(f"{_PACKAGE}.{bundled.parent.name}.{place}", place, bundled)
+    return importing.from_name(place, suggestions=reference_names())
+
+
+def load(target: str, imported: Import = imported) -> tuple[Train, Declaration]:
     """Import the trainer that `target` names. The declaration's `name` is filled in.
 
     Targets: `path.py`, `path.py:function`, `package.module`, `package.module:function`, or the bare name of a
     trainer that comes with this package (`ddp`, `accelerate`). Raises TrainerError; its subclass MissingRequirement
-    if a module is missing that the trainer declares under `requires`.
+    if a module is missing that the trainer declares under `requires`. `imported` imports the module.
     """
     place, name = _split(target)
-    if place.endswith(".py") or "/" in place or "\\" in place:
-        module = importing.from_path(place)
-    elif (bundled := _bundled().get(place)) is not None:
-        module = importing.named(f"{_PACKAGE}.{bundled.parent.name}.{place}", place, bundled)
-    else:
-        module = importing.from_name(place, suggestions=reference_names())
+    module = imported(place)
     function, is_only_one = _choose(module, place, name)
     declaration = declared(function)
     if declaration is None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from conformance.launchers import LaunchError
 from conformance.launchers.network import FrontAddress, connect, interface_of
-from conformance.runner.front.client import RunnerError, shared
+from conformance.runner.front.client import RunnerError, TrainerError, shared
+from conformance.runner.front.zygote_client import Forker
 from conformance.runner.system.protocol import Channel
 
 # Seconds; all start at once, and importing torch may take minutes on busy machines.
@@ -59,26 +60,42 @@ def attend(front: FrontAddress, member: Member) -> None:
                 channel.send({"token": front.token, "failure": f"{member.host}: {error}"})
             raise
         channel.send({"token": front.token, **asdict(hello)})
+        answers = _Answers(front)
         while (request := channel.receive()) is not None:
             try:
-                answer = _answer(request, front)
+                answer = answers.to(request)
+            except TrainerError as error:
+                answer = {"trainer": str(error)}
             except (RunnerError, LaunchError) as error:
                 answer = {"failure": str(error)}
             channel.send(answer)
 
 
-def _answer(request: dict[str, Any], front: FrontAddress) -> dict[str, Any]:
-    """Raises RunnerError, LaunchError."""
-    zygote = shared.get()
-    match request:
-        case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn}:
-            with connect(front.host, front.port, JOIN_LIMIT) as client:
-                Channel(client).send({"token": front.token, "ticket": ticket})
-                return {"pid": zygote.fork(target, backend, client, spawn=spawn)}
-        case {"end": pid, "patience": patience}:
-            return {"how": zygote.end(pid, patience)}
-        case {"last_output": pid}:
-            return {"text": zygote.last_output(pid)}
-        case {"stack": pid}:
-            return {"text": zygote.stack(pid)}
-    raise RunnerError(f"the front sent an unknown request: {request}")
+class _Answers:
+    """What this machine answers to the front."""
+
+    def __init__(self, front: FrontAddress) -> None:
+        self._front = front
+        self._importers: dict[str, Forker] = {}
+        self._forkers: dict[int, Forker] = {}
+
+    def to(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises TrainerError, RunnerError, LaunchError."""
+        match request:
+            case {"import": target, "limit": limit}:
+                self._importers[target] = shared.get().importer(target, limit)
+                return {}
+            case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn}:
+                forker = shared.get() if spawn else self._importers[target]
+                with connect(self._front.host, self._front.port, JOIN_LIMIT) as client:
+                    Channel(client).send({"token": self._front.token, "ticket": ticket})
+                    pid = forker.fork(target, backend, client, spawn=spawn)
+                self._forkers[pid] = forker
+                return {"pid": pid}
+            case {"end": pid, "patience": patience}:
+                return {"how": self._forkers.pop(pid).end(pid, patience)}
+            case {"last_output": pid}:
+                return {"text": self._forkers[pid].last_output(pid)}
+            case {"stack": pid}:
+                return {"text": self._forkers[pid].stack(pid)}
+        raise RunnerError(f"the front sent an unknown request: {request}")

@@ -7,6 +7,7 @@ from dataclasses import fields
 from time import monotonic
 from typing import Any
 
+from conformance.adapter.errors import TrainerError
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
 from conformance.launchers.network import FrontAddress
@@ -38,7 +39,8 @@ class RemoteStarter:
         return self
 
     def importer(self, target: str, limit: float) -> RemoteStarter:
-        """Each server imports the trainer itself."""
+        """Have the trainer imported there, unless it is already."""
+        self._ask({"import": target, "limit": limit}, limit)
         return self
 
     def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
@@ -96,6 +98,8 @@ class RemoteStarter:
             raise self._lose() from error
         if answer is None:
             raise self._lose()
+        if "trainer" in answer:
+            raise TrainerError(answer["trainer"])
         if "failure" in answer:
             raise RunnerError(f"{self.name}: {answer['failure']}")
         return answer

@@ -94,6 +94,16 @@ def test_a_trainer_that_launches_its_workers(srun):
     )
 
 
+def test_a_trainer_is_imported_once_on_each_host(srun, write):
+    """For all its backends."""
+    target = write("twice.py", "")
+    source = Path(target).read_text().replace('["ddp"], ', '["ddp", "ring"], ')
+    Path(target).write_text(source + '\nopen("imports", "a").write(os.environ["SLURMD_NODENAME"] + "\\n")\n')
+    ended = srun(target, *chosen("ddp-w2-fp32-momentum", "ring-w2-fp32-momentum"))
+    assert {backend for _, backend in ended.cases} == {"ddp-w2-fp32-momentum", "ring-w2-fp32-momentum"}
+    assert sorted(Path("imports").read_text().split()) == ["host-a", "host-b"]
+
+
 def test_horovodrun_on_two_hosts(horovodrun):
     ended = horovodrun("horovod", "ddp", *chosen("horovod-w2-acc2-fp16-momentum", "ddp-w2-fp32-momentum"))
     assert ended.codes == [0], ended.errs

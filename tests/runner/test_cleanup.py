@@ -133,7 +133,7 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
         finally:
             front.kill()
     os.close(pipe)
-    assert len(processes) == (3 if where == "before" else 7)
+    assert len(processes) == (3 if where == "before" else 8)
     for process in processes:
         ended, _, _ = select.select([process], [], [], LIMIT)
         assert ended

@@ -16,6 +16,10 @@ Write = Callable[..., str]
 
 TROUBLE = {
     "raises": ("raise ValueError('bad day')", r"trainer_0\.py:\d+: ValueError: bad day"),
+    "raises what no handler expects": (
+        "raise type('Unusual', (BaseException,), {})('day')",
+        r"trainer_0\.py:\d+: Unusual: day",
+    ),
     "leaves": ("sys.exit(3)", r"trainer_0\.py:\d+: SystemExit: 3"),
     "misspelt": ("def :", r"trainer_0\.py:\d+: SyntaxError"),
     "ends the process": ("print('goodbye'); os._exit(3)", r"ended the process \(exited 3\).*goodbye"),

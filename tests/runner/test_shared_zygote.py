@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.runner.front.client import ForkServer, RunnerError
+from conformance.runner.front.client import ForkServer, RunnerError, TrainerError
 from conformance.runner.front.zygote_client import Shared, ZygoteClient
 from conformance.runner.front.zygote_process import ZygoteProcess
 
@@ -125,9 +126,11 @@ def test_a_zygote_that_is_killed_when_a_server_has_died(joined: Shared, write: W
     assert rank.exit == "the trainer's server died (the process that had imported the trainer has ended)"
 
 
-def test_a_zygote_that_is_killed_during_an_import_is_replaced_once(
-    joined: Shared, write: Write, make_spec: MakeSpec, tmp_path: Path
+def test_what_imports_torch_is_replaced_when_it_is_killed_during_an_import(
+    write: Write, make_spec: MakeSpec, tmp_path: Path
 ) -> None:
+    joined = Shared()
+    joined.join((process := ZygoteProcess()).address)
     flag = tmp_path / "armed"
     flag.touch()
     die = KILL.replace("SERVER", "'self'").replace("{'self'}", "self").replace("f'", "'")
@@ -135,6 +138,98 @@ def test_a_zygote_that_is_killed_during_an_import_is_replaced_once(
     with ForkServer(target, "single", starter=joined.get) as server:
         assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
     assert not flag.exists()
+    joined.close()
+    process.close()
+
+
+def test_workers_share_the_import_of_a_trainer(
+    process: ZygoteProcess, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What pytest says of a worker is in its ranks all the same; where anything else differs, each has an import."""
+    imports = tmp_path / "imports"
+    target = write(
+        "print(os.environ['PYTEST_XDIST_WORKER'], os.environ.get('OF_THE_FRONT'))",
+        f"open({str(imports)!r}, 'a').write(os.environ.get('PYTEST_XDIST_WORKER', 'x'))",
+    )
+
+    def serving(worker: str) -> tuple[Shared, ForkServer]:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", worker)
+        (shared := Shared()).join(process.address)
+        server = ForkServer(target, "single", starter=shared.get)
+        server.__enter__()
+        return shared, server
+
+    def printed(server: ForkServer) -> str:
+        return server.run(make_spec("single", 1), LIMIT).ranks[0].output
+
+    workers = [serving("gw0"), serving("gw1")]
+    assert [printed(server) for _, server in workers] == ["gw0 before\n", "gw1 before\n"]
+    assert imports.read_text() == "x"
+    monkeypatch.setenv("OF_THE_FRONT", "another")
+    workers.append(serving("gw2"))
+    assert imports.read_text() == "xx"
+    assert [printed(server) for _, server in workers][1:] == ["gw1 before\n", "gw2 another\n"]
+    for shared, server in workers:
+        server.__exit__()
+        shared.close()
+
+
+def test_what_an_import_has_changed_is_imported_again(joined: Shared, write: Write) -> None:
+    """An importer ends with the last client of it, before that client can ask again."""
+    target = Path(write())
+    for number in range(5):
+        target.write_text(target.read_text() + f"\nassert {number} < 3\n")
+        with ExitStack() as stack:
+            if number == 3:
+                stack.enter_context(pytest.raises(TrainerError, match=r"AssertionError"))
+            stack.enter_context(ForkServer(str(target), "single", starter=joined.get))
+        if number == 3:
+            break
+
+
+WRITES = """
+for number in range(3, 100):
+    with suppress(OSError):
+        os.write(number, {line!r})
+"""
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        "os.closerange(3, 100)",
+        "os.closerange(3, 100); files = [open(os.devnull, 'a') for _ in range(9)]",
+        WRITES.format(line=b"garbage\n"),
+        WRITES.format(line=b"[]\n"),
+        WRITES.format(line=b"{"),
+    ],
+)
+def test_an_import_that_writes_to_descriptors_of_ours(joined: Shared, write: Write, trouble: str) -> None:
+    """Costs this trainer only, and says why."""
+    before = joined.get()
+    target = write("", f"from contextlib import suppress\n{trouble}")
+    why = "importing it closed, or wrote to, file descriptors that it had not opened$"
+    with pytest.raises(TrainerError, match=why), ForkServer(target, "single", starter=joined.get):
+        pass
+    with ForkServer(write(), "single", starter=joined.get):
+        pass
+    assert joined.get() is before
+
+
+def test_an_import_that_forks(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+    """What it has forked serves nobody."""
+    with ForkServer(write("", "os.fork()"), "single", starter=joined.get) as server:
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+
+
+def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(
+    joined: Shared, write: Write, make_spec: MakeSpec
+) -> None:
+    """The child has inherited its descriptors."""
+    fork = "if not os.fork(): os.setsid(); signal.pause()"
+    target = write("", f"{fork}\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(TrainerError, match="killed by SIGKILL"), ForkServer(target, "single", starter=joined.get):
+        pass
 
 
 def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:

@@ -135,7 +135,7 @@ def test_interrupted_and_resumed(blocked, all_gone, conformance, processes, sent
 
 
 @pytest.mark.parametrize(
-    "victim", ["the process that imports torch", "the zygote", "the importer", "the servers", "the workers"]
+    "victim", ["the process that imports torch", "the importer", "the zygotes", "the servers", "the workers"]
 )
 def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
     """As the system does when memory runs out."""
@@ -144,8 +144,8 @@ def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
     children, *generations = processes_below(run.process.pid)
     workers = [pid for pid in children if "zygote" not in Path(f"/proc/{pid}/cmdline").read_text()]
     [torch] = set(children) - set(workers)
-    zygotes, importers, servers, *_ = generations
-    victims = {"the workers": workers, "the zygote": zygotes, "the importer": importers, "the servers": servers}
+    importers, zygotes, servers, *_ = generations
+    victims = {"the workers": workers, "the importer": importers, "the zygotes": zygotes, "the servers": servers}
     for pid in victims.get(victim, [torch]):
         os.kill(pid, signal.SIGKILL)
     os.close(gate)

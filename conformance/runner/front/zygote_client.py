@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from conformance.adapter.loading import TrainerError
+from conformance.adapter.loading import TrainerError, place_of
 from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
@@ -48,10 +48,8 @@ class ServerStarter(Protocol):
         the import. Also raises TrainerError.
         """
 
-    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
-        """Fork a server for a trainer, or without a backend its importer; its first message says whether the trainer
-        could be imported.
-        """
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
+        """Fork a server for a trainer; its first message says whether the trainer could be imported."""
 
     def end(self, pid: int, patience: float) -> str:
         """Wait ``patience`` seconds for a server to end, then kill it; the result says how it ended."""
@@ -63,7 +61,7 @@ class ServerStarter(Protocol):
         """Have a server print the stacks of its threads; returns the end of what it printed."""
 
 
-class _Loop:
+class Forker:
     """The connection to a process that forks servers."""
 
     versions: dict[str, str]
@@ -78,7 +76,10 @@ class _Loop:
     def running(self) -> bool:
         return not self._channel.hung_up
 
-    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
+    def importer(self, target: str, limit: float) -> Forker:
+        return self
+
+    def serve(self, target: str, backend: str, *, spawn: str | None) -> ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -88,9 +89,9 @@ class _Loop:
                 raise
         return ServerProcess(pid, Channel(ours))
 
-    def fork(self, target: str, backend: str | None, client: socket.socket, *, spawn: str | None) -> int:
+    def fork(self, target: str, backend: str, client: socket.socket, *, spawn: str | None) -> int:
         """Fork a server whose client is at the other end of ``client``; returns its process id."""
-        request = {"target": target, "backend": backend, "spawn": spawn, **self._place()}
+        request = {"target": target, "backend": backend, "spawn": spawn, **self._surroundings()}
         output = Followed()
         try:
             pid = int(self._ask(request, client.fileno(), output.sink)["pid"])
@@ -118,12 +119,13 @@ class _Loop:
             self._forget(pid)
 
     def _ask(self, request: dict[str, Any], *descriptors: int, timeout: float | None = None) -> dict[str, Any]:
+        """Raises ZygoteLost, and RunnerError after ``timeout`` seconds, in which torch should be imported."""
         with self._lock:
             try:
                 self._channel.send(request, descriptors)
                 answer = self._channel.receive(timeout)
             except TimeoutError as error:
-                raise RunnerError(f"importing torch did not end within {_START_LIMIT:g} s") from error
+                raise RunnerError(f"importing torch did not end within {timeout:g} s") from error
             except OSError as error:
                 raise self._lost() from error
         if answer is None:
@@ -136,7 +138,7 @@ class _Loop:
             raise ZygoteLost("the process that had imported torch has ended")
         self._outputs.pop(pid).close()
 
-    def _place(self) -> dict[str, Any]:
+    def _surroundings(self) -> dict[str, Any]:
         """Where servers import the trainer."""
         return {}
 
@@ -145,7 +147,13 @@ class _Loop:
         return ZygoteLost("the process that had imported the trainer has ended")
 
 
-class ZygoteClient(_Loop):
+def _connect(connection: socket.socket, address: str) -> None:
+    """Raises OSError when nothing listens at ``address``."""
+    with sockets.short_name(address) as name:
+        connection.connect(name)
+
+
+class ZygoteClient(Forker):
     """The connection to a zygote, forked from a `ZygoteProcess`: the `ServerStarter` of this machine."""
 
     def __init__(self, address: str | None = None) -> None:
@@ -158,38 +166,40 @@ class ZygoteClient(_Loop):
         self._importing = threading.Lock()
         self._importers: dict[str, _Importer] = {}
         self._process = None
-        self._is_closed = False
+        self._is_closed = self._has_lost_process = False
+        self._environment = base_environment(os.environ)
         if address is None:
             self._process = ZygoteProcess()
             address = self._process.address
+        self._address = address
         self.owner = os.getpid()
         self._output = nameless_file()
         try:
-            with sockets.short_name(address) as name:
-                connection.connect(name)
-            hello = self._ask({"environment": base_environment(os.environ)}, self._output, timeout=_START_LIMIT)
+            _connect(connection, address)
+            hello = self._ask({"environment": self._environment}, self._output, timeout=_START_LIMIT)
             self.versions = hello["versions"]
             self.gpus = hello["gpus"]
         except BaseException:
             self.close()
             raise
 
-    def importer(self, target: str, limit: float) -> ServerStarter:
+    @property
+    def running(self) -> bool:
+        return not self._has_lost_process and super().running
+
+    def importer(self, target: str, limit: float) -> Forker:
+        place = place_of(target)
         with self._importing:
-            known = self._importers.pop(target, None)
-            if known is not None and known.running:
-                self._importers[target] = known
-                return known
-            if known is not None:
-                known.close()
-            server = self.serve(target, None, spawn=None)
-            if greeting(self, server, target, limit)["imported"]:
-                self._importers[target] = _Importer(server, self)
-                return self._importers[target]
-            # Its servers import the trainer themselves, and say what is wrong with it.
-            server.channel.close()
-            self.end(server.pid, END_LIMIT)
-            return self
+            known = self._importers.pop(place, None)
+            if known is None or not known.running:
+                if known is not None:
+                    known.close()
+                known = self._import(place, limit)
+            if known is None:
+                # Servers import the trainer themselves.
+                return self
+            self._importers[place] = known
+            return known
 
     def close(self) -> None:
         for importer in self._importers.values():
@@ -200,7 +210,27 @@ class ZygoteClient(_Loop):
         if self._process is not None:
             self._process.close()
 
-    def _place(self) -> dict[str, Any]:
+    def _import(self, place: str, limit: float) -> _Importer | None:
+        """None if nothing can be forked after the import. Raises TrainerError, RunnerError."""
+        connection = socket.socket(socket.AF_UNIX)
+        importer = _Importer(Channel(connection), self)
+        answer: dict[str, Any] = {}
+        try:
+            _connect(connection, self._address)
+            request = {"place": place, "limit": limit, "environment": self._environment, **self._surroundings()}
+            answer = importer._ask(request)
+        except (OSError, ZygoteLost) as error:
+            # Zygotes that run outlive it, but there will be no new ones.
+            self._has_lost_process = True
+            raise self._lost() from error
+        finally:
+            if not answer.get("imported"):
+                importer.close()
+        if "error" in answer:
+            raise TrainerError(answer["error"])
+        return importer if answer["imported"] else None
+
+    def _surroundings(self) -> dict[str, Any]:
         return {"folder": os.getcwd(), "path": [str(folder) for folder in sys.path]}
 
     def _lost(self) -> ZygoteLost:
@@ -211,21 +241,17 @@ class ZygoteClient(_Loop):
         return ZygoteLost(f"the process that imports torch {words}")
 
 
-class _Importer(_Loop):
-    """The connection to a process that has imported a trainer; it ends with its last server."""
+class _Importer(Forker):
+    """The connection to a zygote that has imported a trainer; it ends with its last server."""
 
-    def __init__(self, server: ServerProcess, zygote: ZygoteClient) -> None:
-        super().__init__(server.channel)
+    def __init__(self, channel: Channel, zygote: ZygoteClient) -> None:
+        super().__init__(channel)
         self.versions, self.gpus = zygote.versions, zygote.gpus
-        self._pid, self._zygote = server.pid, zygote
         self._is_closed = False
 
     @property
     def running(self) -> bool:
         return not self._is_closed and super().running
-
-    def importer(self, target: str, limit: float) -> ServerStarter:
-        return self
 
     def end(self, pid: int, patience: float) -> str:
         how = super().end(pid, patience)
@@ -237,8 +263,6 @@ class _Importer(_Loop):
         if not self._is_closed:
             self._is_closed = True
             super().close()
-            with suppress(RunnerError):
-                self._zygote.end(self._pid, END_LIMIT)
 
 
 def greeting(starter: ServerStarter, server: ServerProcess, target: str, limit: float) -> dict[str, Any]:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
 from conformance.adapter.backends import BACKENDS, Backend
 from conformance.adapter.declaration import Declaration
-from conformance.adapter.loading import MissingRequirement, Train, TrainerError, load, missing_requirements
+from conformance.adapter.loading import (
+    Import,
+    MissingRequirement,
+    Train,
+    TrainerError,
+    imported,
+    load,
+    missing_requirements,
+)
 from conformance.runner.outcome import Unavailable
 
 # Packages that a plain `pip install NAME` would not install.
@@ -23,12 +32,26 @@ _INSTALL = {
 }
 
 
-def load_for(target: str, backend: str) -> tuple[Train, Declaration]:
+def remembered(place: str) -> Import:
+    """Import ``place`` now; the result returns it, or raises why it cannot be imported, each time."""
+    try:
+        module = imported(place)
+    except TrainerError as error:
+        wrong = error
+
+        def fail(place: str) -> ModuleType:
+            raise wrong
+
+        return fail
+    return lambda place: module
+
+
+def load_for(target: str, backend: str, imported: Import = imported) -> tuple[Train, Declaration]:
     """The trainer, ready to run on ``backend``. Raises TrainerError, Unavailable."""
     unavailable = _why_unavailable(BACKENDS[backend])
     missing: Sequence[str]
     try:
-        train, declaration = load(target)
+        train, declaration = load(target, imported)
         missing = missing_requirements(declaration)
     except MissingRequirement as error:
         declaration, missing = error.declaration, [error.module]

@@ -13,7 +13,7 @@ from dataclasses import asdict, astuple, dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from conformance.adapter.loading import Train
+from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
@@ -103,7 +103,7 @@ def spawn(target: str, backend: str, spec: dict[str, Any], rank: int, pipes: Pip
 
 def main(descriptor: str, target: str) -> None:
     """The entry point of the interpreter that `spawn` starts; ``descriptor`` is of its job file."""
-    sys.argv[:] = [target]
+    sys.argv[:] = [place_of(target)]
     with open(int(descriptor), encoding="utf-8") as file:
         job = json.load(file)
     pipes = Pipes(**job["pipes"])

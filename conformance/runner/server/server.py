@@ -6,14 +6,14 @@ import faulthandler
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
 
 from conformance.adapter.backends import BACKENDS
-from conformance.adapter.loading import Train, TrainerError
+from conformance.adapter.loading import Import, Train, TrainerError, place_of
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.case import Case, ClientDisconnected, EvidenceUnwritable, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
@@ -30,12 +30,12 @@ from conformance.runner.system.protocol import Channel
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
-def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None) -> int:
+def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None, imported: Import) -> int:
     """Serve ``client`` until it disconnects; returns the exit code.
 
     ``request``: {"target", "backend", "spawn"}, where "spawn" names what must not be forked from a server that has
     imported the trainer: "ranks", "driver" or nothing; and what `move` takes, unless the trainer is imported already.
-    ``unsafe`` says why ranks must not be forked even before the import.
+    ``unsafe`` says why ranks must not be forked even before the import; ``imported`` imports the trainer.
     """
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
@@ -43,8 +43,8 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
         make_case = None
         try:
             if "folder" in request:
-                move(request)
-            make_case, hello = _prepare(request, unsafe, closing)
+                move(place_of(request["target"]), request)
+            make_case, hello = _prepare(request, unsafe, imported, closing)
         except Unavailable as missing:
             hello = {"unavailable": missing.to_dict()}
         except TrainerError as error:
@@ -61,15 +61,15 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
     return 0
 
 
-def move(request: dict[str, Any]) -> None:
-    """Be where the client is, for the import of the trainer. ``request``: {"target", "folder", "path"}."""
+def move(place: str, request: Mapping[str, Any]) -> None:
+    """Be where the client is, for the import of ``place``. ``request``: {"folder", "path"}."""
     os.chdir(request["folder"])
     sys.path[:] = request["path"]
-    sys.argv[:] = [request["target"]]
+    sys.argv[:] = [place]
 
 
 def _prepare(
-    request: dict[str, Any], unsafe: forking.Unsafe | None, closing: ExitStack
+    request: dict[str, Any], unsafe: forking.Unsafe | None, imported: Import, closing: ExitStack
 ) -> tuple[MakeCase, dict[str, Any]]:
     """What makes the cases, and the first message. ``closing`` ends what cases share.
 
@@ -81,7 +81,7 @@ def _prepare(
         if request["spawn"] == "driver":
             return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
         return partial(StartedCase, partial(rank.spawn, target, backend)), {}
-    train, declaration = loading.load_for(target, backend)
+    train, declaration = loading.load_for(target, backend, imported)
     needs_loopback = declaration.launches_workers or BACKENDS[backend].rendezvous is not None
     if needs_loopback and (reason := loopback.why_down(LOOPBACK)) is not None:
         raise Unavailable(reason, None, declaration)

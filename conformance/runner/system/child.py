@@ -52,10 +52,25 @@ class Child:
         wait status.
         """
         if self.status is None:
-            self._wait(patience)
+            self.wait(patience)
             self.status = _kill_and_reap(self.pid)
             self.close()
         return self.status
+
+    def wait(self, patience: float | None) -> bool:
+        """Whether it ends within ``patience`` seconds."""
+        if self.status is not None:
+            return True
+        if self.descriptor is not None:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLIN)
+            return bool(poll.poll(None if patience is None else patience * 1000))
+        deadline = None if patience is None else monotonic() + patience
+        while not self._has_ended:
+            if deadline is not None and monotonic() >= deadline:
+                return False
+            sleep(POLL)
+        return True
 
     def close(self) -> None:
         """Close the descriptor; other children, which inherit it, call this too."""
@@ -66,16 +81,6 @@ class Child:
     @property
     def _has_ended(self) -> bool:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _wait(self, patience: float | None) -> None:
-        if self.descriptor is not None:
-            poll = select.poll()
-            poll.register(self.descriptor, select.POLLIN)
-            poll.poll(None if patience is None else patience * 1000)
-            return
-        deadline = None if patience is None else monotonic() + patience
-        while not self._has_ended and (deadline is None or monotonic() < deadline):
-            sleep(POLL)
 
 
 def answer_of_child(question: Callable[[], int]) -> int | None:

@@ -1,52 +1,44 @@
-"""The process that imports torch once and stays single-threaded; each worker that connects gets a fork of it, which
-forks a server for each trainer.
+"""The process that imports torch once and stays single-threaded. Each client that connects gets a zygote: a fork of it,
+or of an importer, which is another fork of it.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import gc
+import json
 import os
 import platform
 import resource
-import select
+import selectors
 import shutil
 import signal
 import socket
+from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from conformance.adapter.loading import TrainerError, load
+from conformance.adapter.loading import imported
 from conformance.runner.rank.preload import preload, warm_up
-from conformance.runner.server import forking, server
-from conformance.runner.system import linux, stacks
+from conformance.runner.system import linux
 from conformance.runner.system.child import Child
 from conformance.runner.system.gpus import gpus
 from conformance.runner.system.protocol import Channel
-
-# Seconds that servers have to end their ranks when the front process has ended.
-_PATIENCE = 3.0
+from conformance.runner.zygote import loop
+from conformance.runner.zygote.importer import END_LIMIT, Importer, shared_environment
 
 
 def main(listener: str, folder: str) -> None:
-    """``listener``: the descriptor of the socket that workers connect to, which is in ``folder``.
+    """``listener``: the descriptor of the socket that clients connect to, which is in ``folder``.
 
     The end of the standard input ends this process; ``folder`` is removed then.
     """
     hold = _replace_input()
     prepare()
-    zygotes: list[Child] = []
-    with socket.socket(fileno=int(listener)) as workers:
-        while hold not in select.select([workers.fileno(), hold], [], [])[0]:
-            zygotes = [zygote for zygote in zygotes if zygote.poll() is None]
-            worker, _ = workers.accept()
-            with worker:
-                zygotes.append(Child(partial(_become_zygote, Channel(worker), workers, hold, zygotes)))
-    for zygote in zygotes:
-        zygote.end(None)
+    with socket.socket(fileno=int(listener)) as clients:
+        Zygote(clients, hold).run()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -74,86 +66,198 @@ def prepare() -> None:
     linux.gather_memory()
 
 
-def _become_zygote(client: Channel, workers: socket.socket, hold: int, others: list[Child]) -> int:
-    """Be the zygote of ``client`` until it disconnects."""
-    workers.close()
-    os.close(hold)
-    for other in others:
-        other.close()
-    # The client ends it, so that its servers can end their ranks even if the process above dies.
-    linux.outlive_parent()
-    if (hello := client.receive()) is None:
-        return 0
-    os.environ.clear()
-    os.environ.update(hello["environment"])
-    (output,) = client.take_descriptors()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    client.send({"versions": versions, "gpus": gpus()})
-    ZygoteLoop(client).run()
-    return 0
+class _Client(NamedTuple):
+    """``request``: {"environment"}, and if it wants trainers imported, {"place", "folder", "path", "limit"}."""
+
+    channel: Channel
+    request: dict[str, Any]
 
 
-def _become_importer(client: Channel, request: dict[str, Any]) -> int:
-    """Import a trainer, and fork its servers until ``client`` disconnects; not if it cannot be imported, or forked
-    after that: then the server that imports it itself says why.
+class _Import(NamedTuple):
+    """An import that has not ended, who waits for it, and for how long: seconds, and until when."""
+
+    waiting: list[_Client]
+    limit: float
+    deadline: float
+
+
+class Zygote:
+    """Forks zygotes for clients, and importers, of which there is one for each module and surroundings.
+
+    A client that names no module is greeted with {"versions", "gpus"}; any other with {"imported": True}, {"imported":
+    False} if zygotes cannot be forked after the import, or {"error": how the import ended the process}.
     """
-    faulthandler.enable(file=2)
-    stacks.answer_requests(2)
-    try:
-        server.move(request)
-        load(request["target"])
-    except TrainerError:
-        client.send({"imported": False})
-        return 0
-    is_fit = forking.why_not_fork() is None
-    # The client ends it from now on.
-    linux.outlive_parent()
-    client.send({"imported": is_fit})
-    if is_fit:
-        gc.freeze()
-        ZygoteLoop(client).run()
-    return 0
 
-
-class ZygoteLoop:
-    """Forks servers and importers, and waits for their end, on request."""
-
-    def __init__(self, client: Channel) -> None:
-        self._client = client
-        self._servers: dict[int, Child] = {}
+    def __init__(self, listener: socket.socket, hold: int) -> None:
+        self._listener = listener
+        self._hold = hold
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(hold, selectors.EVENT_READ, self._release)
+        self._silent: list[Channel] = []
+        self._asking: list[_Client] = []
+        self._zygotes: list[Child] = []
+        self._importers: dict[str, Importer] = {}
+        self._imports: dict[str, _Import] = {}
+        self._unfit: set[str] = set()
+        self._is_over = False
 
     def run(self) -> None:
-        try:
-            while (request := self._client.receive()) is not None:
-                if "end" in request:
-                    status = self._servers.pop(request["end"]).end(request["patience"])
-                    self._client.send({"status": status})
-                else:
-                    self._client.send({"pid": self._fork(request, *self._client.take_descriptors())})
-        finally:
-            deadline = monotonic() + _PATIENCE
-            for server_process in self._servers.values():
-                server_process.end(max(0.0, deadline - monotonic()))
+        """Until ``hold`` ends."""
+        while not self._is_over:
+            for key, _ in self._selector.select(self._patience()):
+                # What one event does may end what another one is of.
+                if key in self._selector.get_map().values():
+                    key.data()
+            # Last, so that a client finds no importer that the client before it has left.
+            while self._asking:
+                self._serve(self._asking.pop(0))
+            for name in [name for name, pending in self._imports.items() if pending.deadline <= monotonic()]:
+                self._refuse(name, self._importers[name].why_late(self._imports[name].limit))
+            self._zygotes = [zygote for zygote in self._zygotes if zygote.poll() is None]
+        for name in [*self._importers]:
+            self._end(name, 0.0 if name in self._imports else None)
+        for zygote in self._zygotes:
+            zygote.end(None)
 
-    def _fork(self, request: dict[str, Any], connection: int, output: int) -> int:
-        unsafe = forking.why_not_fork()
-        is_importer = request["backend"] is None
+    def _patience(self) -> float | None:
+        now = monotonic()
+        return min((max(0.0, pending.deadline - now) for pending in self._imports.values()), default=None)
 
-        def body() -> int:
-            self._client.close()
-            for other in self._servers.values():
-                other.close()
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+    def _release(self) -> None:
+        self._is_over = True
+
+    def _accept(self) -> None:
+        channel = Channel(self._listener.accept()[0])
+        self._silent.append(channel)
+        self._selector.register(channel, selectors.EVENT_READ, partial(self._listen, channel))
+
+    def _listen(self, channel: Channel) -> None:
+        is_open = channel.fill()
+        if is_open and not channel.holds_message:
+            return
+        self._selector.unregister(channel)
+        self._silent.remove(channel)
+        if is_open:
+            self._asking.append(_Client(channel, channel.receive() or {}))
+        else:
+            channel.close()
+
+    def _serve(self, client: _Client) -> None:
+        if "place" not in client.request:
+            (output,) = client.channel.take_descriptors()
+            self._zygotes.append(Child(partial(self._become_zygote, client, output)))
             os.close(output)
-            client = Channel(socket.socket(fileno=connection))
-            return _become_importer(client, request) if is_importer else server.serve(client, request, unsafe)
+            client.channel.close()
+            return
+        environment = shared_environment(client.request["environment"])
+        place = [client.request[name] for name in ("place", "folder", "path")]
+        name = json.dumps([*place, sorted(environment.items())])
+        if name in self._unfit:
+            _tell(client, {"imported": False})
+        elif name in self._imports:
+            self._imports[name].waiting.append(client)
+        elif name in self._importers:
+            self._admit(name, client)
+        else:
+            self._import(name, client)
 
-        child = Child(body)
-        os.close(connection)
+    def _import(self, name: str, client: _Client) -> None:
+        """Start an importer, for which this client waits."""
+        limit = float(client.request["limit"])
+        self._imports[name] = _Import([client], limit, monotonic() + limit)
+        importer = self._importers[name] = Importer(client.request, self._close_all)
+        for source in importer.watched:
+            self._selector.register(source, selectors.EVENT_READ, partial(self._hear, name))
+        self._selector.register(importer.output.source, selectors.EVENT_READ, partial(self._read, importer))
+
+    def _read(self, importer: Importer) -> None:
+        if not importer.output.read():
+            self._selector.unregister(importer.output.source)
+
+    def _hear(self, name: str) -> None:
+        """Take what an importer says, or that it has ended."""
+        importer = self._importers[name]
+        is_open = importer.channel.is_readable(0.0) and importer.channel.fill()
+        why = importer.why_unreadable
+        try:
+            while importer.channel.holds_message and (message := importer.channel.receive()) is not None:
+                self._take(name, message)
+        except ValueError:
+            is_open = False
+        else:
+            why = importer.why_ended
+        if is_open or self._importers.get(name) is not importer:
+            return
+        if name in self._imports:
+            self._refuse(name, why())
+        else:
+            self._end(name)
+
+    def _take(self, name: str, message: dict[str, Any]) -> None:
+        match message:
+            case {"imported": _} if name not in self._imports:
+                pass
+            case {"imported": True}:
+                for client in self._imports.pop(name).waiting:
+                    self._admit(name, client)
+            case {"imported": False}:
+                self._unfit.add(name)
+                self._refuse(name)
+            case {"idle": admitted} if self._importers[name].is_idle(admitted):
+                self._end(name)
+
+    def _admit(self, name: str, client: _Client) -> None:
+        try:
+            self._importers[name].admit(client.channel, client.request["environment"])
+        except OSError:
+            # It has been killed since.
+            self._end(name)
+            self._import(name, client)
+        else:
+            client.channel.close()
+
+    def _refuse(self, name: str, error: str | None = None) -> None:
+        """Let no client wait any longer for this importer."""
+        for client in self._imports.pop(name).waiting:
+            _tell(client, {"imported": False} if error is None else {"error": error})
+        self._end(name)
+
+    def _end(self, name: str, patience: float | None = END_LIMIT) -> None:
+        importer = self._importers.pop(name)
+        for source in (*importer.watched, importer.output.source):
+            if source in self._selector.get_map():
+                self._selector.unregister(source)
+        importer.end(patience)
+
+    def _close_all(self) -> None:
+        """In a child: close everything that belongs to this process."""
+        self._selector.close()
+        self._listener.close()
+        os.close(self._hold)
+        for channel in self._silent:
+            channel.close()
+        for waiting in (self._asking, *(pending.waiting for pending in self._imports.values())):
+            for client in waiting:
+                client.channel.close()
+        for zygote in self._zygotes:
+            zygote.close()
+        for importer in self._importers.values():
+            importer.close()
+
+    def _become_zygote(self, client: _Client, output: int) -> int:
+        self._close_all()
+        os.environ.clear()
+        os.environ.update(client.request["environment"])
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         os.close(output)
-        self._servers[child.pid] = child
-        return child.pid
+        versions = {"python": platform.python_version(), "torch": torch.__version__}
+        return loop.serve(client.channel, {"versions": versions, "gpus": gpus()}, imported)
+
+
+def _tell(client: _Client, answer: dict[str, Any]) -> None:
+    """Answer a client that gets no zygote."""
+    with suppress(OSError):
+        client.channel.send(answer)
+    client.channel.close()
