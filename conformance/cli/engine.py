@@ -164,7 +164,7 @@ class Engine:
         elif result is not None and self._writer is not None:
             self._record(record(CaseRecord, json.loads(result)))
         elif report.failed:
-            self.failures.append(f"{report.nodeid}: {_in_one_line(report)}")
+            self.failures.append(f"{_case_of(report.nodeid)}: {_in_one_line(report)}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: Any, sched: Any) -> None:
@@ -173,6 +173,11 @@ class Engine:
             self._begun_again.add(crashitem)
             sched.mark_test_pending(crashitem)
             report.outcome = "rerun"
+        else:
+            report.longrepr = (
+                "our process that ran this case was killed twice, perhaps by the system for its memory; "
+                "the same command with --resume runs the case again"
+            )
 
     def _start(self, ids: Sequence[str]) -> None:
         """Begin the results file, unless there is nothing to run: a mistaken call keeps earlier results."""
@@ -237,6 +242,11 @@ def _workers(processes: int) -> Sequence[str]:
     """xdist's options for this many workers."""
     python = shlex.join([os.path.normpath(sys.executable), "-u", "-c", _START_OF_WORKER])
     return "--dist", "load", "--tx", f"{processes}*popen//python={python}"
+
+
+def _case_of(nodeid: str) -> str:
+    """The id of a case, with its trainer if there are several."""
+    return nodeid.partition("test_case[")[2].removesuffix("]") or nodeid
 
 
 def _in_one_line(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -121,6 +121,9 @@ class CaseRecord:
         dict[str, str],
         "laws that raised an error of their own, so that nothing is known of them: the traceback of each",
     ] = field(default_factory=dict)
+    unjudged: Annotated[
+        str | None, "the traceback of an error of the harness's own, because of which nothing is known of the case"
+    ] = None
     findings: Annotated[tuple[Finding, ...], "the laws that were broken"] = ()
     timeline: Annotated[Timeline | None, "what the ranks did, for a case that did not simply pass"] = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,16 +14,32 @@ from conformance.suite.servers import Servers
 from conformance.trace import file
 from conformance.verdict.ending import hung_at
 from conformance.verdict.judge import judge
+from conformance.verdict.paths import shortened
 from conformance.verdict.record import record, without_evidence
 
 
 def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> CaseRecord:
     """Run the case in fresh processes and judge it; ``traces`` is the folder for its trace, if that is to be kept.
 
+    A mistake of ours in the judgement costs this case its verdict.
+
     Raises:
         RunnerError: the harness itself failed.
     """
-    found = _record(item, servers, time_limit, traces)
+    try:
+        found = _record(item, servers, time_limit, traces)
+    except RunnerError:
+        raise
+    except Exception as error:
+        what = " ".join("".join(traceback.format_exception_only(error)).split())
+        headline = (
+            f"the harness failed, so the trainer cannot be judged: {what}; this is a mistake of ours, please report it "
+            "with the traceback in the report"
+        )
+        found = replace(
+            without_evidence(item.case, item.trainer, item.target, item.command, "INCONCLUSIVE", headline),
+            unjudged=shortened(traceback.format_exc()),
+        )
     return replace(found, possible=possible(item.case.backend), declared=item.declared, undeclared=item.undeclared)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 import resource
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -56,16 +57,29 @@ def test_the_disk_is_full(command, folder):
     assert list(Path().glob("conformance-unfinished-*")) == []
 
 
-def test_a_bug_of_ours_is_no_verdict(conformance, write, monkeypatch):
-    def broken(*arguments):
-        raise ZeroDivisionError("a bug")
+@pytest.mark.parametrize("where", ["suite.running.judge", "suite.running.record", "runner.outcome.placed"])
+def test_a_bug_of_ours_in_one_case(conformance, write, cases, monkeypatch, where):
+    """It costs this case its verdict, which shows the traceback; and the other case nothing."""
+    module, _, name = f"conformance.{where}".rpartition(".")
+    working = getattr(import_module(module), name)
+
+    def broken(case, *arguments):
+        if (case["accumulation"] if isinstance(case, dict) else case.accumulation) > 1:
+            raise ZeroDivisionError("a bug\nof ours")
+        return working(case, *arguments)
 
     target = write()
-    monkeypatch.setattr("conformance.suite.running.judge", broken)
-    ended = conformance("run", target, "--case", CASE)
-    assert ended.code == 3
-    assert "conformance: the harness failed: " in ended.err
-    assert "ZeroDivisionError: a bug" in ended.err
+    monkeypatch.setattr(f"conformance.{where}", broken)
+    ended = conformance("run", target, "--case", CASE, "--case", OTHER)
+    assert (ended.code, ended.err) == (1, "")
+    found = {id: case["verdict"] for (_, id), case in cases().items()}
+    assert found == {CASE: "PASS (exact)", OTHER: "INCONCLUSIVE"}
+    said = "the harness failed, so the trainer cannot be judged: ZeroDivisionError: a bug of ours; this is a mistake of"
+    assert said in " ".join(ended.out.split())
+    assert "Conforming" not in ended.out
+    page = html.unescape(Path("conformance-report.html").read_text())
+    assert "The case was not judged" in page
+    assert 'raise ZeroDivisionError("a bug' in page
 
 
 def test_a_law_that_raises(conformance, write, cases, monkeypatch):

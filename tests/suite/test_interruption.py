@@ -23,6 +23,18 @@ if task.accumulation == 4:
         os.kill(zygote, 9)
 """
 
+#: The processes that run the cases, which xdist starts in the folder of the run.
+KILLS_WORKERS = """
+if task.accumulation == 3 and not os.path.exists("calm"):
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if "signal.SIGHUP" in open(f"/proc/{name}/cmdline").read() and os.path.samefile(f"/proc/{name}/cwd", "."):
+                os.kill(int(name), 9)
+        except OSError:
+            continue
+    time.sleep(60)
+"""
+
 
 @pytest.fixture
 def processes_below():
@@ -150,6 +162,25 @@ def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
         os.kill(pid, signal.SIGKILL)
     os.close(gate)
     ended = run.ended()
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(case["id"] for case in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
+    assert lines()[-1]["complete"]
+
+
+def test_workers_that_are_killed_each_time(write, conformance):
+    """By one case: it has no verdict, all others have theirs, and the run can be resumed."""
+    target = write(KILLS_WORKERS, name="waits.py")
+    ended = conformance("run", target, *CHOSEN, "-n", "2")
+    assert ended.code == 3
+    assert ended.line == (
+        f"conformance: the harness failed: {BLOCKED}: our process that ran this case was killed twice, perhaps by the "
+        "system for its memory; the same command with --resume runs the case again"
+    )
+    assert sorted(case["id"] for case in lines()[1:-1]) == sorted([FIRST, SECOND, NEVER])
+    assert not lines()[-1]["complete"]
+    assert "INCOMPLETE: the run was cut off: 3 of 4 cases" in ended.out
+    Path("calm").touch()
+    ended = conformance("run", target, *CHOSEN, "-n", "2", "--resume")
     assert (ended.code, ended.err) == (0, "")
     assert sorted(case["id"] for case in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
     assert lines()[-1]["complete"]
