@@ -112,7 +112,10 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
         updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
-        final_weights=next((values(event["weights"]) for event in events if event["event"] == "finished"), None),
+        # None if they could not be read: then a part of the recorder has failed.
+        final_weights=next(
+            (event["weights"] and values(event["weights"]) for event in events if event["event"] == "finished"), None
+        ),
         raised=next((event for event in events if event["event"] == "raised"), None),
         other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
         observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),

@@ -87,6 +87,29 @@ def test_the_causes_of_an_exception_are_reported(run: Callable[..., Outcome]) ->
     assert "RuntimeError: wrapped" in traceback
 
 
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [
+        ("error = None", "for number in range(5000): (new := E(number)).__cause__ = error; error = new"),
+        ("def __str__(self): raise KeyboardInterrupt", "error = E()"),
+        ("def __str__(self): return 7", "error = E()"),
+    ],
+)
+def test_an_exception_that_cannot_be_shown(run: Callable[..., Outcome], before: str, inside: str) -> None:
+    outcome = run(
+        f"""
+        class E(Exception):
+            {before}
+        error = None
+        {inside}
+        raise error
+        """
+    )
+    last = outcome.ranks[0].events[-1]
+    assert (last["event"], last["type"]) == ("raised", "E")
+    assert "in train" in last["traceback"]
+
+
 @pytest.mark.parametrize("code", ["", "0", "3"])
 def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], code: str) -> None:
     outcome = run(f"sys.exit({code})")

@@ -59,6 +59,43 @@ def test_a_trainer_is_imported_once_for_all_backends(
     assert imports.read_text() == "x"
 
 
+REPLACES = """
+import json, socket, time
+from pathlib import Path
+
+def replaced(*arguments, **options):
+    raise RuntimeError("not here")
+
+def replace():
+    json.loads = json.dumps = os.close = os.dup2 = os.fork = os.fstat = os.getpid = os.kill = os.waitpid = replaced
+    os.write = socket.socket = socket.create_connection = threading.Lock = time.sleep = replaced
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.path.extend([None, Path("."), b"x"])
+"""
+
+
+@pytest.mark.parametrize("where", ["import", "rank"])
+def test_a_trainer_that_replaces_what_our_processes_use(
+    write: Write, make_spec: Callable[..., dict[str, Any]], where: str
+) -> None:
+    """They use the originals; what an import has replaced is replaced in the ranks."""
+    before, inside = {"import": ("replace()", ""), "rank": ("", "replace()\n")}[where]
+    inside += "assert os.fork is replaced and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN"
+    with ForkServer(write(inside, REPLACES + before), "single") as server:
+        for _ in range(2):
+            (rank,) = server.run(make_spec("single", 1), 60.0).ranks
+            assert (rank.finished, rank.exit) == (True, "exited 0"), rank.events[-1]
+
+
+def test_a_working_folder_that_is_gone(write: Write, make_spec: Callable[..., dict[str, Any]]) -> None:
+    gone = "import tempfile\nos.chdir(folder := tempfile.mkdtemp())\nos.rmdir(folder)"
+    with ForkServer(write("", gone), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), 60.0).ranks
+    assert rank.finished
+    assert [event for event in rank.events if event["event"] == "observer_failed"] == []
+
+
 def test_what_an_import_prints_is_not_ours_to_show(write: Write, capfd: pytest.CaptureFixture[str]) -> None:
     with ForkServer(write("", "print('loading'); print('warning', file=sys.stderr)"), "ddp"):
         pass

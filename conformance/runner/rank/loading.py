@@ -19,6 +19,7 @@ from conformance.adapter.loading import (
     missing_requirements,
 )
 from conformance.runner.outcome import Unavailable
+from conformance.runner.system import patches
 
 # Packages that a plain `pip install NAME` would not install.
 _INSTALL = {
@@ -32,10 +33,16 @@ _INSTALL = {
 }
 
 
+def imported_apart(place: str) -> ModuleType:
+    """`imported`, without what it replaces that our own processes use: see `patches`. Raises TrainerError."""
+    with patches.undone():
+        return imported(place)
+
+
 def remembered(place: str) -> Import:
     """Import ``place`` now; the result returns it, or raises why it cannot be imported, each time."""
     try:
-        module = imported(place)
+        module = imported_apart(place)
     except TrainerError as error:
         wrong = error
 

@@ -10,6 +10,9 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
+
+# As they were before a trainer could replace them.
+from os import getpid, read
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -62,7 +65,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
         return DESCRIPTORS_LOST if send.lost else 1
     # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
     if release.is_intact:
-        os.read(pipes.release, 1)
+        read(pipes.release, 1)
     return code or 0
 
 
@@ -73,7 +76,7 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
     try:
         train = load()
         recorder.sites.trainer_file = file_of(train)
-        recorder.note("started", pid=os.getpid())
+        recorder.note("started", pid=getpid())
         with recorder:
             task = Task(spec, rank, recorder)
             train(task)

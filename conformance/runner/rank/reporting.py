@@ -12,6 +12,9 @@ import threading
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+
+# As they were before a trainer could replace them.
+from os import getpid, write
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +47,14 @@ class Sender:
     def __init__(self, evidence: int, notices: int) -> None:
         self._evidence = Known.of(evidence)
         self._notices = Known.of(notices)
-        self._process = os.getpid()
+        self._process = getpid()
         self._lock = threading.Lock()
         self.has_ended = False
         self.lost = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         # What a trainer forks is not this rank, and would write in between.
-        if self.has_ended or os.getpid() != self._process:
+        if self.has_ended or getpid() != self._process:
             return
         kept = {name: value for name, value in event.items() if name != "at"} if "at" in event else event
         try:
@@ -68,7 +71,7 @@ class Sender:
 
     def notify(self, notice: Mapping[str, Any]) -> None:
         """Tell the server something that is no event."""
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             return
         with suppress(OSError):
             # Whatever else was written into the pipe ends with a line.
@@ -81,22 +84,27 @@ class Sender:
                 if not descriptor.is_intact:
                     self.has_ended = self.lost = True
                     return
-                line = line[os.write(descriptor.number, line) :]
+                line = line[write(descriptor.number, line) :]
 
 
 def described(error: BaseException) -> dict[str, str]:
-    """{type, message, traceback}, the traceback without the runner's own frames."""
-    trace = traceback.TracebackException.from_exception(error)
-    _trim(trace)
+    """{type, message, traceback}, the traceback without the runner's own frames. It never raises."""
     try:
         message = str(error)
-    except Exception as another:
+    except BaseException as another:
         message = f"(its message cannot be shown: {type(another).__name__})"
-    return {
-        "type": type(error).__name__,
-        "message": shortened(message),
-        "traceback": "".join(trace.format())[-_LONGEST_TEXT:],
-    }
+    return {"type": type(error).__name__, "message": shortened(message), "traceback": _formatted(error)}
+
+
+def _formatted(error: BaseException) -> str:
+    try:
+        trace = traceback.TracebackException.from_exception(error)
+        _trim(trace)
+        return "".join(trace.format())[-_LONGEST_TEXT:]
+    except BaseException:
+        # Its message cannot be shown, or its causes are too many.
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+        return "".join(traceback.format_list(frames))[-_LONGEST_TEXT:]
 
 
 def shortened(text: str) -> str:

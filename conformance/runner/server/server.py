@@ -22,7 +22,7 @@ from conformance.runner.rank import loading, rank
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, loopback, stacks
+from conformance.runner.system import linux, loopback, patches, stacks
 from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
 
@@ -94,9 +94,14 @@ def _prepare(
         "why_slow": _why_slow(target, unsafe, forking.why_not_fork()),
         "no_gpu": loading.why_no_gpu(backend),
     }
+
+    def load() -> Train:
+        patches.do_again()
+        return train
+
     if declaration.launches_workers:
-        return _launched(lambda: train, closing), hello
-    return partial(StartedCase, partial(rank.run, lambda: train)), hello
+        return _launched(load, closing), hello
+    return partial(StartedCase, partial(rank.run, load)), hello
 
 
 def _launched(load: Callable[[], Train], closing: ExitStack) -> MakeCase:

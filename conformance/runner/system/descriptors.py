@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Container
 from dataclasses import dataclass
 
+# As it was before a trainer could replace it.
+from os import fstat
+
 
 def nameless_file() -> int:
     """The descriptor of an empty file for reading and appending, which disappears when it is closed."""
@@ -42,7 +45,7 @@ class Known:
     @classmethod
     def of(cls, number: int) -> Known:
         """``number`` as it is now. Raises OSError."""
-        found = os.fstat(number)
+        found = fstat(number)
         return cls(number, found.st_dev, found.st_ino)
 
     @property
@@ -53,7 +56,7 @@ class Known:
     def is_intact_in(self, process: int | str) -> bool:
         """The same for another process, which got the descriptor from this one; True where nobody can know."""
         try:
-            found = os.fstat(self.number) if process == "self" else os.stat(f"/proc/{process}/fd/{self.number}")
+            found = fstat(self.number) if process == "self" else os.stat(f"/proc/{process}/fd/{self.number}")
         except OSError:
             return process != "self" and not os.path.isdir("/proc/self/fd")
         return (found.st_dev, found.st_ino) == (self.device, self.inode)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from conformance.adapter.loading import imported
+from conformance.runner.rank.loading import imported_apart
 from conformance.runner.rank.preload import preload, warm_up
 from conformance.runner.system import linux
 from conformance.runner.system.child import Child
@@ -253,7 +253,7 @@ class Zygote:
         os.dup2(output, 2)
         os.close(output)
         versions = {"python": platform.python_version(), "torch": torch.__version__}
-        return loop.serve(client.channel, {"versions": versions, "gpus": gpus()}, imported)
+        return loop.serve(client.channel, {"versions": versions, "gpus": gpus()}, imported_apart)
 
 
 def _tell(client: _Client, answer: dict[str, Any]) -> None:

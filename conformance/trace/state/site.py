@@ -104,6 +104,13 @@ def _is_users(module: dict[str, Any], path: str) -> bool:
 
 def shortened(path: str) -> str:
     """`path` as seen from the longest entry of `sys.path` that it lies in, or from the working directory."""
-    folders = {os.path.abspath(entry) for entry in (*sys.path, os.getcwd())}
+    entries: list[object]
+    try:
+        entries = [os.getcwd(), *sys.path]
+    except OSError:
+        # The working directory was removed; what is relative to it is nowhere.
+        entries = [entry for entry in map(str, sys.path) if os.path.isabs(entry)]
+    # Trainers also put paths of other types there, which Python ignores.
+    folders = {os.path.abspath(entry) for entry in entries if isinstance(entry, str)}
     inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
     return os.path.relpath(path, max(inside, key=len)) if inside else path

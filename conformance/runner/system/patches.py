@@ -1,0 +1,63 @@
+"""What importing a trainer changes of Python that our own processes rely on: undone in them, and done again in ranks.
+
+Libraries replace functions of the standard library (gevent, mocks, guards against sockets) and install handlers of
+signals. That is theirs to do in the processes that they train in, but not in those that start and watch these.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_OWNERS: tuple[Any, ...] = (
+    *(builtins, json, json.decoder, json.encoder, os, select, selectors, signal, socket, socket.socket),
+    *(subprocess, tempfile, threading, time, traceback),
+)
+#: With these, children end without our notice, and writing to a closed connection ends the process.
+_SIGNALS = (signal.SIGCHLD, signal.SIGPIPE)
+_set_handler, _get_handler = signal.signal, signal.getsignal
+
+_replaced: list[tuple[Any, str, Any]] = []
+_handlers: dict[int, Any] = {}
+
+
+@contextmanager
+def undone() -> Iterator[None]:
+    """Undo what the block replaces. Names that it deletes stay deleted."""
+    before = [(owner, name, value) for owner in _OWNERS for name, value in [*vars(owner).items()]]
+    handlers = {number: _get_handler(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            now = vars(owner).get(name, value)
+            if now is not value:
+                _replaced.append((owner, name, now))
+                setattr(owner, name, value)
+        for number, handler in handlers.items():
+            if _get_handler(number) != handler:
+                _handlers[number] = _get_handler(number)
+                _set_handler(number, handler)
+
+
+def do_again() -> None:
+    """In a process that trains: do again what was undone."""
+    for owner, name, value in _replaced:
+        setattr(owner, name, value)
+    for number, handler in _handlers.items():
+        # None: it was not set from Python.
+        if handler is not None:
+            _set_handler(number, handler)
