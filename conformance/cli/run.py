@@ -78,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    with ended_like_ctrl_c():
+        return _run(options, command, console)
+
+
+def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.cli.engine import Engine
     from conformance.cli.resuming import CannotResume, earlier
     from conformance.cli.surroundings import machine, sources
@@ -112,10 +117,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
     engine = Engine(folder, command, surroundings, console, hosts, found)
-    with ended_like_ctrl_c():
-        engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
-        ignore()
-        return _finish(engine, folder, console)
+    engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
+    ignore()
+    return _finish(engine, folder, console)
 
 
 def _finish(engine: Engine, folder: RunFolder, console: Console) -> int:

@@ -33,6 +33,8 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Let these signals do nothing more in this block: the run ends in any case."""
+    """Let these signals do nothing more in the block above: the run ends in any case."""
     for number in _ENDING:
-        signal.signal(number, signal.SIG_IGN)
+        # With SIG_IGN, Python would complain of a signal that has arrived just before.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)

@@ -109,6 +109,8 @@ def _against_passing(case: CaseRecord) -> str | None:
         return f"the guard {failing[0]!r} does not hold"
     if case.first_difference is not None or case.diverged is not None:
         return "its numbers are wrong"
+    if case.unjudged is not None:
+        return "it was not judged"
     return None
 
 

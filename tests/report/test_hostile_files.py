@@ -112,6 +112,7 @@ BROKEN_MUST = {
     ("cases", "said"),
     [
         ([passed(), passed()], "line 3 has the case ddp-w2-acc2-fp32-line of ddp a second time"),
+        ([passed(unjudged="Traceback ...")], "line 2 says PASS (exact), but it was not judged"),
         ([passed(findings=[BROKEN_MUST])], "line 2 says PASS (exact), but it broke a/b"),
         (
             [passed(guards=[{"name": "shards differ", "holds": False, "expected": "", "observed": ""}])],

@@ -140,6 +140,17 @@ def test_a_front_process_that_is_killed_takes_all_with_it(
         os.close(process)
 
 
+def test_an_interrupted_import_is_not_waited_for(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(*_: object) -> None:
+        raise AssertionError("a trainer that is still imported does not hang up")
+
+    target = write("", f"os.kill({os.getpid()}, signal.SIGINT)\nthreading.Event().wait()")
+    shared.get()
+    monkeypatch.setattr("conformance.runner.system.protocol.Channel.hang_up", wait)
+    with pytest.raises(KeyboardInterrupt), ForkServer(target, "single"):
+        pass
+
+
 def test_an_interrupted_case_is_ended(
     write: Write,
     make_spec: MakeSpec,

@@ -146,6 +146,17 @@ def test_interrupted_and_resumed(blocked, all_gone, conformance, processes, sent
     assert sorted(line["id"] for line in lines()[1:-1]) == sorted([FIRST, SECOND, BLOCKED, NEVER])
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_before_it_begins(conformance, write, monkeypatch, sent):
+    def killed(folder):
+        os.kill(os.getpid(), sent)
+
+    target = write()
+    monkeypatch.setattr("conformance.cli.run.RunFolder", killed)
+    ended = conformance("run", target)
+    assert (ended.code, ended.line) == (130, "conformance: interrupted")
+
+
 @pytest.mark.parametrize(
     "victim", ["the process that imports torch", "the importer", "the zygotes", "the servers", "the workers"]
 )

@@ -225,7 +225,8 @@ class ZygoteClient(Forker):
             raise self._lost() from error
         finally:
             if not answer.get("imported"):
-                importer.close()
+                # Nothing answers a goodbye.
+                connection.close()
         if "error" in answer:
             raise TrainerError(answer["error"])
         return importer if answer["imported"] else None
