@@ -14,6 +14,7 @@ from rich.console import Console
 from conformance.cli import exercise, explain, laws, report, run, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
+from conformance.report.console import SafeConsole
 from conformance.report.text import visible
 
 
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
         command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
         try:
-            return COMMANDS[options.action].main(options, command, Console(highlight=False))
+            return COMMANDS[options.action].main(options, command, SafeConsole(highlight=False))
         except KeyboardInterrupt:
             return say("interrupted", INTERRUPTED)
         except Exception as error:

@@ -1,0 +1,26 @@
+"""The terminal gets no control characters but its own."""
+
+from __future__ import annotations
+
+import io
+
+from rich.columns import Columns
+from rich.table import Table
+from rich.text import Text
+
+from conformance.report.console import SafeConsole
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\ud800"
+
+
+def test_whoever_prints_them():
+    console = SafeConsole(file=io.StringIO(), width=200, force_terminal=True)
+    table = Table(HOSTILE)
+    table.add_row(Text(HOSTILE, "bold"))
+    for one in (HOSTILE, Text(HOSTILE), table, Columns([Text(HOSTILE)])):
+        console.print(one, markup=False)
+    printed = console.file.getvalue()
+    assert "\x1b[1m" in printed, "its own styles stay"
+    for control in ("\x07", "\x9b", "\u202e", "\ud800", "\x1b]", "\x1b[2J"):
+        assert control not in printed
+    assert "\\u202egnp.exe" in printed
