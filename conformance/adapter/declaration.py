@@ -171,8 +171,13 @@ def trainer(
                 f"@trainer decorates a function that trains when it is called, but {name} is {kind}: calling it runs "
                 f"nothing of its body; write a plain `def {name}(task)` that runs it to its end"
             )
-        setattr(function, ATTRIBUTE, declaration)
-        setattr(function, SESSION, session)
+        try:
+            setattr(function, ATTRIBUTE, declaration)
+            setattr(function, SESSION, session)
+        except AttributeError as error:
+            raise ValueError(
+                f"@trainer cannot mark {function!r}, which takes no attributes; write a function that calls it"
+            ) from error
         return function
 
     return declare if function is None else declare(function)

@@ -110,6 +110,23 @@ def test_an_exception_that_cannot_be_shown(run: Callable[..., Outcome], before: 
     assert "in train" in last["traceback"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "before"),
+    [
+        ("coroutine", "async def trains(task): ..."),
+        ("generator", "def trains(task): yield"),
+        ("async generator", "async def trains(task): yield"),
+    ],
+)
+def test_a_function_that_returns_what_has_not_run(run: Callable[..., Outcome], kind: str, before: str) -> None:
+    """Its declaration cannot show it, if it wraps an async or generator function."""
+    outcome = run("return trains(task)", before=before)
+    last = outcome.ranks[0].events[-1]
+    assert (last["event"], last["type"]) == ("raised", "TypeError")
+    assert last["message"].startswith(f"the trainer's function returned a {kind}, of which nothing has run")
+    assert "never awaited" not in outcome.ranks[0].output
+
+
 @pytest.mark.parametrize("code", ["", "0", "3"])
 def test_leaving_in_the_middle_is_not_finishing(run: Callable[..., Outcome], code: str) -> None:
     outcome = run(f"sys.exit({code})")

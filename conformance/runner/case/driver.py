@@ -12,6 +12,7 @@ from time import monotonic
 
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
+from conformance.runner.rank.calling import call
 from conformance.runner.rank.rank import Pipes, file_of
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import stacks
@@ -29,7 +30,7 @@ def run(load: Callable[[], Train], job: Job, pipes: Pipes) -> int:
     try:
         train = load()
         pickle_by_value(train)
-        train(replace(job, ticket={**job.ticket, "trainer_file": file_of(train)}))
+        call(train, replace(job, ticket={**job.ticket, "trainer_file": file_of(train)}))
     except BaseException as error:
         what = described(error)
         print(what["traceback"], file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
+from conformance.runner.rank.calling import call
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
@@ -79,7 +80,7 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
         recorder.note("started", pid=getpid())
         with recorder:
             task = Task(spec, rank, recorder)
-            train(task)
+            call(train, task)
             recorder.finished()
     except BaseException as error:
         recorder.note("raised", **described(error), at=monotonic())
