@@ -222,6 +222,16 @@ def test_an_import_that_forks(joined: Shared, write: Write, make_spec: MakeSpec)
         assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
 
 
+def test_an_importer_that_is_killed_once(joined: Shared, write: Write, tmp_path: Path) -> None:
+    """The system may have done it; other clients wait for it too."""
+    (flag := tmp_path / "armed").touch()
+    kill = f"if os.path.exists({str(flag)!r}): os.remove({str(flag)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    before = joined.get()
+    with ForkServer(write("", kill), "single", starter=joined.get):
+        assert not flag.exists()
+    assert joined.get() is before
+
+
 def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(
     joined: Shared, write: Write, make_spec: MakeSpec
 ) -> None:

@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import select
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -42,6 +43,7 @@ class Importer:
             has had} when the last of them has gone.
         watched: readable when it has said something or has ended. What it has forked may hold its channel open.
         output: what it prints.
+        was_killed: it has ended by SIGKILL, which may be the system's doing when memory runs out.
     """
 
     def __init__(self, request: dict[str, Any], close_inherited: Callable[[], None]) -> None:
@@ -49,6 +51,7 @@ class Importer:
         self.channel, theirs = map(Channel, socket.socketpair())
         source, sink = os.pipe()
         self.output = Output(source)
+        self.was_killed = False
         self._place = request["place"]
         self._admitted = 0
 
@@ -93,6 +96,7 @@ class Importer:
         """The error when it has ended or disconnected before the import had ended. It is ended."""
         has_ended = self._child.wait(END_LIMIT)
         status = self._child.end()
+        self.was_killed = has_ended and status == signal.SIGKILL
         if not has_ended or status == DESCRIPTORS_LOST << 8:
             return self.why_unreadable()
         words = last_line(self.output.text())

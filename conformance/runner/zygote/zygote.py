@@ -100,6 +100,7 @@ class Zygote:
         self._importers: dict[str, Importer] = {}
         self._imports: dict[str, _Import] = {}
         self._unfit: set[str] = set()
+        self._begun_again: set[str] = set()
         self._is_over = False
 
     def run(self) -> None:
@@ -189,10 +190,18 @@ class Zygote:
             why = importer.why_ended
         if is_open or self._importers.get(name) is not importer:
             return
-        if name in self._imports:
-            self._refuse(name, why())
-        else:
+        if name not in self._imports:
             self._end(name)
+            return
+        error = why()
+        if importer.was_killed and name not in self._begun_again:
+            self._begun_again.add(name)
+            waiting = self._imports.pop(name).waiting
+            self._end(name)
+            for client in waiting:
+                self._serve(client)
+        else:
+            self._refuse(name, error)
 
     def _take(self, name: str, message: dict[str, Any]) -> None:
         match message:
