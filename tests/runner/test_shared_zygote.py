@@ -216,6 +216,14 @@ def test_an_import_that_writes_to_descriptors_of_ours(joined: Shared, write: Wri
     assert joined.get() is before
 
 
+def test_an_import_that_writes_what_an_importer_says(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+    """At a time when none says that."""
+    line = b'{"idle": 0}\n{"imported": 7}\n{}\n'
+    target = write("", f"from contextlib import suppress\n{WRITES.format(line=line)}")
+    with ForkServer(target, "single", starter=joined.get) as server:
+        assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
+
+
 def test_an_import_that_forks(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
     """What it has forked serves nobody."""
     with ForkServer(write("", "os.fork()"), "single", starter=joined.get) as server:

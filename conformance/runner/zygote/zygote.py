@@ -182,8 +182,8 @@ class Zygote:
         is_open = importer.channel.is_readable(0.0) and importer.channel.fill()
         why = importer.why_unreadable
         try:
-            while importer.channel.holds_message and (message := importer.channel.receive()) is not None:
-                self._take(name, message)
+            while self._importers.get(name) is importer and importer.channel.holds_message:
+                self._take(name, importer.channel.receive() or {})
         except ValueError:
             is_open = False
         else:
@@ -205,15 +205,13 @@ class Zygote:
 
     def _take(self, name: str, message: dict[str, Any]) -> None:
         match message:
-            case {"imported": _} if name not in self._imports:
-                pass
-            case {"imported": True}:
+            case {"imported": True} if name in self._imports:
                 for client in self._imports.pop(name).waiting:
                     self._admit(name, client)
-            case {"imported": False}:
+            case {"imported": False} if name in self._imports:
                 self._unfit.add(name)
                 self._refuse(name)
-            case {"idle": admitted} if self._importers[name].is_idle(admitted):
+            case {"idle": admitted} if name not in self._imports and self._importers[name].is_idle(admitted):
                 self._end(name)
 
     def _admit(self, name: str, client: _Client) -> None:
