@@ -88,6 +88,7 @@ RULES: tuple[Rule, ...] = (
     Rule("adamw-clip", ("fp64", "fp32"), _ACCUMULATED),
     Rule("adamw-overflow", _SCALED, _ACCUMULATED),
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
+    Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
     Rule("fine-data", ("fp64", "fp32"), _ACCUMULATED),
     Rule("fine-data", ("fp32",), frozenset({_W2})),

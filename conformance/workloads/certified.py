@@ -16,13 +16,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.workloads.outliers import Outliers, last_target
 from conformance.workloads.workload import SGD, BiasGroup, Clip, LossScale, Sample, Vector, Workload
 
 STEPS = 6
-#: Times any loss scale of the recipes it is far outside fp16's range; the loss itself stays finite.
-OUTLIER = Fraction(-(2**20))
-#: Its square is outside fp32's range, so that the loss itself is infinite. Twice its scaled error is inside.
-INFINITE_LOSS = Fraction(-(2**70))
 STEEPER = 4.0
 #: The significand bits of bf16: enough to add up a whole global batch, whatever its micro-batches are.
 _BITS = 8
@@ -46,7 +43,7 @@ class Recipe:
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
         short: samples in a short last batch, if there is one.
-        overflow_at: the batch of this step ends with a sample, ``outlier``, that overflows fp16.
+        overflow_at: the batch of this step has ``outliers``, which overflow fp16.
         fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
             the first feature is as fine.
         cast: targets are those of weights without ``fine``, as they are after the cast to a 16-bit format.
@@ -74,7 +71,7 @@ class Recipe:
     scale: LossScale = LossScale(Fraction(2**7))
     ranks_start_apart: bool = False
     overflow_at: int | None = None
-    outlier: Fraction = OUTLIER
+    outliers: Outliers = last_target
     steeper_at: int | None = None
     fine: Fraction = Fraction(0)
     cast: bool = False
@@ -109,7 +106,7 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
         batch, after = _draw(recipe, samples, step, state, generator)
         if recipe.overflow_at == step:
             # Every rank skips this window, so the state does not change.
-            batch = (*batch[:-1], replace(batch[-1], y=recipe.outlier))
+            batch = recipe.outliers(batch)
         elif recipe.steeper_at == step:
             # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
             state = replace(state, steps=after.steps)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
-from conformance.workloads.certified import INFINITE_LOSS, Recipe, certified
+from conformance.workloads.certified import Recipe, certified
+from conformance.workloads.outliers import first_losses
 from conformance.workloads.workload import SGD, AdamW, BiasGroup, Clip, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -110,19 +111,31 @@ RECIPES: dict[str, Recipe] = {
             overflow_at=2,
         ),
         Recipe(
+            "overflow-clip-value",
+            "A window that overflows fp16, and clipping by value, which makes infinite gradients finite.",
+            SGD(Fraction(1), momentum=HALF, nesterov=True),
+            clip=Clip("value", Fraction(1)),
+            scale=LossScale(Fraction(2**5)),
+            grid=Fraction(1, 8),
+            largest_weight=2,
+            overflow_at=2,
+        ),
+        Recipe(
             "infinite-loss",
-            "The loss of one sample on the last rank is infinite: all ranks must skip that step together.",
+            "The losses of two samples on the first rank are infinite: all ranks must skip that step together.",
             SGD(HALF, momentum=HALF),
             schedule=SCHEDULE,
             spread=3,
             scale=LossScale(Fraction(2**7), growth_interval=3),
             overflow_at=2,
-            outlier=INFINITE_LOSS,
+            outliers=first_losses,
         ),
         Recipe(
             "growing-scale",
-            "The loss scale doubles every second step.",
+            "The loss scale doubles every second step, beside a learning-rate schedule.",
             SGD(HALF, momentum=HALF),
+            schedule=SCHEDULE,
+            spread=3,
             scale=LossScale(Fraction(2**4), growth_interval=2),
         ),
         Recipe(
