@@ -88,7 +88,10 @@ def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank:
             if outside(step.weights, seen.weights) is not None:
                 return False
             # A bound that also contains the right answer explains nothing.
-            if taken == first_difference and separation(right.steps[taken], step) <= 1:
+            if (
+                taken == first_difference
+                and separation(right.steps[taken], step, by_weights=seen.gradients is None) <= 1
+            ):
                 return False
             taken += 1
     except Unbounded:
