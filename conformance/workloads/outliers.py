@@ -24,7 +24,8 @@ def last_target(batch: Batch) -> Batch:
 
 
 def first_losses(batch: Batch) -> Batch:
-    """The losses of the first two samples, in the first micro-batch of the first rank, are infinite, and gradients of
-    opposite sign: their sum is not a number."""
+    """The losses of the first two samples, in the first micro-batch of the first rank, are infinite, their gradients
+    of opposite sign: no sum of them is a number."""
     first, second, *others = batch
-    return (replace(first, y=-INFINITELY_FAR), replace(second, y=INFINITELY_FAR), *others)
+    x = tuple(abs(value) if like > 0 else -abs(value) for value, like in zip(second.x, first.x, strict=True))
+    return (replace(first, y=-INFINITELY_FAR), replace(second, x=x, y=INFINITELY_FAR), *others)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
@@ -18,12 +16,14 @@ def observe(recording: Recording) -> Seams:
     """Lets the compiler break its graph where the recorder begins. It would compile the recorder too, which takes ten
     times as long as the model; and `fullgraph`, which forbids breaks, would make it raise."""
 
-    def compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if "fullgraph" in kwargs:
-            kwargs["fullgraph"] = False
-        return original(*args, **kwargs)
+    def convert(original: Callable[..., Any], converter: Any, *args: Any, **kwargs: Any) -> Any:
+        # Functions may have been compiled, in this sense, when the trainer was imported.
+        converter._one_graph = converter._export
+        return original(converter, *args, **kwargs)
 
-    yield replaced(torch, "compile", compiling)
+    yield when_imported(
+        "torch._dynamo.convert_frame", lambda module: [replaced(module.ConvertFrameAssert, "__call__", convert)]
+    )
     yield when_imported("torch._dynamo.trace_rules", lambda module: [_left_out(module)])
 
 
