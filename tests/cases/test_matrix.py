@@ -46,7 +46,7 @@ BOUNDED = {
     "two-workers",
     "multivariate",
 }
-OVERFLOWING = {"overflow", "overflow-clip", "infinite-loss", "adamw-overflow"}
+OVERFLOWING = {"overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow"}
 HORIZON = 16
 DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 

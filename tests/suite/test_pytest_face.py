@@ -40,7 +40,8 @@ def test_ids(items, write):
         f"single-acc2-fp16-{workload}"
         for workload in (
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
-            *("adamw-overflow", "cast-weights", "infinite-loss", "overflow-clip"),
+            *("adamw-overflow", "cast-weights", "infinite-loss", "overflow-clip", "overflow-clip-value"),
+            *("short-window", "uneven-batch"),
         )
     }
 
@@ -130,15 +131,15 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
         assert result["ranks"]
 
 
-def test_workers_share_the_import_of_torch(pytester, write, folder):
-    """Each has a zygote of its own, forked from one that has torch. It is the parent of the process that imports the
-    trainer, from which the trainer's server is forked."""
+def test_workers_share_the_imports_of_torch_and_of_the_trainer(pytester, write, folder):
+    """Each has a zygote of its own, from which a server is forked. All are forks of the one process that has
+    imported the trainer."""
     before = """
     if task.world_size == 1:
         def parent(pid):
             with open(f"/proc/{pid}/stat") as stat:
                 return int(stat.read().rpartition(")")[2].split()[1])
-        zygote = parent(parent(parent(os.getpid())))
+        zygote = parent(parent(os.getpid()))
         with open("seen.txt", "a") as file:
             print(zygote, parent(zygote), file=file)
     """
