@@ -60,7 +60,7 @@ class RankEvidence:
 
     outcome: RankOutcome
     attempts: tuple[Attempt, ...]
-    world_size: int | None
+    world_size: int | None  # None without a process group.
     updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
     trained: tuple[frozenset[int], ...] | None
@@ -109,7 +109,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
     return RankEvidence(
         outcome=outcome,
         attempts=_attempts(steps, outcome.rank, windows),
-        world_size=next((event["world_size"] for event in events if event["event"] == "topology"), None),
+        world_size=next((one["world_size"] for one in events if one["event"] == "topology" and one["via"]), None),
         updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
         collectives=_collectives(events),
         # None if they could not be read: then a part of the recorder has failed.

@@ -41,7 +41,6 @@ def test_ids(items, write):
         for workload in (
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
             *("adamw-overflow", "cast-weights", "infinite-loss", "overflow-clip", "overflow-clip-value"),
-            *("short-window", "uneven-batch"),
         )
     }
 

@@ -231,8 +231,9 @@ class Watched:
         if len(self._own) > 1:
             return self.weights()
         # The original of a parametrized or pruned parameter has another name.
-        used = zip(self._names, self.current, strict=False)
-        return self.weights(tuple(module._parameters.get(name, parameter) for name, parameter in used))
+        used = module._parameters
+        stepped = zip(self._names, self.current, strict=False)
+        return self.weights(tuple(_meant(used.get(name, parameter), parameter) for name, parameter in stepped))
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; else None."""
@@ -259,6 +260,13 @@ class Watched:
             for parameter in held_by(optimizer)
         ]
         return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
+
+
+def _meant(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch.Tensor | None:
+    """What is stepped, where a forward uses it rounded to another format; else what the forward uses."""
+    if used is None or stepped is None or used.dtype == stepped.dtype:
+        return used
+    return stepped if _equal(used, stepped) else used
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
