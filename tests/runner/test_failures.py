@@ -239,12 +239,12 @@ def test_a_rank_that_prints_without_end_fills_no_disk(run: Callable[..., Outcome
         assert not any(stat.S_ISREG(os.fstat(number).st_mode) for number in (1, 2))
         print("the first line")
         for number in range(20):
-            print("x" * 1_000_000)
+            print("x" * 100_000)
         print("the last line")
         while task.rank == 1:
-            print("y" * 1_000_000)
+            print("y" * 100_000)
         """,
-        time_limit=3.0,
+        time_limit=5.0,
     )
     zero, one = outcome.ranks
     assert outcome.timed_out
