@@ -71,4 +71,5 @@ def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Num
         state=recording.watched.state(optimizer),
         **recording.watched.handed_out(held_by(optimizer)),
     )
+    recording.skipped.append(optimizer)
     recording.accounted()

@@ -48,6 +48,7 @@ class Recording:
     optimizer steps there have been. has_gradients: whether autograd has computed any.
     recomputed: the dtypes of the forwards that the last backward computed again.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
+    skipped: the optimizers whose steps were skipped since the last forward.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Recording:
         self.has_gradients = False
         self.recomputed: list[str | None] = []
         self.scale: Number = None
+        self.skipped: list[torch.optim.Optimizer] = []
         self.gradients = Gradients(self.watched, self.payloads)
 
     def note(self, event: str, **fields: Any) -> int:

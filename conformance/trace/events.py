@@ -178,6 +178,10 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
     ]
     training: Annotated[bool, "whether the model is in training mode"] = True
     extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
+    states: Annotated[
+        Sequence[str | None],
+        "after skipped steps: digests of the states that their optimizers now have, in the order of the skips",
+    ] = ()
 
     @property
     def label(self) -> str:

@@ -56,7 +56,8 @@ BREAKING = {
         "state until the next window": lambda: a_run(
             [
                 [scaled(0), skipped()],
-                [scaled(1), event("scaler_step", state="another"), step(scale=S), event("update")],
+                [forward(1, states=["another"]), backward(scaled=S), event("scaler_step", state="another")],
+                [step(scale=S), event("update")],
             ],
         ),
     },
@@ -88,6 +89,13 @@ ALLOWED = {
         [
             [forward(0), event("loss_scaled", scale=1.0), backward(scaled=1.0), event("scaler_step", scale=1.0)],
             [event("skip", scale=1.0), event("update", scale_before=1.0, scale_after=1.0), last()],
+        ]
+    ),
+    "a state that changes in the next window": lambda: a_run(
+        [
+            [scaled(0), skipped()],
+            [forward(1, states=["same"]), backward(scaled=S), event("scaler_step", state="another")],
+            [step(scale=S), event("update")],
         ]
     ),
     "weights averaged around a skip": lambda: two_ranks(

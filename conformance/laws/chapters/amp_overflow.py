@@ -149,8 +149,8 @@ def skip_changes_nothing(window: Window) -> Outcomes:
         return
     pairs = list(pairwise(_weights_along(window)))
     moved = next((pair for pair in pairs if _differs(pair[0][1], pair[1][1])), None)
-    states = list(_states_along(window))
-    changed = next((pair for pair in states if pair[0].state != pair[1].state), None)
+    states = list(_changes_of_state(window))
+    changed = next(filter(None, states), None)
     if moved is not None:
         yield _moved(window, *moved)
     elif changed is not None:
@@ -176,17 +176,20 @@ def _weights_along(window: Window) -> Sequence[_Shown]:
     ]
 
 
-def _states_along(window: Window) -> Iterator[tuple[ScalerStep | Skip, ScalerStep | Skip]]:
-    """Pairs of a skip and the event before or after it that shows the state of the same optimizer."""
-    later = window.following.of(ScalerStep) if window.following else ()
-    for skip in window.of(Skip):
-        pairs: list[tuple[ScalerStep | Skip, ScalerStep | Skip]] = [
-            *((event, skip) for event in window.of(ScalerStep, before=skip)[-1:]),
-            *((skip, event) for event in later),
-        ]
-        for one, other in pairs:
-            if one.optimizer == other.optimizer and one.state is not None and other.state is not None:
-                yield one, other
+def _changes_of_state(window: Window) -> Iterator[tuple[Event, Event] | None]:
+    """Of each skip and each event around it that shows the state of the same optimizer: the two if it has changed.
+
+    What changes after the next forward belongs to another window.
+    """
+    forwards = [*window.of(Forward), *(window.following.forwards[:1] if window.following else ())]
+    for order, skip in enumerate(window.of(Skip)):
+        steps = [step for step in window.of(ScalerStep, before=skip) if step.optimizer == skip.optimizer]
+        for step in steps[-1:]:
+            yield None if step.state == skip.state else (step, skip)
+        later = next((event for event in forwards if event.seq > skip.seq and event.states), None)
+        if later is not None:
+            noted = order - len(window.of(Skip, before=later))
+            yield None if later.states[noted] == skip.state else (skip, later)
 
 
 def _differs(before: Vector, after: Vector) -> bool:

@@ -70,6 +70,9 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         whose: dict[str, Any] = {"copy": True, "of_copy": recording.numbers.of("copy", module)}
     else:
         whose = recording.watched.handed_out(module.parameters())
+    if recording.skipped:
+        whose["states"] = [recording.watched.state(optimizer) for optimizer in recording.skipped]
+        recording.skipped.clear()
     recording.copies.forget()
     wrapper = recording.wrappers.enter_model()
     recording.note(
