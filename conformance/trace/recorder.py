@@ -89,4 +89,4 @@ class Recorder(Recording):
         harmless(self.watched.ends, __name__)()
         own = harmless(self.watched.own_weights, __name__)()
         marks = {} if own is None else {"own": own}
-        self.note("finished", weights=harmless(self.watched.weights, __name__)(), **marks)
+        self.note("finished", weights=harmless(self.watched.final_weights, __name__)(), **marks)

@@ -231,9 +231,17 @@ class Watched:
         if len(self._own) > 1:
             return self.weights()
         # The original of a parametrized or pruned parameter has another name.
-        used = module._parameters
-        stepped = zip(self._names, self.current, strict=False)
-        return self.weights(tuple(_meant(used.get(name, parameter), parameter) for name, parameter in stepped))
+        named = zip(self._names, self.current, strict=False)
+        return self._meant([module._parameters.get(name, stepped) for name, stepped in named])
+
+    def final_weights(self) -> list[Number] | None:
+        """What training ends with."""
+        return self._meant(self.current) if self.is_readable else None
+
+    def _meant(self, used: Sequence[torch.Tensor | None]) -> list[Number] | None:
+        """The values of `used`, or of the masters that these are, rounded to another format."""
+        own = tuple(self._own[0].parameters()) if self._own else self.current
+        return self.weights(tuple(map(_master, used, self.current, own)))
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; else None."""
@@ -262,11 +270,10 @@ class Watched:
         return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
 
 
-def _meant(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch.Tensor | None:
-    """What is stepped, where a forward uses it rounded to another format; else what the forward uses."""
-    if used is None or stepped is None or used.dtype == stepped.dtype:
-        return used
-    return stepped if _equal(used, stepped) else used
+def _master(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:
+    """The candidate of which `used` is a copy in another format; else `used`."""
+    others = (one for one in candidates if one is not None and used is not None and one.dtype != used.dtype)
+    return next((one for one in others if _equal(used, one)), used)
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
