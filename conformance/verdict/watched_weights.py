@@ -7,7 +7,7 @@ first forward uses what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -26,14 +26,25 @@ def with_watched_weights(ranks: Sequence[RankEvidence], run: Run) -> tuple[RankE
     weights. They see nothing of earlier steps in a window, which a right server does not make.
     """
     served = () if run.server is None else ranks[run.server].attempts
-    watched = [_watched(rank, seen, rank.attempts or served) for rank, seen in zip(ranks, run.ranks, strict=True)]
+    skipped = _skipped(ranks)
+    watched = [
+        _watched(rank, seen, rank.attempts or served, skipped) for rank, seen in zip(ranks, run.ranks, strict=True)
+    ]
     return tuple(replace(rank, attempts=tuple(_completed(rank, watched))) for rank in watched)
 
 
-def _watched(rank: RankEvidence, seen: Rank, attempts: Sequence[Attempt]) -> RankEvidence:
+def _skipped(ranks: Sequence[RankEvidence]) -> set[int | None]:
+    """The windows that all ranks with an optimizer of torch's skipped: those without one had nothing to step."""
+    attempts = [attempt for rank in ranks for attempt in rank.attempts]
+    stepped = {attempt.seen_in for attempt in attempts if attempt.stepped}
+    return {attempt.seen_in for attempt in attempts} - stepped
+
+
+def _watched(rank: RankEvidence, seen: Rank, attempts: Sequence[Attempt], skipped: Set[int | None]) -> RankEvidence:
     shown = {window.number: _shown_by(window.shown_after) for window in seen.windows}
     held = {window: weights for window, weights in shown.items() if weights is not None}
-    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(seen, held))
+    attempted = {attempt.seen_in for attempt in attempts}
+    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(seen, held, skipped - attempted))
     if by_hand:
         taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
         return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
@@ -101,15 +112,18 @@ def _may_carry_weights(event: Mapping[str, Any], size: int) -> bool:
     return event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size)
 
 
-def _by_hand(rank: Rank, held: Mapping[int, Vector]) -> Iterator[Attempt]:
-    """An attempt for each window whose weights came out other than they went in: a skipped one leaves no trace, unless
-    a GradScaler has skipped it."""
+def _by_hand(rank: Rank, held: Mapping[int, Vector], skipped: Collection[int | None]) -> Iterator[Attempt]:
+    """An attempt for each window whose weights came out other than they went in, or that the ranks that step skipped:
+    another one that is skipped leaves no trace, unless a GradScaler has skipped it."""
     for window in rank.windows:
         number, before = window.number, _shown_by(next(iter(window.forwards), None))
-        if before is not None and number in held and not same(held[number], before):
+        if before is None or number not in held:
+            continue
+        has_moved = not same(held[number], before)
+        if has_moved or number in skipped:
             scales = [float(step.scale) for step in window.of(ScalerStep)]
             scale = scales[-1] if scales else None
-            yield Attempt(number, number, stepped=True, gradients=None, weights=held[number], scale=scale)
+            yield Attempt(number, number, stepped=has_moved, gradients=None, weights=held[number], scale=scale)
 
 
 def _shown_by(event: Forward | Finished | None) -> Vector | None:

@@ -100,10 +100,9 @@ def scaler_with_fp16(window: Window) -> Outcomes:
 
 
 def _scales(window: Window) -> bool:
-    """Whether the rank scales its losses, or its server unscales the gradients."""
-    run = window.run
-    ranks = {window.rank.number, window.rank.number if run.server is None else run.server}
-    return any(run.ranks[number].of(kind) for number in ranks for kind in _SCALING)
+    """Whether the rank scales its losses, or another one unscales the gradients with which it steps for this one."""
+    ranks = window.run.ranks if window.step_is_unseen else [window.rank]
+    return any(rank.of(kind) for rank in ranks for kind in _SCALING)
 
 
 def _not_scaled(forward: Forward, end: BackwardEnd) -> Broken:
