@@ -69,7 +69,7 @@ class Recording:
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
-        self.watched = Watched(None if spec is None else shapes(spec["model"]))
+        self.watched = Watched(None if spec is None else _start(spec["model"]))
         self.payloads = Payloads(self.watched)
         self.copies = Copies(self.watched, self.payloads)
         self.handles = Handles()
@@ -198,6 +198,7 @@ class Recording:
         self._groups.update(_world.pg_map)
 
 
-def shapes(model: dict[str, Any]) -> list[tuple[int, ...]]:
-    """The shapes of the parameters of the model that a spec describes."""
-    return [(1, model["features"]), *([(1,)] if model["bias"] else [])]
+def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The parameters with which the model that a spec describes begins on rank 0."""
+    weight, *bias = torch.tensor(model["weights"][0], dtype=torch.float64).split(model["features"])
+    return weight.view(1, -1), *bias

@@ -14,7 +14,6 @@ import torch
 from conformance.trace.values import Number, has_values, own_part, undisturbed, untransformed, values
 
 Found = tuple[torch.Tensor | None, ...]
-Shapes = list[tuple[int, ...]]
 
 MOST_ELEMENTS = 4096
 """Values are read of models up to this size."""
@@ -23,15 +22,17 @@ MOST_ELEMENTS = 4096
 class Watched:
     """Knows the models that are watched, and which parameters the optimizer really steps.
 
-    shapes: those of the parameters of the task's model, a `torch.nn.Linear`. With them, a copy of it is recognised
-    where it is first seen: it has all of these shapes, and values that are the task's. Once the task's own parameters
-    are stepped, they alone are watched. Without shapes only the very models that are added are known.
+    start: the parameters with which the task's model, a `torch.nn.Linear`, begins on rank 0. With them, a copy of it is
+    recognised where it is first seen: it has all of their shapes, and values that are the task's or, after a broadcast,
+    rank 0's. Once the task's own parameters are stepped, they alone are watched. Without `start` only the very models
+    that are added are known.
     is_readable: whether the model is so small that values are read.
     """
 
-    def __init__(self, shapes: Shapes | None = None) -> None:
-        self._knows_copies = shapes is not None
-        self._measure(shapes or [])
+    def __init__(self, start: Found | None = None) -> None:
+        self._knows_copies = start is not None
+        self._start = start or ()
+        self._measure(self._start)
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
         # Of each parameter of the task's models, which of them has it.
@@ -60,7 +61,7 @@ class Watched:
         self._copied.pop(id(model), None)
         self._latest = self._hand_out(parameters)
         if not self._knows_copies:
-            self._measure([tuple(parameter.shape) for parameter in parameters])
+            self._measure(parameters)
         for act in self._followers:
             act(model)
 
@@ -185,7 +186,7 @@ class Watched:
         """Whether these have the shapes and, up to their type, the values of parameters that are watched already."""
         if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._shapes:
             return False
-        known = {id(found): found for found in (self._latest, *self._found.values())}
+        known = {id(found): found for found in (self._latest, self._start, *self._found.values())}
         return any(found and all(map(_equal, candidate, found)) for found in known.values())
 
     def stepped(self, parameters: Found) -> None:
@@ -208,9 +209,9 @@ class Watched:
                 self._found[id(parameter)] = parameters
         return parameters
 
-    def _measure(self, shapes: Shapes) -> None:
-        self._shapes = shapes
-        self._sizes = [math.prod(shape) for shape in shapes]
+    def _measure(self, parameters: Found) -> None:
+        self._shapes = [tuple(parameter.shape) for parameter in parameters if parameter is not None]
+        self._sizes = [math.prod(shape) for shape in self._shapes]
         self.is_readable = sum(self._sizes) <= MOST_ELEMENTS
 
     @property
