@@ -91,6 +91,10 @@ class TestClearing:
         others = [event("gradient_change"), backward(root=9, gradients="some", forwards=[])]
         assert broken(a_run([hold(0, 0, 1), first, step(), second, others, step()])) == set()
 
+    def test_what_comes_after_an_early_step_and_its_clearing_is_no_rest(self):
+        early = [[micro_batch(n, gradients="some" if n else "none"), step(), clear(), micro_batch()] for n in range(2)]
+        assert broken(a_run([hold(0, 0, 1), early], **TWO)) == {"acc/step-after-all-backwards"}
+
     def test_cleared_for_each_micro_batch(self):
         run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
         assert broken(run) == {"acc/not-cleared-inside"}

@@ -47,9 +47,11 @@ def cleared_between_windows(window: Window) -> Outcomes:
     # Gradients that no step used need not be cleared.
     if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:
         return
+    if _clears_before_its_end(previous):
+        return
     if window.backwards[0].gradients != "some":
         yield OK
-    elif not _held(previous) <= {parameter for event in _clears(window) for parameter in event.parameters}:
+    elif not _held(previous) <= _parameters(_clears(window)):
         yield _not_cleared(previous, window)
 
 
@@ -59,6 +61,17 @@ def _held(window: Window) -> set[int]:
     found = {parameter for event in window.attempts for parameter in held.get(event.optimizer, ())}
     # If there is no step, or its optimizer is unknown, require at least the first parameter.
     return found or {0}
+
+
+def _clears_before_its_end(window: Window) -> bool:
+    """Whether gradients were cleared after a window's last step, and before another backward of it."""
+    if not window.attempts or not window.backwards:
+        return False
+    return _held(window) <= _parameters(window.of(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1]))
+
+
+def _parameters(clears: Sequence[ZeroGrad]) -> set[int]:
+    return {parameter for event in clears for parameter in event.parameters}
 
 
 @fact
