@@ -485,6 +485,10 @@ class ForeignOptimizer(Event, noted="at the first step of an optimizer that hold
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
 
 
+class Fork(Event, noted="after the trainer has forked a process, of which nothing is recorded"):
+    pass
+
+
 class ObserverFailed(Event, noted="when a part of the recorder has raised an error, and is switched off from then on"):
     observer: Annotated[str, "the part: a module of `conformance.trace.observers`, or `recorder`"]
     error: Annotated[str, "the type and the message"]

@@ -9,6 +9,8 @@ from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
 
+_TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
+
 
 def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Why the numbers of a run cannot be judged, and what would make that possible; None if they can be."""
@@ -19,6 +21,13 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             return (
                 f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
                 "they cannot be compared; run a path that keeps whole weights, such as DDP"
+            )
+    for rank in ranks:
+        kinds = {event["event"] for event in rank.outcome.events}
+        if "fork" in kinds and not rank.attempts and kinds.isdisjoint(_TRAINING):
+            return (
+                f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
+                "process does cannot be seen, so train in the one that calls the function under `@trainer`"
             )
     for rank in ranks:
         final = rank.final_weights
@@ -36,7 +45,8 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             return (
                 f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and "
                 "no forward showed when, so the steps cannot be compared; call the module that task.model() returns, "
-                "or derive the optimizer from torch.optim.Optimizer"
+                "or derive the optimizer from torch.optim.Optimizer, in the process that calls the function under "
+                "`@trainer`"
             )
     return None
 

@@ -118,3 +118,19 @@ def test_weights_that_no_step_of_torchs_has_changed(follow, moves):
     assert judgement.verdict == ("INCONCLUSIVE" if moves else "FAIL (numerics)")
     if moves:
         assert "derive the optimizer from torch.optim.Optimizer" in judgement.headline
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_another_process_trains_cannot_be_seen(follow, moves):
+    """Whether or not its weights come back; beside training in the trainer's own process, a fork means nothing."""
+    run = follow("single-acc2-fp32-sgd")
+    start = run.of("start")[0]
+    run.after(start, {**start, "event": "fork"})
+    del run.of("fork")[0]["weights"]
+    assert run.judged().verdict == "PASS (exact)"
+    run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
+    if not moves:
+        run.of("finished")[0]["weights"] = start["weights"]
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 0 started another process and computed no gradients in its own; ")
