@@ -97,8 +97,9 @@ RULES: tuple[Rule, ...] = (
     # Not with apex: its scale grows after 2000 steps, and nothing can change that.
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2, _W2_ACC2, _W4})),
-    # A trainer's branch for AMP may begin otherwise.
+    # A trainer's branch for AMP may begin and end otherwise.
     Rule("ranks-start-apart", _SCALED, frozenset({_W2_ACC2})),
+    *(Rule(workload, _SCALED, _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
     Rule(
         "short-window",
         ("fp64", "fp32"),

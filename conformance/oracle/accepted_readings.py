@@ -126,6 +126,11 @@ def readings(
     )
 
 
+def fewest_steps(problem: Problem) -> int:
+    """The steps of a trainer that drops what it may."""
+    return min(reading.problem.workload.steps for reading in readings(problem))
+
+
 def _of_ranks_without_data(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
     """The readings of a last window in which only some ranks have data: these go on, all do with data that are
     repeated, or none does."""

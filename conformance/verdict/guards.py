@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
-from conformance.oracle.accepted_readings import readings
+from conformance.oracle.accepted_readings import fewest_steps
 from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
@@ -111,7 +111,7 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """One attempt per window. A last window that is short or uneven may be dropped; skips of a custom scaler are not
     recorded."""
     windows = case.problem.windows
-    fewest = min(reading.problem.workload.steps for reading in readings(case.problem))
+    fewest = fewest_steps(case.problem)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(

@@ -11,7 +11,7 @@ from conformance.cases.case import Case
 from conformance.laws.checking import Finding, Verified, check, findings, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.laws.sharing import averages_weights
-from conformance.oracle.accepted_readings import Reading, readings
+from conformance.oracle.accepted_readings import Reading, fewest_steps, readings
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power, shows_least_harm
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
@@ -329,18 +329,25 @@ def _fits(judgement: Judgement, trajectory: Trajectory) -> bool:
 
 def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Reading, Trajectory]]:
     """The right answers, one for each accepted reading, along the skips and loss scales of rank 0."""
-    attempts = ranks[0].attempts
-    history = None
-    if problem.precision.scaled and attempts:
-        stepped = {attempt.window for attempt in attempts if attempt.stepped}
-        scales = tuple(scale for attempt in attempts if (scale := exactly(attempt.scale)))
-        skips = frozenset(range(problem.workload.steps)) - stepped
-        history = ScalerHistory(skips, scales if len(scales) == len(attempts) else ())
+    problem = as_dealt(problem, ranks)
+    history = _history(problem, ranks[0])
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
-    problem = as_dealt(problem, ranks)
     accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset())
     return [(reading, _trajectory(reading, history)) for reading in accepted if early or not reading.averages_early]
+
+
+def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
+    """What the loss scaler of ``rank`` did. A last window that nothing ended was dropped if it may be, not skipped."""
+    attempts = rank.attempts
+    if not problem.precision.scaled or not attempts:
+        return None
+    stepped = {attempt.window for attempt in attempts if attempt.stepped}
+    scales = tuple(scale for attempt in attempts if (scale := exactly(attempt.scale)))
+    skips = frozenset(range(problem.workload.steps)) - stepped
+    attempted = {attempt.window for attempt in attempts}
+    dropped = {window for window in skips - attempted if window >= fewest_steps(problem)}
+    return ScalerHistory(skips - dropped, scales if len(scales) == len(attempts) else ())
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,12 @@ import pytest
 from conformance.oracle.accepted_readings import AveragedInEveryMicroBatch
 from conformance.oracle.faults import MeanOfMicroBatchMeans, NominalLength
 
-SHORT = ("single-acc2-fp32-short-window", "single-acc3-fp64-short-window", "ddp-w2-acc3-fp32-short-window")
+SHORT = (
+    "single-acc2-fp32-short-window",
+    "single-acc3-fp64-short-window",
+    "ddp-w2-acc3-fp32-short-window",
+    "single-acc2-fp16-short-window",
+)
 UNEVEN = ("single-acc2-fp32-uneven-batch", "ddp-w2-acc2-fp32-uneven-batch")
 
 
