@@ -86,6 +86,7 @@ class Recorder(Recording):
     def finished(self) -> None:
         """The trainer's function returned."""
         harmless(self.topology, __name__)()
+        harmless(self.look, __name__)()
         harmless(self.watched.ends, __name__)()
         own = harmless(self.watched.own_weights, __name__)()
         marks = {} if own is None else {"own": own}

@@ -4,66 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from conformance.laws.run import Rank, Run
+from conformance.laws.run import Rank, Run, Window
 from conformance.results.records import Behaviour
-from conformance.trace.events import BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
-from conformance.workloads.behaviour import WORDS, Way, is_declared, split
+from conformance.trace.events import AutogradGrad, BackwardBegin, BackwardEnd, Optimizer, ZeroGrad
+from conformance.workloads.behaviour import WORDS, Way, declarable, is_declared, split
 
 _GO_ON = "let the ranks that have data left go on, as in torch's `Join`"
 
 
 def observed(ways: Sequence[Way], run: Run, declares: Mapping[str, str]) -> tuple[list[Behaviour], list[str]]:
-    """What was done in the run, and what of it was declared otherwise.
+    """What was done in the run, and what of it was declared otherwise. Where the run does not show which of several
+    ways it was, what the trainer declares is believed.
 
     ``ways``: how the numbers read what is open in the case.
     """
     found, against = [], []
     for way in ways:
         may_be = _of_a_dropped_window(run) if way == "last_window=drop" else (way,)
-        choice, done = split(may_be[0])
+        choice = split(way)[0]
         declared = declares.get(choice)
-        found.append(Behaviour(may_be[0], declared))
-        if declared is not None and not any(is_declared(one, declared) for one in may_be):
-            words = WORDS[may_be[0]]
-            instead = _GO_ON if done == "drop" and _has_run_out(run) else words.instead
+        done = next((one for one in may_be if declared is not None and is_declared(one, declared)), may_be[0])
+        found.append(Behaviour(done, declared))
+        if declared is not None and not is_declared(done, declared):
+            words = WORDS[done]
+            instead = _GO_ON if split(done)[1] == "drop" and _has_run_out(run) else words.instead
             instead = f", else {instead}" if instead else ""
+            meant = " or ".join(f'{choice}="{one}"' for one in declarable(done))
             against.append(
-                f'the trainer declares {choice}="{declared}", but {words.says}; declare {choice}="{done}" if that is '
-                f"meant{instead}"
+                f'the trainer declares {choice}="{declared}", but {words.says}; declare {meant} if that is meant'
+                f"{instead}"
             )
     return found, against
 
 
 def _has_run_out(run: Run) -> bool:
     """Whether some ranks have no data for the last window."""
-    return run.plan.with_data(int(run.plan.spec["steps"]) - 1) < run.plan.world_size
+    return run.plan.with_data(_last(run)) < run.plan.world_size
+
+
+def _last(run: Run) -> int:
+    """The number of the last window."""
+    return int(run.plan.spec["steps"]) - 1
 
 
 def _of_a_dropped_window(run: Run) -> tuple[Way, ...]:
-    """What dropping the last window may be, with gradients that the end of the run leaves: what shows comes first.
+    """What dropping the last window may be, with gradients that the end of the run leaves: what shows comes first."""
+    found = {_left_over(rank) for rank in run.ranks}
+    return next(ways for ways in (_UNSEEN, _LEAVES_OR_DROPS, _LEAVES, _DROPS) if ways in found)
 
-    They are in the way of the next epoch, unless each window or the epoch begins by clearing them.
+
+_DROPS: tuple[Way, ...] = ("last_window=drop",)
+_LEAVES: tuple[Way, ...] = ("last_window=carry",)
+_LEAVES_OR_DROPS: tuple[Way, ...] = (*_LEAVES, *_DROPS)
+_UNSEEN: tuple[Way, ...] = ("last_window=unstepped", *_DROPS, *_LEAVES)
+
+
+def _left_over(rank: Rank) -> tuple[Way, ...]:
+    """What a rank may have done with the gradients of a last window without a step.
+
+    If they are in `.grad` at the end, they are in the way of the next epoch, unless each window or the epoch begins by
+    clearing them.
     """
-    left = [rank for rank in run.ranks if _leaves_gradients(rank)]
-    if not left or all(map(_clears_first, left)):
-        return ("last_window=drop",)
-    if any(rank.of(ZeroGrad, before=first) for rank in left for first in rank.of(BackwardBegin)[:1]) or any(
-        event.by == "hand" for rank in left for event in rank.of(ZeroGrad)
-    ):
-        return ("last_window=carry", "last_window=drop")
-    return ("last_window=carry",)
-
-
-def _leaves_gradients(rank: Rank) -> bool:
-    """Whether gradients of a window without a step are still there at the end."""
-    last = rank.windows[-1] if rank.windows else None
-    if last is None or last.step_is_unseen or last.attempts or not last.of(BackwardEnd):
-        return False
+    windows = [window for window in rank.windows if _computes(window)]
+    last = windows[-1] if windows else None
+    if last is None:
+        return _UNSEEN
+    if last.number != _last(rank.run):
+        return _DROPS
+    if not last.of(BackwardEnd) or _keeps_elsewhere(windows[:-1]):
+        return _UNSEEN
+    cleared = last.of(ZeroGrad, after=last.of(BackwardEnd)[-1])
     held = {parameter for optimizer in rank.of(Optimizer) for parameter in optimizer.trainable}
-    cleared = {
-        parameter for event in last.of(ZeroGrad, after=last.of(BackwardEnd)[-1]) for parameter in event.parameters
-    }
-    return not held <= cleared
+    # Of an optimizer that is none of torch's, require at least the first parameter.
+    if (held or {0}) <= {parameter for event in cleared for parameter in event.parameters} or _clears_first(rank):
+        return _DROPS
+    clearings = rank.of(ZeroGrad)
+    if rank.of(ZeroGrad, before=rank.of(BackwardBegin)[0]) or any(event.by == "hand" for event in clearings):
+        return _LEAVES_OR_DROPS
+    return _LEAVES
+
+
+def _computes(window: Window) -> bool:
+    """Whether gradients were seen to be computed in it."""
+    return bool(window.of(BackwardEnd) or window.of(AutogradGrad))
+
+
+def _keeps_elsewhere(windows: Sequence[Window]) -> bool:
+    """Whether the gradients of a window add up in other places than `.grad`, where each backward finds none."""
+    later = [backward for window in windows for backward in window.backwards[1:]]
+    return bool(later) and all(backward.gradients in ("none", "zero") for backward in later)
 
 
 def _clears_first(rank: Rank) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 #: A choice of the trainer's, and what it does.
 Way: TypeAlias = Literal[
-    "last_window=step", "last_window=drop", "last_window=carry", "last_window=pad",
+    "last_window=step", "last_window=drop", "last_window=carry", "last_window=unstepped", "last_window=pad",
     "last_batch=use", "last_batch=drop", "last_batch=pad", "last_batch=join",
     "joined_ranks=counted", "joined_ranks=left out",
     "uneven_window=by samples", "uneven_window=by micro-batches",
@@ -37,15 +37,15 @@ _STEP = (
     "step after the loop too, with the losses divided by the length of that window, and clear the gradients with "
     "`optimizer.zero_grad()`"
 )
+_LEFT = "Its samples train nothing now, and unless the gradients are cleared, the next epoch begins with them."
 _REPEATED = "The repeated samples count more than the others."
 
 WORDS: dict[Way, Words] = {
     "last_window=step": Words("steps a short last window, averaged by its true length"),
     "last_window=drop": Words("drops a short last window", "Its samples train nothing.", _STEP),
-    "last_window=carry": Words(
-        "drops a short last window and leaves its gradients behind",
-        "Its samples train nothing now, and unless the gradients are cleared, the next epoch begins with them.",
-        _STEP,
+    "last_window=carry": Words("drops a short last window and leaves its gradients behind", _LEFT, _STEP),
+    "last_window=unstepped": Words(
+        "does not step a short last window, whose gradients may be where nobody sees them", _LEFT, _STEP
     ),
     "last_window=pad": Words(
         "fills up a short last window by repeating samples", _REPEATED, "end the training with the data"
@@ -77,6 +77,14 @@ def is_declared(way: Way, declared: str | None) -> bool:
     return declared == split(way)[1] or (way == "last_batch=use" and declared == "join")
 
 
+def declarable(way: Way) -> tuple[str, ...]:
+    """What a trainer that does this can declare."""
+    choice, done = split(way)
+    if way == "last_window=unstepped":
+        return "drop", "carry"
+    return (done,) if done in DECLARABLE.get(choice, ()) else ()
+
+
 def split(way: Way) -> tuple[str, str]:
     """The choice, and what is done."""
     choice, _, done = way.partition("=")
@@ -85,8 +93,8 @@ def split(way: Way) -> tuple[str, str]:
 
 def warning(way: Way, declared: str | None) -> str | None:
     """What it costs and what to do, if it is at the user's expense and not what was ``declared``."""
-    words, (choice, done) = WORDS[way], split(way)
+    words, choice = WORDS[way], split(way)[0]
     if words.loss is None or is_declared(way, declared):
         return None
-    meant = f'`@trainer({choice}="{done}")`' if done in DECLARABLE.get(choice, ()) else "it"
+    meant = " or ".join(f'`@trainer({choice}="{one}")`' for one in declarable(way)) or "it"
     return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."

@@ -72,13 +72,48 @@ def test_gradients_that_are_left_behind(carried):
 
 
 def test_gradients_that_the_next_epoch_may_clear(carried):
-    """A call before the first window may be the beginning of each epoch, so nothing shows that dropping is untrue."""
+    """A call before the first window may be the beginning of each epoch, so nothing shows that dropping is untrue, and
+    the trainer is believed."""
     first = carried.of("forward")[0]
     carried.before(first, {**carried.of("zero_grad")[0], "window": None, "micro_batch": None})
     _renumber(carried)
     carried.of("zero_grad")[0]["where"] = ["train.py", 1000, "train"]
-    assert seen(carried, last_window="drop") == ("PASS (exact)", ["last_window=carry"])
+    assert seen(carried) == ("PASS (exact)", ["last_window=carry"])
+    assert seen(carried, last_window="drop") == ("PASS (exact)", ["last_window=drop"])
     assert refusal(carried, last_window="step")
+
+
+@pytest.fixture
+def elsewhere(carried):
+    """A run whose gradients are moved to buffers of the trainer's own after each backward."""
+    for event in carried.of("backward_begin"):
+        event["gradients"] = "none"
+    return carried
+
+
+def test_gradients_that_are_kept_where_nobody_sees_them(elsewhere):
+    """The trainer is believed, as nothing shows whether its buffers are cleared."""
+    assert seen(elsewhere) == ("PASS (exact)", ["last_window=unstepped"])
+    for declared in ("drop", "carry"):
+        assert seen(elsewhere, last_window=declared) == ("PASS (exact)", [f"last_window={declared}"])
+    assert 'sees them; declare last_window="drop" or last_window="carry" if' in refusal(elsewhere, last_window="step")
+
+
+def test_a_window_that_is_never_computed_is_dropped_wherever_gradients_are_kept(follow):
+    run = follow(SHORT, windows=5)
+    for event in run.of("backward_begin"):
+        event["gradients"] = "none"
+    assert seen(run) == ("PASS (exact)", ["last_window=drop"])
+    assert "but drops a short last window; declare" in refusal(run, last_window="carry")
+
+
+def test_gradients_whose_computation_nobody_sees(carried):
+    """By torch.func or a closed form: what the last window leaves is not seen either."""
+    for kind in ("backward_begin", "backward_end"):
+        for event in list(carried.of(kind)):
+            carried.remove(event)
+    _renumber(carried)
+    assert seen(carried, last_window="carry") == ("PASS (exact)", ["last_window=carry"])
 
 
 def test_gradients_that_the_next_window_clears(carried):
