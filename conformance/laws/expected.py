@@ -38,9 +38,10 @@ class Gradient:
     slack: tuple[float, ...]
 
     def is_times(self, times: float, seen: Sequence[float | None]) -> bool:
-        """Whether ``seen`` is this gradient multiplied by ``times``, up to rounding. None marks elements not seen."""
+        """Whether ``seen`` is this gradient multiplied by ``times``, up to rounding, and no element is nearer to the
+        gradient itself. None marks elements not seen."""
         for one, right, slack in zip(seen, self.value, self.slack, strict=True):
-            if one is not None and slack < inf and abs(one - times * right) > times * slack:
+            if one is not None and slack < inf and abs(one - times * right) > min(times * slack, abs(one - right)):
                 return False
         return True
 

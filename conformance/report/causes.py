@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from conformance.results.records import PAIR, PASSED, CaseRecord, Finding
+from conformance.results.records import PAIR, CaseRecord, Finding
 
-from .text import plural
+from .factors import factors
 
-Kind: TypeAlias = Literal["setup", "ending", "law", "guard", "bug", "factor", "reason", "unknown"]
+Kind: TypeAlias = Literal["setup", "ending", "law", "guard", "bug", "factor", "factors", "reason", "unknown"]
 
 #: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
 _NUMERIC_LAWS = ("acc/averaged-once",)
@@ -23,10 +23,12 @@ _NUMERIC_LAWS = ("acc/averaged-once",)
 
 @dataclass(frozen=True)
 class Cause:
-    """What is true of all its cases. ``key`` tells it from the others of its kind."""
+    """What is true of all its cases. ``key`` tells it from the others of its kind. ``bugs``: known ones that would make
+    it."""
 
     kind: Kind
     key: str
+    bugs: tuple[str, ...] = ()
 
 
 def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
@@ -34,13 +36,13 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     wins a tie, and nothing is left over."""
     failed = [case for case in cases if case.failed]
     bugs = _bugs(cases)
-    factors = _factors(cases)
+    constant = _factors(cases)
     open_cases = list(failed)
     found: list[tuple[Cause, list[CaseRecord]]] = []
     while open_cases:
         groups = defaultdict[Cause, list[CaseRecord]](list)
         for case in open_cases:
-            for cause in _of(case, bugs, factors):
+            for cause in _of(case, bugs, constant):
                 groups[cause].append(case)
         cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_ORDER.index(one.kind)))
         found.append((cause, groups[cause]))
@@ -50,7 +52,7 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
 
 
 #: The most direct evidence first. A constant factor is what was seen; that a bug makes it is a conclusion.
-_ORDER: tuple[Kind, ...] = ("setup", "ending", "law", "guard", "factor", "bug", "reason", "unknown")
+_ORDER: tuple[Kind, ...] = ("setup", "ending", "law", "guard", "factor", "bug", "factors", "reason", "unknown")
 
 
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
@@ -64,8 +66,9 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         if len(said) == 1:
             return f"The trainer {said[0]}."
         return f"These cases cannot tell which: the trainer {', or '.join(said[:3])}."
-    if cause.kind == "factor":
-        return _constant(cause, cases, texts)
+    if cause.kind in ("factor", "factors"):
+        known = ", or ".join(texts.get(name, name) for name in cause.bugs[:3])
+        return cause.key + (f" A trainer that {known} would do that, and these cases cannot tell." if known else "")
     if cause.kind == "unknown":
         return "The numbers are wrong, and no known bug makes them in every case in which it would show."
     return example.headline
@@ -79,13 +82,17 @@ def law_of(cause: Cause, case: CaseRecord) -> Finding | None:
 def telling(cause: Cause, case: CaseRecord) -> list[Finding]:
     """The broken laws that tell more of the cause, the law that is the cause first."""
     law = law_of(cause, case)
-    if law is not None:
-        return [law, *(finding for finding in case.findings if finding is not law)]
-    is_open = cause.kind in ("factor", "unknown")
-    return [finding for finding in case.findings if not (is_open and finding.law in _NUMERIC_LAWS)]
+    is_open = cause.kind in ("factor", "factors", "unknown")
+    # What is a warning in right runs, too, has its own place.
+    broken = [
+        finding
+        for finding in case.findings
+        if finding is not law and finding.level == "MUST" and not (is_open and finding.law in _NUMERIC_LAWS)
+    ]
+    return broken if law is None else [law, *broken]
 
 
-def _of(case: CaseRecord, bugs: Mapping[int, str], factors: Mapping[int, str]) -> Iterator[Cause]:
+def _of(case: CaseRecord, bugs: Mapping[int, str], constant: Mapping[int, list[Cause]]) -> Iterator[Cause]:
     """What a failed case may be caused by."""
     if case.mistake is not None:
         yield Cause("setup", case.mistake)
@@ -102,8 +109,7 @@ def _of(case: CaseRecord, bugs: Mapping[int, str], factors: Mapping[int, str]) -
         yield Cause("guard", broken)
     if id(case) in bugs:
         yield Cause("bug", bugs[id(case)])
-    if id(case) in factors:
-        yield Cause("factor", factors[id(case)])
+    yield from constant.get(id(case), ())
     if case.first_difference is not None or case.diverged is not None:
         yield Cause("unknown", "")
     else:
@@ -127,6 +133,8 @@ def _bugs(cases: Sequence[CaseRecord]) -> dict[int, str]:
         for name in names
         if not any(_speaks_against(case, name) for case in tested)
     }
+    # Where clipping or a wide bound hides factors, too many trainers make the same numbers.
+    explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}
     found: dict[int, str] = {}
     while explained:
         most = max(map(len, explained.values()))
@@ -149,34 +157,22 @@ def _speaks_against(case: CaseRecord, name: str) -> bool:
     return bool(shown) and not (len(shown) == 1 and shown[0] in case.explained_by)
 
 
-def _factors(cases: Sequence[CaseRecord]) -> dict[int, str]:
-    """The constant that multiplies every gradient, for the cases that it explains and where no case speaks against it.
-
-    The same workload in the same precision would show it in any other layout.
-    """
-    right = {(case.workload, case.precision) for case in cases if case.verdict in PASSED}
-    found: dict[int, str] = {}
-    groups = defaultdict[str, list[CaseRecord]](list)
-    for case in cases:
-        if case.factor is not None and case.mistake is None:
-            groups[case.factor].append(case)
-    for factor, group in groups.items():
-        if not any((case.workload, case.precision) in right for case in group):
-            found.update(dict.fromkeys(map(id, group), factor))
+def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
+    """The constant factors that explain each case. A bug that explains as many cases as one that depends on the layout
+    says why it does."""
+    found = defaultdict[int, list[Cause]](list)
+    for factor in factors(cases):
+        known = _common_bugs(factor.cases, cases)
+        cause = Cause("factor" if factor.is_constant else "factors", factor.text, known)
+        for case in factor.cases:
+            found[id(case)].append(cause)
     return found
 
 
-def _constant(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
-    layouts = {(case.world_size, case.accumulation) for case in cases}
-    where = "in the one case that fails" if len(cases) == 1 else f"in all {plural(len(cases), 'case')} of this cause"
-    whatever = ", whatever the accumulation and the world size" if len(layouts) > 1 else ""
-    times = f"{cause.key} of" if cause.key.startswith("1/") else f"{cause.key} times"
-    said = f"Every gradient is {times} the right one {where}{whatever}."
-    common = [name for name in cases[0].explained_by if all(name in case.explained_by for case in cases)]
-    if common and not whatever:
-        known = ", or ".join(texts.get(name, name) for name in common[:3])
-        said += f" A trainer that {known} would do that, and these cases cannot tell."
-    return said
+def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tuple[str, ...]:
+    """The known bugs that make the numbers of ``some`` cases, and against which no other one speaks."""
+    names = (name for name in some[0].explained_by if all(name in case.explained_by for case in some))
+    return tuple(name for name in names if PAIR not in name and not any(_speaks_against(case, name) for case in cases))
 
 
 def _without_numbers(text: str) -> str:

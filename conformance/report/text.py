@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -74,3 +74,9 @@ def runs(values: Iterable[float]) -> list[tuple[str, int]]:
 def natural(text: str) -> list[tuple[int, int, str]]:
     """A key that sorts w2 before w10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"([0-9]+)", text) if part]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """a; a and b; a, b and c."""
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last

@@ -108,9 +108,11 @@ class CaseRecord:
         "joined by ` + `",
     ] = ()
     ruled_out: Annotated[tuple[str, ...], "known bugs that would show in this case, and make other numbers"] = ()
-    factor: Annotated[
-        str | None, "what all gradients are multiplied by, such as `1/2`, if that makes exactly these wrong numbers"
-    ] = None
+    gradient_factors: Annotated[
+        tuple[float, ...],
+        "all gradients multiplied by one of these makes exactly these wrong numbers; several tell nothing",
+    ] = ()
+    step_factors: Annotated[tuple[float, ...], "the same of the learning rate"] = ()
     behaviour: Annotated[tuple[Behaviour, ...], "what it does where several ways are right"] = ()
     ranks: Annotated[tuple[Rank, ...], "how each process ended"] = ()
     traffic: Annotated[Traffic | None, "what the ranks sent each other"] = None

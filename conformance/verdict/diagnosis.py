@@ -6,7 +6,7 @@ the cause over all cases of a run, from what is kept of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -20,6 +20,7 @@ from conformance.results.records import PAIR
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window
+from conformance.workloads.workload import Vector
 
 #: Windows to compare. Faults show early; comparing hundreds of epochs would only cost time.
 HORIZON = 16
@@ -30,12 +31,14 @@ class Suspects:
     """What a case says of the catalogued faults, by their names.
 
     explained_by: those that make its numbers, all of them; if none does, pairs. ruled_out: those that would show in it,
-    and make other numbers. factor: its gradients are those of a right trainer that multiplies them by this.
+    and make other numbers. gradient_factors: its numbers are those of a right trainer that multiplies its gradients by
+    any of these; several show none. step_factors: the same of one that multiplies its learning rate.
     """
 
     explained_by: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
-    factor: Fraction | None = None
+    gradient_factors: tuple[Fraction, ...] = ()
+    step_factors: tuple[Fraction, ...] = ()
 
 
 def acquitted(reading: Reading) -> Suspects:
@@ -63,16 +66,23 @@ def suspects(
     known = applicable(reading.problem)
     explained = [fault for fault in known if explain(fault)]
     others = [fault for fault in known if fault not in explained]
+    by_weights = any(attempt.gradients is None for attempt in rank.steps)
     ruled_out = tuple(
-        fault.name for fault in others if _shows(reading.recurrence(right.history, fault), right, windows)
+        fault.name for fault in others if _shows(reading.recurrence(right.history, fault), right, windows, by_weights)
     )
     names = [fault.name for fault in explained]
     if not names and not diverged:
         names = [f"{one.name}{PAIR}{two.name}" for one, two in pairs(known) if explain(one, two)]
-    factor = None
-    if not diverged:
-        factor = next((one for one in _factors(right, rank, difference) if explain(_multiplied(one))), None)
-    return Suspects(tuple(names), ruled_out, factor)
+    if diverged:
+        return Suspects(tuple(names), ruled_out)
+    start = reading.problem.workload.start
+    candidates = list(_candidates(right, start, rank, difference))
+    return Suspects(
+        tuple(names),
+        ruled_out,
+        _factors(candidates, lambda factor: explain(_multiplied_gradients(factor))),
+        _factors(candidates, lambda factor: explain(_multiplied_steps(factor))),
+    )
 
 
 def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int) -> bool:
@@ -99,13 +109,13 @@ def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank:
     return taken > first_difference
 
 
-def _shows(wrong: Recurrence, right: Trajectory, windows: int) -> bool:
+def _shows(wrong: Recurrence, right: Trajectory, windows: int, by_weights: bool) -> bool:
     """Whether a recurrence differs from the right answer by more than rounding."""
     steps = zip(right.steps, bounded(wrong.steps(windows)), strict=False)
-    return any(separation(expected, step) > 1 for expected, step in steps)
+    return any(separation(expected, step, by_weights=by_weights) > 1 for expected, step in steps)
 
 
-def _multiplied(factor: Fraction) -> Deviation:
+def _multiplied_gradients(factor: Fraction) -> Deviation:
     class Multiplied(Recurrence):
         def over_samples(self, window: Window) -> Fraction:
             return factor * super().over_samples(window)
@@ -113,14 +123,43 @@ def _multiplied(factor: Fraction) -> Deviation:
     return Deviation(f"multiplies every gradient by {factor}", Multiplied)
 
 
-def _factors(right: Trajectory, rank: RankEvidence, difference: Difference) -> Iterator[Fraction]:
-    """What the gradients of the step that differs first may have been multiplied by, the simplest fractions first.
+def _multiplied_steps(factor: Fraction) -> Deviation:
+    class Multiplied(Recurrence):
+        def learning_rate(self, step: int) -> Fraction:
+            return factor * super().learning_rate(step)
+
+    return Deviation(f"multiplies every step by {factor}", Multiplied)
+
+
+def _factors(candidates: Iterable[Fraction], explains: Callable[[Fraction], bool]) -> tuple[Fraction, ...]:
+    """The candidates that explain the numbers, and the neighbours of the first that do so too: clipping or a wide bound
+    may hide which it is."""
+    found: list[Fraction] = []
+    for factor in candidates:
+        # Of nearly the same numbers, the simplest is meant.
+        if not any(abs(factor - other) <= abs(other) / 64 for other in found) and explains(factor):
+            found.append(factor)
+    if len(found) == 1:
+        found += [factor for factor in (found[0] * Fraction(7, 8), found[0] * Fraction(9, 8)) if explains(factor)]
+    return tuple(found)
+
+
+def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference: Difference) -> Iterator[Fraction]:
+    """What the gradients or the step that differ first may have been multiplied by, the simplest fractions first.
 
     Clipping may hide the factor in each entry, so simple ones are tried in any case.
     """
-    expected = right.steps[difference.step].gradient.center
-    seen = map(exactly, rank.steps[difference.step].gradients or ())
-    ratios = [one / two for one, two in zip(seen, expected, strict=False) if one and two and one != two]
+    step = difference.step
+    before = right.steps[step - 1].weights.center if step else start
+    expected, seen = right.steps[step], rank.steps[step]
+    pairs_of = [
+        *zip(map(exactly, seen.gradients or ()), expected.gradient.center, strict=False),
+        *(
+            (None if one is None else one - old, two - old)
+            for one, two, old in zip(map(exactly, seen.weights), expected.weights.center, before, strict=False)
+        ),
+    ]
+    ratios = [one / two for one, two in pairs_of if one and two and one != two]
     simple = [ratio.limit_denominator(64) for ratio in ratios]
     yield from dict.fromkeys(factor for factor in (*simple, *_SIMPLE, *ratios) if factor not in (0, 1))
 

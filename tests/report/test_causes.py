@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.report.causes import Cause, causes, title
+import pytest
+
+from conformance.report.causes import Cause, causes, telling, title
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord
 
@@ -12,8 +14,8 @@ from ..results import synthetic
 from ..results.regression import Case
 
 TEXTS = {"sum": "sums", "twice": "divides twice", "other": "does something else"}
-ANY_LAYOUT = "whatever the accumulation and the world size"
 EITHER = "A trainer that sums, or divides twice would do that, and these cases cannot tell."
+UNKNOWN = "The numbers are wrong, and no known bug makes them in every case in which it would show."
 
 
 def case(world: int = 1, accumulation: int = 1, workload: str = "line", **more: object) -> CaseRecord:
@@ -40,9 +42,7 @@ def test_a_bug_that_every_case_speaks_for_is_named() -> None:
 
 
 def test_a_bug_that_a_case_with_right_numbers_rules_out_is_not_named() -> None:
-    assert named(wrong("sum"), case(2, 1)) == [
-        ("The numbers are wrong, and no known bug makes them in every case in which it would show.", 1)
-    ]
+    assert named(wrong("sum"), case(2, 1)) == [(UNKNOWN, 1)]
 
 
 def test_bugs_that_no_case_tells_apart_are_not_decided_between() -> None:
@@ -58,40 +58,126 @@ def test_a_pair_of_bugs() -> None:
     both = wrong("sum + twice", ruled_out=["sum", "twice"])
     assert named(both, wrong("sum", ruled_out=[], layout=(2, 1))) == [
         ("The trainer sums and divides twice.", 1),
-        ("The numbers are wrong, and no known bug makes them in every case in which it would show.", 1),
+        (UNKNOWN, 1),
     ]
+
+
+def times(factor: float, *more: float, layout: tuple[int, int] = (2, 2), **fields: object) -> CaseRecord:
+    return wrong(layout=layout, gradient_factors=[factor, *more], **fields)
 
 
 def test_a_constant_factor_is_no_bug_of_the_layout() -> None:
     """1/2 at two micro-batches is what dividing twice makes; at three it is not."""
-    found = wrong("twice", factor="1/2", layout=(1, 2)), wrong(ruled_out=["twice"], factor="1/2", layout=(1, 3))
-    assert named(*found) == [
-        (
-            (
-                "Every gradient is 1/2 of the right one in all 2 cases of this cause, "
-                "whatever the accumulation and the world size."
-            ),
-            2,
-        )
-    ]
+    found = (
+        wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
+        wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
+    )
+    assert named(*found) == [("Every gradient is 1/2 of the right one, whatever the accumulation.", 2)]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "whatever"),
+    [
+        (((1, 2), (1, 3)), ", whatever the accumulation"),
+        (((2, 2), (3, 2)), ", whatever the world size"),
+        (((1, 2), (3, 1)), ", whatever the accumulation and the world size"),
+        (((2, 2), (2, 2)), ""),
+    ],
+)
+def test_only_what_varied_is_said_to_have_no_effect(layouts: Sequence[tuple[int, int]], whatever: str) -> None:
+    found = [times(2, layout=layout) for layout in layouts]
+    assert named(*found) == [(f"Every gradient is 2 times the right one{whatever}.", 2)]
 
 
 def test_one_case_says_what_is_seen_and_what_would_make_it() -> None:
-    assert named(wrong("sum", "twice", factor="2")) == [
-        (
-            (
-                "Every gradient is 2 times the right one in the one case that fails. "
-                "A trainer that sums, or divides twice would do that, and these cases cannot tell."
-            ),
-            1,
-        )
+    assert named(wrong("sum", "twice", gradient_factors=[2])) == [
+        (f"Every gradient is 2 times the right one. {EITHER}", 1)
     ]
 
 
+def test_what_would_make_a_factor_is_not_what_another_case_rules_out_nor_a_pair() -> None:
+    found = wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")
+    assert named(*found) == [("Every gradient is 2 times the right one.", 1)]
+
+
 def test_a_factor_that_another_layout_does_not_show_is_a_bug_of_the_layout() -> None:
-    found = wrong("sum", factor="2"), case(1, 2)
-    assert named(*found) != [("The trainer sums.", 1)]
-    assert named(found[0], case(1, 1, ruled_out=["other"])) == [("The trainer sums.", 1)]
+    found = wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])
+    assert named(*found) == [("The trainer sums.", 1)]
+    assert named(times(2), case(1, 1, ruled_out=["other"])) == [
+        ("Every gradient is 2 times the right one at world size 2 and right at 1.", 1)
+    ]
+
+
+def test_a_factor_that_depends_on_the_layout_is_one_cause() -> None:
+    """A sum over N ranks that is divided by N - 1."""
+    found = times(2), times(2, layout=(2, 3)), times(1.5, layout=(3, 2)), times(4 / 3, layout=(4, 1))
+    said = "Every gradient is 2 times the right one at world size 2, 3/2 times it at 3 and 4/3 times it at 4."
+    assert named(*found) == [(said, 4)]
+
+
+def test_a_factor_that_is_no_fraction_is_one_number_in_every_case() -> None:
+    found = times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)
+    assert named(*found) == [("Every gradient is about 1.41 times the right one.", 3)]
+
+
+def test_two_factors_that_are_no_function_of_one_thing_are_two_causes() -> None:
+    """Averages over one rank or one micro-batch cannot be wrong, so these are not the same mistake."""
+    found = times(2, layout=(1, 2)), times(0.5, layout=(2, 1))
+    assert {text for text, _ in named(*found)} == {
+        "Every gradient is 2 times the right one.",
+        "Every gradient is 1/2 of the right one.",
+    }
+
+
+def test_factors_that_are_no_function_of_anything_are_one_cause() -> None:
+    found = times(0.5), times(5), times(3, layout=(2, 3)), times(7), times(0.5, layout=(2, 3))
+    said = "Every gradient is the right one times a number that differs from case to case, such as 3, 5 and 7."
+    assert named(*found) == [(said, 5)]
+
+
+def test_a_case_that_hides_its_factor_is_of_the_cause_that_others_show() -> None:
+    assert [count for _, count in named(times(3), times(2, 3, 4))] == [2]
+    assert named(times(2, 3, 4)) == [(UNKNOWN, 1)]
+
+
+def test_a_bug_needs_a_case_that_does_not_hide_factors() -> None:
+    hidden = wrong("sum", gradient_factors=[2, 3], workload="clip")
+    assert named(hidden) == [(UNKNOWN, 1)]
+    assert named(hidden, wrong("sum")) == [("The trainer sums.", 2)]
+
+
+def test_a_factor_of_some_of_many_wrong_cases_is_a_coincidence() -> None:
+    assert named(times(0.5), wrong(), wrong()) == [(UNKNOWN, 3)]
+
+
+def test_a_factor_of_some_precisions_says_so() -> None:
+    found = times(0.5, precision="bf16"), times(0.5, precision="fp16"), case(2, 2)
+    assert named(*found) == [("In bf16 and fp16 every gradient is 1/2 of the right one.", 2)]
+
+
+def test_where_gradients_were_not_seen_nothing_is_said_of_them() -> None:
+    steps = [{**step, "gradient_observed": [None, None]} for step in plain_steps()]
+    assert named(wrong(steps=steps, gradient_factors=[0.5], step_factors=[0.5])) == [
+        ("Every step is 1/2 of the right one.", 1)
+    ]
+    assert named(wrong(steps=steps, gradient_factors=[0.5])) == [
+        ("The weights move as if every gradient were 1/2 of the right one.", 1)
+    ]
+
+
+def plain_steps() -> Sequence[Case]:
+    return synthetic.passing("mine", "ddp", 1, 1, "fp32", "line")["steps"]
+
+
+def test_a_factor_that_is_no_number_is_text_all_the_same() -> None:
+    assert named(times(float("inf")), times(float("nan"), layout=(2, 3)))
+
+
+def test_warnings_explain_no_failure() -> None:
+    """They have a place of their own, and are the same where the numbers are right."""
+    failed = wrong(findings=[synthetic.finding("SHOULD")])
+    [(cause, _)] = causes([failed])
+    assert (cause.kind, telling(cause, failed)) == ("unknown", [])
 
 
 def test_an_unknown_bug_is_one_entry_whatever_its_numbers() -> None:

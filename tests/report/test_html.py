@@ -124,7 +124,6 @@ def test_hostile_text_everywhere_stays_text(page: Callable[..., str], one_case: 
         "verdict": "CRASH",
         "notes": ["n"],
         "explained_by": ["e"],
-        "factor": "f",
         "undeclared": "u",
         "behaviour": [{"way": "last_window=drop", "declared": "d"}],
         "ranks": [rank],

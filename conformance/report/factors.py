@@ -1,0 +1,187 @@
+"""A constant factor: every gradient, or every step, is the right one times a number.
+
+That is what was seen, whatever the reason. The number may depend on the layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
+
+from conformance.results.records import PASSED, CaseRecord
+
+from .text import listed, number
+
+#: What a factor may depend on, the simplest first.
+_DEPENDS: Mapping[str, Callable[[CaseRecord], int | None]] = {
+    "": lambda case: 1,
+    "world size": lambda case: case.world_size,
+    "accumulation": lambda case: case.accumulation,
+    "number of micro-batches on all ranks": lambda case: case.world_size * case.accumulation,
+    "size of a micro-batch": lambda case: case.micro_batch_size,
+}
+
+#: Where these are 1, no average can be wrong.
+_AVERAGED = ("world size", "accumulation", "number of micro-batches on all ranks")
+
+Table = dict[int | None, list[float]]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """The cases that a factor explains. ``text`` says it in a sentence."""
+
+    cases: tuple[CaseRecord, ...]
+    is_constant: bool
+    text: str
+
+
+def factors(cases: Sequence[CaseRecord]) -> Iterator[Factor]:
+    """The factors of one trainer's cases, each of them one cause: of its steps, and of its gradients."""
+    for what, of in _KINDS.items():
+        group = [case for case in cases if case.failed and case.mistake is None and of(case)]
+        if group:
+            yield from _of_kind(what, of, group, cases)
+
+
+_KINDS: Mapping[str, Callable[[CaseRecord], tuple[float, ...]]] = {
+    "step": lambda case: case.step_factors,
+    "gradient": lambda case: case.gradient_factors,
+}
+
+
+def _of_kind(
+    what: str, of: Callable[[CaseRecord], tuple[float, ...]], group: list[CaseRecord], cases: Sequence[CaseRecord]
+) -> Iterator[Factor]:
+    certain = [case for case in group if len(of(case)) == 1]
+    alike = {(case.workload, case.precision) for case in group}
+    # The same workload in the same precision would show it in any other layout.
+    right = [case for case in cases if case.verdict in PASSED and (case.workload, case.precision) in alike]
+    for on, value in _DEPENDS.items():
+        table: Table = defaultdict(list)
+        for case in certain:
+            table[value(case)] += of(case)
+        one = {value(case) for case in right}
+        if not table or not all(map(_one_number, table.values())) or one & {*table}:
+            continue
+        if on in _AVERAGED and 1 in table and len(table) > 1:
+            continue
+        fitting = [case for case in group if _may_be(of(case), table.get(value(case)))]
+        text = _text(what, on, table, one, fitting, cases)
+        yield from _if_it_explains(fitting, not on and not one, certain, cases, text)
+        return
+    if not any(
+        (case.workload, case.precision) == (other.workload, other.precision) for case in certain for other in right
+    ):
+        yield from _by_number(what, of, certain, cases)
+
+
+def _by_number(
+    what: str, of: Callable[[CaseRecord], tuple[float, ...]], certain: Sequence[CaseRecord], cases: Sequence[CaseRecord]
+) -> Iterator[Factor]:
+    """Two numbers are two causes. More are one, of which only this is known."""
+    by_number: dict[float, list[CaseRecord]] = defaultdict(list)
+    for case in certain:
+        by_number[of(case)[0]].append(case)
+    if len(by_number) > 2:
+        some = listed([number(one, 3) for one in sorted(by_number)[-3:]])
+        text = f"Every {what} is the right one times a number that differs from case to case, such as {some}."
+        yield from _if_it_explains(certain, False, certain, cases, text)
+        return
+    for one, fitting in by_number.items():
+        text = _text(what, "", {1: [one]}, set(), fitting, cases)
+        yield from _if_it_explains(fitting, True, certain, cases, text)
+
+
+def _if_it_explains(
+    fitting: Sequence[CaseRecord],
+    is_constant: bool,
+    certain: Sequence[CaseRecord],
+    cases: Sequence[CaseRecord],
+    text: str,
+) -> Iterator[Factor]:
+    """A factor that leaves more wrong numbers unexplained than it explains is a coincidence of these cases."""
+    explained = {id(case) for case in (*fitting, *certain)}
+    left = [case for case in cases if id(case) not in explained and _is_open(case)]
+    if len(left) < len(fitting):
+        yield Factor(tuple(fitting), is_constant, text)
+
+
+def _is_open(case: CaseRecord) -> bool:
+    """Whether nothing that is known of this case alone explains its wrong numbers."""
+    if case.mistake is not None or case.first_difference is None or case.explained_by:
+        return False
+    return not any(finding.level == "MUST" for finding in case.findings) and all(guard.holds for guard in case.guards)
+
+
+def _one_number(found: Sequence[float]) -> bool:
+    return all(_alike(found[0], other) for other in found)
+
+
+def _alike(one: float, two: float) -> bool:
+    """Whether both approximate the same number."""
+    return abs(one - two) <= abs(two) / 64
+
+
+def _may_be(candidates: Sequence[float], found: Sequence[float] | None) -> bool:
+    """Whether a case may have this factor: clipping may hide all between two that it may have."""
+    if not found:
+        return False
+    if any(_alike(one, found[0]) for one in candidates):
+        return True
+    return min(candidates) <= found[0] <= max(candidates)
+
+
+def _text(
+    what: str, on: str, table: Table, right: set[int | None], fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]
+) -> str:
+    subject = f"{_where(fitting, cases)}very {what}"
+    if what == "gradient" and all(_unseen(case) for case in fitting):
+        subject = f"The weights move as if {subject[0].lower()}{subject[1:]} were"
+    else:
+        subject += " is"
+    numbers = sorted(table.items(), key=lambda entry: entry[0] or 0)
+    first, *others = [(_times(found), value) for value, found in numbers]
+    if not on:
+        return f"{subject} {first[0]} the right one{_whatever(fitting)}."
+    said = [f"{first[0]} the right one at {on} {first[1]}", *(f"{times} it at {value}" for times, value in others)]
+    said += [f"right at {value}" for value in sorted(right, key=lambda value: value or 0)]
+    return f"{subject} {listed(said)}."
+
+
+def _where(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
+    """The precisions, if others are right in the same layouts."""
+    wrong = {case.precision: None for case in fitting}
+    layouts = {(case.workload, case.world_size, case.accumulation) for case in fitting}
+    others = any(
+        case.verdict in PASSED
+        and case.precision not in wrong
+        and (case.workload, case.world_size, case.accumulation) in layouts
+        for case in cases
+    )
+    return f"In {listed([*wrong])} e" if others else "E"
+
+
+def _whatever(cases: Sequence[CaseRecord]) -> str:
+    """What varied without an effect."""
+    varied = {
+        "the accumulation": {case.accumulation for case in cases},
+        "the world size": {case.world_size for case in cases},
+    }
+    said = [name for name, values in varied.items() if len(values) > 1]
+    return f", whatever {listed(said)}" if said else ""
+
+
+def _unseen(case: CaseRecord) -> bool:
+    return all(value is None for step in case.steps for value in step.gradient_observed or ())
+
+
+def _times(found: Sequence[float]) -> str:
+    first = found[0]
+    simple = Fraction(first).limit_denominator(16) if isfinite(first) else None
+    if simple is None or any(other != float(simple) for other in found):
+        return f"about {number(first, 3)} times"
+    return f"{simple} of" if simple.numerator == 1 else f"{simple} times"
