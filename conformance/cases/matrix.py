@@ -86,12 +86,14 @@ RULES: tuple[Rule, ...] = (
     Rule("clip-norm", layouts=REPRESENTATIVE),
     # In other precisions the bound is too wide to see the schedule.
     Rule("adamw-clip", ("fp64", "fp32"), _ACCUMULATED),
+    Rule("adamw-groups", ("fp32",), _ACCUMULATED),
+    Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("adamw-overflow", _SCALED, _ACCUMULATED),
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
-    Rule("fine-data", ("fp64", "fp32"), _ACCUMULATED),
-    Rule("fine-data", ("fp32",), frozenset({_W2})),
+    Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
+    Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("cast-weights", ("bf16", *_SCALED), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("overflow", _SCALED, REPRESENTATIVE | {("batched", 1, 1), _W4}),
     # Not with apex: its scale grows after 2000 steps, and nothing can change that.

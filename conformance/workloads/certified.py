@@ -39,7 +39,7 @@ class Recipe:
     Args:
         weights: possible sample weights of a weighted loss (zero included); None for the plain mean.
         totals: the weight of each window in multiples of its number of samples, in turns.
-        empty_at: at this step the first half of the samples has no weight.
+        first_half_empty_at, last_half_empty_at: at this step that half of the samples has no weight.
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
         short: samples in a short last batch, if there is one.
@@ -62,7 +62,8 @@ class Recipe:
     clip: Clip | None = None
     weights: tuple[int, ...] | None = None
     totals: Vector = (Fraction(1),)
-    empty_at: int | None = None
+    first_half_empty_at: int | None = None
+    last_half_empty_at: int | None = None
     grid: Fraction = Fraction(1, 4)
     residual: Fraction = Fraction(1, 2)
     spread: int = 2
@@ -248,24 +249,26 @@ def _sample_weights(recipe: Recipe, samples: int, step: int, generator: np.rando
     """Weights that add up to the total of the step: as exact a divisor as the number of samples, and another one.
 
     Each group of samples weighs about twice as much as the one before, so that ranks and micro-batches weigh very
-    different amounts and no mean of means comes near the mean. No group weighs nothing, but for the first half of them
-    at ``empty_at``.
+    different amounts and no mean of means comes near the mean. No group weighs nothing, but for half of them where the
+    recipe asks for it.
     """
     if recipe.weights is None:
         return np.ones(samples)
     total = int(recipe.totals[step % len(recipe.totals)] * samples)
     groups = samples // _GROUP if samples % _GROUP == 0 else 1
-    empty = groups // 2 if step == recipe.empty_at else 0
+    weighs = np.ones(groups, dtype=bool)
+    weighs[: groups // 2] = step != recipe.first_half_empty_at
+    weighs[groups // 2 :] = step != recipe.last_half_empty_at
     size = samples // groups
-    doubling = 2.0 ** np.arange(groups)
+    doubling = 2.0 ** np.arange(groups) * weighs
     means = total * doubling / doubling.sum() / size
     values = np.array(recipe.weights, dtype=float)
     shares = [_tilted(values, mean) for mean in means]
     for _ in range(_ATTEMPTS):
         drawn = np.stack([generator.choice(values, (_CANDIDATES, size), p=share) for share in shares], axis=1)
-        drawn[:, :empty] = 0
+        drawn[:, ~weighs] = 0
         weight = drawn.sum(axis=2)
-        fits = np.flatnonzero((weight.sum(axis=1) == total) & (weight[:, empty:] > 0).all(axis=1))
+        fits = np.flatnonzero((weight.sum(axis=1) == total) & (weight[:, weighs] > 0).all(axis=1))
         if fits.size:
             return np.asarray(drawn[fits[0]].ravel())
     raise ValueError(f"workload {recipe.name}: no {samples} weights out of {recipe.weights} add up to {total}")

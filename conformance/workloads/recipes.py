@@ -50,6 +50,20 @@ RECIPES: dict[str, Recipe] = {
             largest_weight=2,
         ),
         Recipe(
+            "two-groups-clip",
+            "Two parameter groups, and clipping by the norm of both together that bites in the fifth step only.",
+            SGD(HALF, momentum=HALF, weight_decay=HALF),
+            bias_group=BiasGroup(Fraction(1), Fraction(0)),
+            schedule=SCHEDULE,
+            clip=Clip("norm", Fraction(4)),
+            steeper_at=4,
+            grid=Fraction(1, 8),
+            residual=QUARTER,
+            spread=3,
+            largest_weight=2,
+            scale=LossScale(Fraction(2**5)),
+        ),
+        Recipe(
             "clip-value",
             "Nesterov momentum and clipping by value that bites.",
             SGD(Fraction(1), momentum=HALF, nesterov=True),
@@ -81,11 +95,12 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             "weightless",
-            "A weighted mean, in which half of a window's micro-batches weigh nothing.",
+            "A weighted mean, in which the first half of a window weighs nothing, and the last half of another one.",
             SGD(HALF, momentum=HALF),
             weights=(0, 0, 1, 1, 2, 4, 4),
             totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
-            empty_at=3,
+            first_half_empty_at=3,
+            last_half_empty_at=2,
             features=2,
             spread=1,
             seed=4,
@@ -165,6 +180,12 @@ RECIPES: dict[str, Recipe] = {
             fine=Fraction(1, 2**12),
         ),
         Recipe(
+            "finer-data",
+            "Weights, features and targets that fit fp64 and no smaller format.",
+            SGD(HALF, momentum=HALF),
+            fine=Fraction(1, 2**30),
+        ),
+        Recipe(
             "cast-weights",
             "Weights that a cast to 16 bits changes: a forward without autocast, or weights kept in 16 bits, show.",
             SGD(HALF, momentum=HALF),
@@ -192,6 +213,17 @@ def adamw(batch_size: int) -> Workload:
         name="adamw",
         optimizer=ADAMW,
         summary="AdamW with decoupled weight decay; judged by its rounding-error bound.",
+    )
+
+
+def adamw_groups(batch_size: int) -> Workload:
+    """AdamW on the data of the workload that has two groups and is clipped, with its clip and schedule."""
+    return replace(
+        recipe("two-groups-clip", batch_size),
+        name="adamw-groups",
+        optimizer=ADAMW,
+        bias_group=BiasGroup(2 * ADAMW.lr, Fraction(0)),
+        summary="As adamw-clip; the bias has twice the learning rate and no weight decay.",
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
 from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import RECIPES, adamw, adamw_clip, adamw_overflow, recipe
+from conformance.workloads.recipes import RECIPES, adamw, adamw_clip, adamw_groups, adamw_overflow, recipe
 from conformance.workloads.workload import Workload
 
 #: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
@@ -43,6 +43,7 @@ STANDARD: dict[str, Standard] = {
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "uneven-ranks": Standard(lambda size, accumulation: recipe("uneven-ranks", size, size // 2), in_whole_shares=True),
     "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
+    "adamw-groups": Standard(lambda batch_size, accumulation: adamw_groups(batch_size)),
     "adamw-clip": Standard(lambda batch_size, accumulation: adamw_clip(batch_size)),
     "adamw-overflow": Standard(lambda batch_size, accumulation: adamw_overflow(batch_size)),
     "line": Standard(lambda batch_size, accumulation: line(), (4,)),

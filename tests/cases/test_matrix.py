@@ -38,8 +38,10 @@ EVERYTHING = Declaration(
 BOUNDED = {
     "adamw",
     "adamw-clip",
+    "adamw-groups",
     "adamw-overflow",
     "clip-norm",
+    "two-groups-clip",
     "overflow-clip",
     "line",
     "noisy-line",

@@ -117,24 +117,34 @@ def test_weighted_batches_differ_in_weight_and_none_weighs_as_much_as_it_has_sam
 def test_some_samples_weigh_nothing_and_whole_micro_batches_only_where_asked(name):
     for step, batch in enumerate(recipe(name, 24).batches):
         assert 0 in [sample.weight for sample in batch]
-        assert (0 in groups(batch)) == (step == RECIPES[name].empty_at)
-        assert sum(groups(batch)[:3]) < sum(groups(batch)[3:])
+        ingredients = RECIPES[name]
+        halves_are_empty = [not any(groups(batch)[:3]), not any(groups(batch)[3:])]
+        assert halves_are_empty == [step == ingredients.first_half_empty_at, step == ingredients.last_half_empty_at]
+        if any(halves_are_empty):
+            assert groups(batch).count(0) == 3
+        else:
+            assert all(groups(batch))
+            assert sum(groups(batch)[:3]) < sum(groups(batch)[3:])
 
 
-def test_a_window_has_a_micro_batch_without_weight_in_each_layout():
-    batch = recipe("weightless", 24).batches[RECIPES["weightless"].empty_at]
-    assert not any(sample.weight for sample in batch[:12])
-    assert all(groups(batch)[3:])
+def test_a_window_begins_and_another_ends_without_weight():
+    """So that in each layout a micro-batch before which gradients are cleared weighs nothing, and one that averages."""
+    ingredients = RECIPES["weightless"]
+    empty = {ingredients.first_half_empty_at, ingredients.last_half_empty_at}
+    assert None not in empty
+    assert len(empty) == 2
 
 
-def test_fine_data_fit_fp32_and_no_16_bit_format():
-    workload = recipe("fine-data", 24)
+@pytest.mark.parametrize(
+    ("name", "fits", "too_small"), [("fine-data", FP32, (FP16, BF16)), ("finer-data", FP64, (FP32, FP16, BF16))]
+)
+def test_fine_data_fit_a_format_and_no_smaller_one(name, fits, too_small):
+    workload = recipe(name, 24)
     samples = [sample for batch in workload.batches for sample in batch]
     features = [value for sample in samples for value in sample.x]
     for values in (workload.start, features, [sample.y for sample in samples]):
-        assert all(map(FP32.holds, values))
-        assert not all(map(FP16.holds, values))
-        assert not all(map(BF16.holds, values))
+        assert all(map(fits.holds, values))
+        assert not any(all(map(fmt.holds, values)) for fmt in too_small)
 
 
 def test_a_cast_changes_the_weights_of_one_workload_and_takes_them_to_the_grid():

@@ -18,6 +18,7 @@ def test_all_recipes_and_data_sets_have_a_name():
         *RECIPES,
         "adamw",
         "adamw-clip",
+        "adamw-groups",
         "adamw-overflow",
         "line",
         "noisy-line",
