@@ -114,7 +114,12 @@ def _shared(window: Window) -> Sequence[Exchange]:
     found = [
         event
         for event in window.of(Exchange, after=window.backwards[-1])
-        if brings_together(event) or (serves and isinstance(event, Receive))
+        if (brings_together(event) and not _compares(event)) or (serves and isinstance(event, Receive))
     ]
     carries = any(event.of == "gradients" for event in found)
     return found if carries or sum(event.elements for event in found) >= trained_elements(window.rank) else ()
+
+
+def _compares(event: Event) -> bool:
+    """Whether it is a collective by which ranks agree on something: it finds the largest or smallest number of all."""
+    return isinstance(event, Collective) and event.reduce in ("max", "min")
