@@ -157,6 +157,29 @@ def test_a_class_and_its_base_are_one_forward():
     assert [event["event"] for event in events].count("forward") == 2
 
 
+def test_a_parametrization_computes_as_often_as_without_us(record):
+    """It may draw random numbers, or go a step towards a norm. Both forwards use what it has computed for them."""
+
+    class Counted(torch.nn.Module):
+        calls = 0
+
+        def forward(self, original: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return original + self.calls
+
+    recording = record()
+    model = recording.task.model()
+    weight = model.weight.flatten().tolist()
+    torch.nn.utils.parametrize.register_parametrization(model, "weight", Counted(), unsafe=True)
+    counted = model.parametrizations.weight[0]
+    before = counted.calls
+    for batch in list(recording.task.dataloader())[:2]:
+        model(batch.inputs)
+    assert counted.calls == before + 2
+    shown = [event["weights"][: len(weight)] for event in recording.of_kind("forward")]
+    assert shown == [[one + counted.calls - 1 for one in weight], [one + counted.calls for one in weight]]
+
+
 def test_an_error_in_a_forward(record):
     """The next one is noted all the same."""
     recording = record()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import cached, is_parametrized
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
@@ -36,8 +37,9 @@ def _forwards(recording: Recording) -> Iterator[None]:
         # A class that is observed may call the forward of its base, which may be observed too.
         if recording.is_inside(("forward of", id(module))):
             return original(module, *args, **kwargs)
-        number = _note(recording, module, args)
-        with recording.inside(("forward of", id(module))):
+        # What a parametrization computes is read, and may draw random numbers: the forward gets the same.
+        with recording.inside(("forward of", id(module))), cached() if is_parametrized(module) else nullcontext():
+            number = _note(recording, module, args)
             output = original(module, *args, **kwargs)
         recording.flow.follow(number, output)
         return output

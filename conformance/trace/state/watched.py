@@ -53,7 +53,9 @@ class Watched:
 
     def add(self, model: torch.nn.Module) -> None:
         """Watch a model; if it is watched already, read its parameters again."""
-        named = dict(model.named_parameters())
+        # Taking a parametrization off puts a parameter behind the others.
+        places = {name: place for place, name in enumerate(self._names)}
+        named = dict(sorted(model.named_parameters(), key=lambda one: places.get(one[0], len(places))))
         self._names, parameters = tuple(named), tuple(named.values())
         self._models[id(model)] = weakref.ref(model)
         if self._knows_copies:
@@ -122,8 +124,10 @@ class Watched:
 
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
-        own = model._parameters.values()
-        if any(isinstance(one, torch.nn.Parameter) and id(one) not in self._numbers for one in own):
+        own = [one for one in model._parameters.values() if isinstance(one, torch.nn.Parameter)]
+        # Those of a parametrization are not the model's.
+        is_whole = not self._knows_copies or {tuple(one.shape) for one in own} == set(self._shapes)
+        if is_whole and any(id(one) not in self._numbers for one in own):
             self._stepped = None
             self.add(model)
 
@@ -231,18 +235,29 @@ class Watched:
             return None
         if len(self._own) > 1:
             return self.weights()
-        # The original of a parametrized or pruned parameter has another name.
-        named = zip(self._names, self.current, strict=False)
-        return self._meant([module._parameters.get(name, stepped) for name, stepped in named])
+        # It computes a parametrized or pruned one from others, which have other names.
+        return self._meant([_tensor(getattr(module, name, None)) for name in self._names])
 
     def final_weights(self) -> list[Number] | None:
         """What training ends with."""
-        return self._meant(self.current) if self.is_readable else None
+        if not self.is_readable:
+            return None
+        used = list(self.current)
+        if self._own_went_forward and len(self._own) == 1 and not self._is_ones_copy:
+            model = self._own[0]
+            for number, name in enumerate(self._names[: len(used)]):
+                # What a hook has computed is that of the last forward.
+                if name not in vars(model):
+                    used[number] = _tensor(getattr(model, name, None))
+        return self._meant(used)
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> list[Number] | None:
         """The values of `used`, or of the masters that these are, rounded to another format."""
-        own = tuple(self._own[0].parameters()) if self._own else self.current
-        return self.weights(tuple(map(_master, used, self.current, own)))
+        own = self._own[0]._parameters if self._own else {}
+        known = zip(used, self._names, self.current, strict=False)
+        return self.weights(
+            tuple(_master(one, _cast_from(one), stepped, own.get(name)) for one, name, stepped in known)
+        )
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; else None."""
@@ -275,6 +290,18 @@ def _master(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torc
     """The candidate of which `used` is a copy in another format; else `used`."""
     others = (one for one in candidates if one is not None and used is not None and one.dtype != used.dtype)
     return next((one for one in others if _equal(used, one)), used)
+
+
+def _cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The leaf that a tensor of a graph was cast from, with no other operation in between."""
+    cast = None if tensor is None else tensor.grad_fn
+    if cast is None or cast.name() != "ToCopyBackward0":
+        return None
+    return getattr(cast.next_functions[0][0], "variable", None)
+
+
+def _tensor(value: Any) -> torch.Tensor | None:
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
