@@ -14,7 +14,15 @@ broken = partial(broken_of, {"amp"})
 
 BARE = step(parameters=[0, 1])
 FP16 = {"precision": "fp16", "scaler": {}}
+#: At outputs 1.5 and 2.5 for the targets 2 and 4, of the mean of both squared errors.
+AT_OUTPUTS = [-0.5, -1.5]
 OVERFLOWED = {"gradients": ["inf", 1.0]}
+
+
+def on_outputs(gradients):
+    """A backward with these gradients at the model's outputs."""
+    return backward(outputs=[[1.5, 2.5]], output_gradients=[gradients])
+
 
 #: Of each law: runs that break it, and it alone.
 BREAKING = {
@@ -37,7 +45,7 @@ BREAKING = {
         "after unscale_": lambda: a_run([scaled(0), unscale(), CLIPPED, BARE, event("update"), last()], clip=CLIP),
     },
     "amp/scaler-with-fp16": {
-        "never": lambda: a_run([forward(0, computes="float16"), backward(), step()], **FP16),
+        "never": lambda: a_run([forward(0, computes="float16"), on_outputs(AT_OUTPUTS), step()], **FP16),
     },
     "amp/step-through-scaler": {
         "scale left in": lambda: a_run([scaled(0), BARE, last()]),
@@ -115,9 +123,13 @@ ALLOWED = {
     ),
     "no telling what it is computed in": lambda: a_run([forward(0), backward(), step()], precision="bf16"),
     "float32 where it was asked for": lambda: a_run([forward(0, computes="float32"), backward(), step()]),
-    "a scale of the trainer's own, taken off by hand": lambda: a_run(
-        [forward(0, computes="float16"), backward(), event("gradient_change", factor=1 / S), step()], **FP16
+    "a scale of the trainer's own, taken off where nobody sees it": lambda: a_run(
+        [forward(0, computes="float16"), on_outputs([S * one for one in AT_OUTPUTS]), step()], **FP16
     ),
+    "a scale of two": lambda: a_run(
+        [forward(0, computes="float16"), on_outputs([2 * one for one in AT_OUTPUTS]), step()], **FP16
+    ),
+    "a loss that is not read": lambda: a_run([forward(0, computes="float16"), backward(), step()], **FP16),
     "float16 in other hands": lambda: a_run([forward(0, computes="float16"), backward(forwards=[]), step()], **FP16),
     "bfloat16 without a scaler": lambda: a_run([forward(0, computes="bfloat16"), backward(), step()], precision="bf16"),
     "cut off": lambda: a_run([scaled(0), unscale(), event("scaler_step"), event("raised", message="no memory")]),

@@ -149,9 +149,13 @@ class TestServed:
 
     def test_the_scale_is_the_servers(self):
         """A worker multiplies by a number that it received; only the server has a scaler, which takes it off."""
-        work = [forward(0, weights=WEIGHTS, computes="float16"), backward(), SENT]
         taken = [event("scaler_step"), step(scale=1024.0, weights=LATER[0]), event("update")]
         scaling = [forward(0, weights=WEIGHTS), event("loss_scaled"), backward(scaled=1024.0), CAME, event("unscale")]
-        changes = {"precision": "fp16", "scaler": SCALER}
-        assert "amp/scaler-with-fp16" not in broken(served(*work, server=[*scaling, *taken], **changes))
-        assert "amp/scaler-with-fp16" in broken(served(*work, **changes))
+
+        def working(scale):
+            at_outputs = {"outputs": [[1.5, 2.5]], "output_gradients": [[-0.5 * scale, -1.5 * scale]]}
+            work = [forward(0, weights=WEIGHTS, computes="float16"), backward(**at_outputs), SENT]
+            return served(*work, server=[*scaling, *taken], precision="fp16", scaler=SCALER)
+
+        assert "amp/scaler-with-fp16" not in broken(working(1024.0))
+        assert "amp/scaler-with-fp16" in broken(working(1.0))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from operator import attrgetter
 
+from conformance.laws.at_outputs import Term, at_outputs
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import Window
 from conformance.trace.events import (
     BackwardEnd,
     Forward,
-    GradientChange,
     LossScaled,
     ScaleLossEnter,
     ScalerStep,
@@ -94,15 +94,32 @@ def scaler_with_fp16(window: Window) -> Outcomes:
     ends = [end for end in window.of(BackwardEnd) if not half.keys().isdisjoint(end.forwards)]
     if any(end.scaled is not None for end in ends):
         yield OK
-    # A trainer that changes gradients by hand may also have scaled the loss by hand.
-    elif ends and not _scales(window) and not window.rank.of(GradientChange):
-        yield _not_scaled(next(half[number] for number in ends[0].forwards if number in half), ends[0])
+    # A trainer may scale the loss by hand, and unscale gradients where nobody sees it.
+    elif not window.rank.has(_SCALING) and (plain := next((end for end in ends if _is_plain(window, end)), None)):
+        yield _not_scaled(next(half[number] for number in plain.forwards if number in half), plain)
 
 
-def _scales(window: Window) -> bool:
-    """Whether the rank scales its losses, or another one unscales the gradients with which it steps for this one."""
-    ranks = window.run.ranks if window.step_is_unseen else [window.rank]
-    return any(rank.of(kind) for rank in ranks for kind in _SCALING)
+def _is_plain(window: Window, end: BackwardEnd) -> bool:
+    """Whether the gradients at the model's outputs are those of the mean over the window, by one rank or by all: then
+    there is no scale in them."""
+    plan = window.plan
+    is_weighted = plan.spec["loss"] == "weighted"
+    shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
+    samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
+    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if is_weighted else len(samples)
+    factors = (2 / total, 2 * plan.world_size / total) if total else ()
+    terms = [term for one in at_outputs(window.rank) if one.end is end for term in one.terms]
+    terms = [term.weighted() if is_weighted else term for term in terms]
+    return any(
+        all(abs(term.gradient - factor * term.residual) <= _error(term, factor) for term in terms)
+        # Else twice as much would fit too.
+        and any(_error(term, factor) < abs(term.gradient) / 4 for term in terms)
+        for factor in factors
+    )
+
+
+def _error(term: Term, factor: float) -> float:
+    return term.gradient_error + factor * term.residual_error
 
 
 def _not_scaled(forward: Forward, end: BackwardEnd) -> Broken:

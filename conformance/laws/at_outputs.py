@@ -1,0 +1,95 @@
+"""What the backward of a loss gives at the model's outputs, sample by sample."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from conformance.laws.run import Plan, Rank, fact
+from conformance.trace.events import BackwardEnd, Forward, Vector
+
+#: The unit roundoff and the least number of the formats that a model computes in.
+_EPSILON: Mapping[str | None, tuple[float, float]] = {
+    "float64": (2.0**-53, 0.0),
+    "float32": (2.0**-24, 2.0**-149),
+    "float16": (2.0**-11, 2.0**-24),
+    "bfloat16": (2.0**-8, 2.0**-133),
+}
+
+
+@dataclass(frozen=True)
+class Term:
+    """What one sample gives: the gradient at its output, its residual, the most by which each is off, its weight.
+
+    With unit roundoff u a residual is off by at most 6 u of its parts: the cast of output and target, and the
+    difference, each at most twice. A gradient is off by at most 16 u of itself, as `oracle.gradient` counts its
+    scalings, and by the format's least number where it underflows.
+    """
+
+    gradient: float
+    gradient_error: float
+    residual: float
+    residual_error: float
+    weight: float
+
+    def weighted(self) -> Term:
+        residual, error = self.weight * self.residual, self.weight * self.residual_error
+        return Term(self.gradient, self.gradient_error, residual, error, 1.0)
+
+
+@dataclass(frozen=True)
+class AtOutputs:
+    """The samples of a micro-batch through which a backward went."""
+
+    end: BackwardEnd
+    terms: Sequence[Term]
+
+
+@fact
+def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
+    """Of each backward of a rank that was read. Several backwards through one forward are parts of a loss, and left
+    out."""
+    found: list[AtOutputs] = []
+    forwards = {event.forward: event for event in rank.of(Forward)}
+    ends = rank.of(BackwardEnd)
+    often = Counter(number for end in ends for number in end.forwards)
+    for end in ends:
+        for number, outputs, gradients in zip(end.forwards, end.outputs, end.output_gradients, strict=False):
+            forward = forwards.get(number)
+            if forward is not None and often[number] == 1 and len(outputs) == len(forward.rows) == len(gradients):
+                found += (AtOutputs(end, terms) for terms in _terms(rank.run.plan, forward, outputs, gradients))
+    return found
+
+
+def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> Sequence[Sequence[Term]]:
+    """Those of each micro-batch in which gradients are finite and not zero: what is lost is the trainer's bug."""
+    if forward.computes not in _EPSILON:
+        return ()
+    unit, least = _EPSILON[forward.computes]
+    samples, found = _by_row(plan), defaultdict[int, list[Term]](list)
+    for row, output, gradient in zip(forward.rows, outputs, gradients, strict=True):
+        if row not in samples or not isinstance(output, float) or not isinstance(gradient, float) or not gradient:
+            continue
+        number, target, weight = samples[row]
+        size = abs(output) + abs(target)
+        off = 16 * unit * abs(gradient) + least
+        found[number].append(Term(gradient, off, output - target, 6 * unit * size, weight))
+    return list(found.values())
+
+
+@fact
+def _by_row(plan: Plan) -> Mapping[int | None, tuple[int, float, float]]:
+    """Micro-batch, target and weight of each sample by its row, as far as a row belongs to one sample of one
+    micro-batch. Each micro-batch has a divisor of its own, also where several go forward at once."""
+    samples = plan.spec["samples"]
+    row = dict[tuple[float, ...], int]()
+    rows = [row.setdefault(tuple(x), len(row)) for x in samples["x"]]
+    often = Counter(rows)
+    return {
+        rows[sample]: (number, samples["y"][sample], samples["weight"][sample])
+        for number, micro_batch in enumerate(chain.from_iterable(plan.spec["micro_batches"]))
+        for sample in micro_batch
+        if often[rows[sample]] == 1
+    }
