@@ -36,6 +36,17 @@ class TestOneForwardPerLoss:
             pytest.param(
                 [forward(0), backward(), forward(), event("autograd_grad", forwards=[1])], id="torch.autograd.grad"
             ),
+            pytest.param(
+                [
+                    forward(0),
+                    backward(),
+                    forward(extra=True),
+                    event("backward_begin", backward=1),
+                    forward(),
+                    backward(),
+                ],
+                id="a backward that raised",
+            ),
             pytest.param([forward(0), backward(), forward(rows=[None, 0], extra=True)], id="rows that are no samples"),
             pytest.param([forward(0), backward(), forward(rows=[], extra=True)], id="rows that cannot be told"),
             pytest.param([forward(0), backward(), forward(extra=True, training=False)], id="an evaluation"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Window, with_gradients
-from conformance.trace.events import BackwardBegin, Forward
+from conformance.trace.events import BackwardBegin, BackwardEnd, Forward
 
 
 @law(
@@ -33,7 +33,8 @@ def _idle(window: Window) -> tuple[Forward, Forward] | None:
     """A forward without a backward, and the forward of the same micro-batch that has one.
 
     If no forward of the micro-batch has a backward, acc/one-backward-per-loss reports it. Forwards before the first
-    backward of the training do not count: they happen once, for example to inspect the model.
+    backward of the training do not count: they happen once, for example to inspect the model. Nor do those whose
+    backward raised: the trainer goes forward again.
     """
     used = with_gradients(window.rank)
     idle = [event for event in window.of(Forward) if event.extra and event.training and event.forward not in used]
@@ -45,9 +46,16 @@ def _idle(window: Window) -> tuple[Forward, Forward] | None:
     began = window.rank.of(BackwardBegin)[0].seq
     for event in idle:
         rows = tuple(event.rows)
-        if event.seq > began and None not in rows and rows and rows in trained:
+        if event.seq > began and None not in rows and rows and rows in trained and not _raised(window, event):
             return event, trained[rows]
     return None
+
+
+def _raised(window: Window, forward: Forward) -> bool:
+    """Whether the backward that came next never ended."""
+    following = window.rank.of(BackwardBegin, after=forward)[:1]
+    ended = {end.backward for end in window.rank.of(BackwardEnd)}
+    return any(begin.backward not in ended for begin in following)
 
 
 def _wasted(window: Window, idle: Forward, trained: Forward) -> Broken:
