@@ -6,22 +6,17 @@ A finite float is written exactly (the float64 of a float32), any other as a str
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
 from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 Number: TypeAlias = float | str | None
 
-
-_NOTHING = nullcontext()
 _ORDINARY = {torch.Tensor, torch.nn.Parameter}
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_transforms, _modes = torch._C._functorch.peek_interpreter_stack, torch._C._len_torch_dispatch_stack
 
 
 def number(value: float) -> Number:
@@ -33,25 +28,19 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
     """All elements of `tensors`, one after the other. A tensor that is missing, that has no values, or of which this
     rank holds only a part, becomes `size` nulls."""
     flat: list[Number] = []
-    with undisturbed():
-        for tensor, size in zip(tensors, sizes, strict=True):
-            found = None if tensor is None else elements(tensor)
-            flat.extend([None] * size if found is None or len(found) != size else found)
+    for tensor, size in zip(tensors, sizes, strict=True):
+        found = [] if tensor is None else elements(tensor)
+        flat.extend(found if len(found) == size else [None] * size)
     return flat
 
 
-def elements(tensor: torch.Tensor) -> list[Number] | None:
-    """All elements of the part of a tensor that this rank holds, one after the other; None if it has no values.
-
-    To be called while `undisturbed`.
-    """
+def elements(tensor: torch.Tensor) -> list[Number]:
+    """All elements of the part of a tensor that this rank holds, one after the other; none if it has no values."""
     # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
-    part = untransformed(tensor) if _is_wrapped(tensor) else tensor
-    if hasattr(part, "to_local"):
-        part = own_part(part)
-    if not has_values(part):
-        return None
-    if part.is_sparse:
+    part = _readable(tensor)
+    if part is None:
+        return []
+    if part.layout is not torch.strided:
         part = part.to_dense()
     # Python's floats are float64 already.
     found = (part if part.is_floating_point() else part.double()).tolist()
@@ -63,42 +52,68 @@ def elements(tensor: torch.Tensor) -> list[Number] | None:
     return found if isfinite(sum(found)) else [number(value) for value in found]
 
 
-def undisturbed() -> AbstractContextManager[object]:
-    """A context in which tensors are read as they are, whatever the trainer is in: a transform of `torch.func`, or a
-    mode that would count what is read, or make it up."""
-    if _transforms() is None and not _modes():
-        return _NOTHING
-    stack = ExitStack()
-    stack.enter_context(torch._C._DisableFuncTorch())
-    stack.enter_context(_disable_current_modes())
-    return stack
-
-
-def untransformed(tensor: torch.Tensor) -> torch.Tensor:
-    """What the transforms of `torch.func` have wrapped: of `vmap`, the whole batch."""
-    while _is_wrapped(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
-
-
-def has_values(part: torch.Tensor) -> bool:
-    """Whether there is something to read: not on the meta device, nor fake, nor while its memory is freed."""
-    if part.is_meta or (type(part) not in _ORDINARY and isinstance(part, FakeTensor)):
-        return False
-    return part.is_sparse or part.untyped_storage().nbytes() > 0 or part.numel() == 0
-
-
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The detached part of a tensor that this rank holds: all of it, unless it is sharded."""
-    own: Any = tensor.detach()
-    part: torch.Tensor = own.to_local() if hasattr(own, "to_local") else own
-    return part
+    """The detached part of a tensor that this rank holds, ordinary and dense: all of it, unless it is sharded. An empty
+    one if there are no values to read."""
+    part = _readable(tensor)
+    if part is None:
+        return torch.empty(0, dtype=tensor.dtype)
+    part = part.detach()
+    return part if part.layout is torch.strided else part.to_dense()
 
 
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory of `tensor` on this rank."""
-    own = own_part(tensor)
-    return (own._values() if own.is_sparse else own).untyped_storage()
+    """The memory of `tensor` on this rank; empty if it has none."""
+    part = _readable(tensor)
+    if part is None:
+        return torch.UntypedStorage()
+    if part.layout is not torch.strided:
+        part = part.detach()._values() if part.is_sparse else part.detach().values()
+    return part.untyped_storage()
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of torch's own class that holds what this rank has of `tensor`: of one in `vmap`, the whole batch.
+    None if there is nothing to read: on the meta device, of fake tensors, while the memory is freed, and of classes
+    that alone know what their values are."""
+    if type(tensor) not in _ORDINARY:
+        inner = _inside(tensor)
+        return None if inner is None else _readable(inner)
+    if _is_wrapped(tensor):
+        return _readable(torch._C._functorch.get_unwrapped(tensor))
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.is_mkldnn:
+        return None
+    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
+        return None
+    return tensor
+
+
+def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What holds the values of a tensor of another class. It is not asked itself, as that would run its own code."""
+    if isinstance(tensor, FakeTensor):
+        return None
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return _wrapped(tensor)
+    with torch._C._DisableTorchDispatch():
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _wrapped(tensor: Any) -> torch.Tensor | None:
+    """What a tensor without memory is a wrapper of. What others' wrappers mean is known only if they say nothing beside
+    it, or hold the same several times."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    names, beside = tensor.__tensor_flatten__()
+    first, *others = filter(torch.is_tensor, (getattr(tensor, name) for name in names))
+    # A DTensor may be a sum that is still to be taken over the ranks.
+    if first.dtype != tensor.dtype or any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        return None
+    if others:
+        are_same = first.shape == tensor.shape and all(elements(one) == elements(first) for one in others)
+        return first if are_same else None
+    return first if beside is None or type(tensor).__module__.startswith("torch.distributed.") else None
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -9,21 +9,33 @@ from typing import Any
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.importing import when_imported
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams, originals, replaced
 
 
 def observe(recording: Recording) -> Seams:
     """Lets the compiler break its graph where the recorder begins. It would compile the recorder too, which takes ten
-    times as long as the model; and `fullgraph`, which forbids breaks, would make it raise."""
+    times as long as the model; and `fullgraph`, which forbids breaks, would make it raise.
+
+    An export must not break: there the compiler sees what it would see without the recorder."""
 
     def convert(original: Callable[..., Any], converter: Any, *args: Any, **kwargs: Any) -> Any:
+        if converter._export:
+            return export(original, converter, *args, **kwargs)
         # Functions may have been compiled, in this sense, when the trainer was imported.
-        converter._one_graph = converter._export
+        converter._one_graph = False
         return original(converter, *args, **kwargs)
 
-    yield when_imported(
-        "torch._dynamo.convert_frame", lambda module: [replaced(module.ConvertFrameAssert, "__call__", convert)]
-    )
+    def export(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with originals():
+            return original(*args, **kwargs)
+
+    def seams(module: ModuleType) -> Seams:
+        yield replaced(module.ConvertFrameAssert, "__call__", convert)
+        # torch 2.6 exports by the former.
+        if hasattr(module, "_fullgraph_capture_frame"):
+            yield replaced(module, "_fullgraph_capture_frame", export)
+
+    yield when_imported("torch._dynamo.convert_frame", seams)
     yield when_imported("torch._dynamo.trace_rules", lambda module: [_left_out(module)])
 
 

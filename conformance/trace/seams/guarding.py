@@ -2,7 +2,7 @@
 
 All code of the recorder that a trainer's call runs goes through here: wrappers of functions, hooks, and what is called
 on entering and leaving a context. If it raises, the trainer gets what it would have got without it, and the observer
-that raised is switched off.
+that raised is switched off. Neither notices what the other is in: see `Aside`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeAlias
+
+from conformance.trace.seams.aside import Aside
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -50,13 +52,15 @@ failures = Failures()
 
 
 class Original:
-    """The original of a call: whether it has run, and what came of it. `given`: what it gets if nothing calls it."""
+    """The original of a call: whether it has run, and what came of it. `given`: what it gets if nothing calls it.
+    `aside`: what to leave while it runs."""
 
-    __slots__ = ("__wrapped__", "error", "given", "has_run", "result")
+    __slots__ = ("__wrapped__", "_aside", "error", "given", "has_run", "result")
 
-    def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+    def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]], aside: Aside) -> None:
         self.__wrapped__ = original
         self.given = given
+        self._aside = aside
         self.has_run = False
         self.result: Any = None
         self.error: BaseException | None = None
@@ -64,7 +68,8 @@ class Original:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = True
         try:
-            self.result = self.__wrapped__(*args, **kwargs)
+            with self._aside.left():
+                self.result = self.__wrapped__(*args, **kwargs)
         except BaseException as error:
             self.error = error
             raise
@@ -89,9 +94,11 @@ def guarded(around: Function, original: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if observer in failures.off:
             return original(*args, **kwargs)
-        once = Original(original, (args, kwargs))
+        aside = Aside()
+        once = Original(original, (args, kwargs), aside)
         try:
-            return around(once, *args, **kwargs)
+            with aside:
+                return around(once, *args, **kwargs)
         except Exception as error:
             if error is once.error:
                 raise
@@ -112,7 +119,8 @@ def harmless(act: Function, observer: str | None = None) -> Function:
         if observer in failures.off:
             return None
         try:
-            return act(*args, **kwargs)
+            with Aside():
+                return act(*args, **kwargs)
         except Exception as error:
             failures.add(observer, error)
         return None

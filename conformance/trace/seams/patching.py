@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial, wraps
 from types import CellType, FunctionType
 from typing import Any, TypeAlias
@@ -70,9 +71,36 @@ def leaving_seams() -> Iterator[None]:
         leaving.is_on = False
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a function is found: what it was `found` as, what is there now, and how to `put` another one there."""
+
+    found: Function
+    now: Callable[[], Any]
+    put: Callable[[Function], None]
+
+
+_seams: list[tuple[_Place, Function]] = []
+"""The functions that are in a place of another one now, in the order in which they came."""
+
+
+@contextmanager
+def originals() -> Iterator[None]:
+    """Within this, all functions are as they were found, except where the trainer has put another one since."""
+    ours = [(place, function) for place, function in reversed(_seams) if place.now() is function]
+    for place, _ in ours:
+        place.put(place.found)
+    try:
+        yield
+    finally:
+        for place, function in reversed(ours):
+            place.put(function)
+
+
 def replaced(owner: Any, name: str, around: Function) -> AbstractContextManager[None]:
     """Within this, `owner.name(*args)` calls `around(original, *args)`. The original is put back as it was."""
-    return _replaced(vars(owner)[name], partial(setattr, owner, name), around)
+    place = _Place(vars(owner)[name], lambda: vars(owner).get(name), partial(setattr, owner, name))
+    return _replaced(place, around)
 
 
 def replaced_inside(decorated: Function, around: Function) -> AbstractContextManager[None]:
@@ -82,7 +110,8 @@ def replaced_inside(decorated: Function, around: Function) -> AbstractContextMan
     ValueError if it does not keep the original in its closure.
     """
     cell = _cell(decorated)
-    return _replaced(cell.cell_contents, partial(setattr, cell, "cell_contents"), around)
+    place = _Place(cell.cell_contents, lambda: cell.cell_contents, partial(setattr, cell, "cell_contents"))
+    return _replaced(place, around)
 
 
 def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
@@ -92,16 +121,16 @@ def with_subclasses(owner: type[Any]) -> Iterator[type[Any]]:
         yield from with_subclasses(subclass)
 
 
-def _replaced(found: Function, put: Callable[[Function], None], around: Function) -> AbstractContextManager[None]:
-    """`put` puts another function where `found` is."""
-    seam = leaving.left.get(id(found))
-    return _put_in_place(found, put, around) if seam is None else seam.calling(around)
+def _replaced(place: _Place, around: Function) -> AbstractContextManager[None]:
+    seam = leaving.left.get(id(place.found))
+    return _put_in_place(place, around) if seam is None else seam.calling(around)
 
 
 @contextmanager
-def _put_in_place(found: Function, put: Callable[[Function], None], around: Function) -> Iterator[None]:
-    seam = Seam(found)
-    put(seam.function)
+def _put_in_place(place: _Place, around: Function) -> Iterator[None]:
+    seam = Seam(place.found)
+    place.put(seam.function)
+    _seams.append(entry := (place, seam.function))
     try:
         with seam.calling(around):
             yield
@@ -109,7 +138,8 @@ def _put_in_place(found: Function, put: Callable[[Function], None], around: Func
         if leaving.is_on:
             leaving.left[id(seam.function)] = seam
         else:
-            put(found)
+            _seams.remove(entry)
+            place.put(place.found)
 
 
 def _cell(decorated: Function) -> CellType:

@@ -42,7 +42,7 @@ class Copies:
     def _copied(self, tensor: torch.Tensor) -> str | None:
         """What the memory of `tensor` copies: gradients or parameters, of all or of one parameter; None if neither."""
         own = own_part(tensor)
-        if not self._watched.is_readable or not own.is_floating_point() or own.is_sparse:
+        if not self._watched.is_readable or not own.is_floating_point():
             return None
         whole = torch.empty(0, dtype=own.dtype, device=own.device).set_(own.untyped_storage())
         parameters, gradients = self._payloads.originals()
@@ -55,7 +55,7 @@ class Copies:
 def _holds(whole: torch.Tensor, originals: Sequence[torch.Tensor]) -> bool:
     """Whether these are the values of `originals`, one after the other, and not just zeros."""
     parts = [own_part(original) for original in originals]
-    if whole.numel() != sum(part.numel() for part in parts) or any(part.is_sparse for part in parts):
+    if whole.numel() != sum(part.numel() for part in parts):
         return False
     # A message of gradients from a GPU may be sent from a buffer on the CPU.
     values = torch.cat([part.flatten().to(whole) for part in parts]) if parts else whole[:0]

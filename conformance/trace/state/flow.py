@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.nested import Nested
-from conformance.trace.values import Number, elements, tensors_in, undisturbed
+from conformance.trace.values import Number, elements, tensors_in
 
 #: What tells a loss from another one is in the first windows, and reading takes time.
 _MOST_FORWARDS, _MOST_VALUES = 32, 64
@@ -50,7 +51,7 @@ class Flow:
         self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
-                self._handles.append(tensor.grad_fn.register_prehook(reached))
+                self._handles.append(tensor.grad_fn.register_prehook(harmless(reached)))
 
     def forget(self) -> None:
         """Remove all hooks."""
@@ -65,5 +66,4 @@ def _read(tensor: Any) -> list[Number]:
         return []
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
         return []
-    with undisturbed():
-        return elements(tensor) or []
+    return elements(tensor)

@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, elements, own_part, undisturbed
+from conformance.trace.values import Number, elements, own_part
 
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
@@ -98,8 +98,7 @@ class Gradients:
             gradients = [one.grad for one in computing if one is not None and one.requires_grad]
             if all(gradient is None for gradient in gradients):
                 return "none"
-            with undisturbed():
-                return "zero" if all(map(_is_zero, gradients)) else "some"
+            return "zero" if all(map(_is_zero, gradients)) else "some"
         looked_at = zip(self._looked_at, self._seen, strict=True)
         seen = [gradient for (_, parameter), gradient in looked_at if parameter.requires_grad]
         if not seen:
@@ -122,8 +121,7 @@ class Gradients:
     def _see(self) -> Seen:
         gradients = [parameter.grad for _, parameter in self._looked_at]
         if self._watched.is_readable:
-            with undisturbed():
-                return [None if gradient is None else elements(gradient) or [] for gradient in gradients]
+            return [None if gradient is None else elements(gradient) for gradient in gradients]
         return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 

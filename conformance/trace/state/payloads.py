@@ -106,6 +106,4 @@ def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> boo
 def _floats(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The values of all tensors that have a fraction, in one."""
     parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
-    return torch.cat(
-        [torch.empty(0, dtype=torch.float64), *(part.to_dense().flatten().double().cpu() for part in parts)]
-    )
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(part.flatten().double().cpu() for part in parts)])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import torch
 
-from conformance.trace.values import has_values, undisturbed, untransformed
+from conformance.trace.values import own_part
 
 
 class Rows:
@@ -22,11 +22,7 @@ class Rows:
     def of(self, inputs: torch.Tensor) -> list[int | None]:
         """The index of each row of `inputs` (..., features) among the distinct rows; [] for another shape, and for
         inputs without values."""
-        with undisturbed():
-            inputs = untransformed(inputs)
-            return self._of(inputs) if has_values(inputs) else []
-
-    def _of(self, inputs: torch.Tensor) -> list[int | None]:
+        inputs = own_part(inputs)
         features = self._distinct.shape[-1]
         if inputs.dim() == 0 or inputs.shape[-1] != features:
             return []
@@ -35,5 +31,5 @@ class Rows:
             times = Counter(known)
             self._index[inputs.dtype] = {row: index for index, row in enumerate(known) if times[row] == 1}
         index = self._index[inputs.dtype]
-        rows = (inputs if inputs.dim() == 2 else inputs.detach().reshape(-1, features)).tolist()
+        rows = inputs.reshape(-1, features).tolist()
         return [index.get(tuple(row)) for row in rows]

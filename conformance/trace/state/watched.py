@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conformance.trace.values import Number, has_values, own_part, undisturbed, untransformed, values
+from conformance.trace.values import Number, own_part, values
 
 Found = tuple[torch.Tensor | None, ...]
 
@@ -307,11 +307,9 @@ def _tensor(value: Any) -> torch.Tensor | None:
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return False
-    with undisturbed():
-        one, other = own_part(untransformed(one)), own_part(untransformed(other))
-        if one.shape != other.shape or not has_values(one) or not has_values(other):
-            return False
-        return torch.equal(one, other.to(one))
+    one, other = own_part(one), own_part(other)
+    # What has no values is equal to nothing.
+    return one.numel() > 0 and one.shape == other.shape and torch.equal(one, other.to(one))
 
 
 def _plain(value: Any) -> Any:

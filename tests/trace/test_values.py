@@ -1,0 +1,97 @@
+"""The values of tensors of all kinds; those of classes of the trainer's are not asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from conformance.trace.values import elements, own_part, storage, values
+
+
+class Silent(torch.Tensor):
+    """A class that raises whatever is asked of it."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(function)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(function)
+
+
+class Parameter(torch.nn.Parameter):
+    pass
+
+
+class Wrapper(Silent):
+    """Holds its values in another tensor, times a factor."""
+
+    @staticmethod
+    def __new__(cls, inner, factor=None):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        with torch._C.DisableTorchFunction():
+            wrapper.inner, wrapper.factor = inner, factor
+        return wrapper
+
+    def __tensor_flatten__(self):
+        return ["inner"], self.factor
+
+
+class Opaque(Silent):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+
+ONE_TWO = torch.tensor([1.0, 2.0])
+
+
+def fake():
+    with FakeTensorMode():
+        return torch.ones(2)
+
+
+def freed():
+    tensor = torch.ones(2)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+READABLE = {
+    "ordinary": lambda: ONE_TWO,
+    "subclass": lambda: Parameter(ONE_TWO),
+    "with a dispatch": lambda: torch.Tensor._make_subclass(Silent, ONE_TWO),
+    "asynchronous": lambda: AsyncCollectiveTensor(ONE_TWO),
+    "wrapper": lambda: Wrapper(ONE_TWO),
+    "same twice": lambda: TwoTensor(ONE_TWO, ONE_TWO.clone()),
+    "sparse": lambda: ONE_TWO.to_sparse(),
+    "compressed": lambda: ONE_TWO[None].to_sparse_csr(),
+}
+UNREADABLE = {
+    "something beside it": lambda: Wrapper(ONE_TWO, 0.5),
+    "different": lambda: TwoTensor(ONE_TWO, 2 * ONE_TWO),
+    "opaque": lambda: Opaque(ONE_TWO),
+    "fake": fake,
+    "meta": lambda: ONE_TWO.to("meta"),
+    "freed": freed,
+    "quantized": lambda: torch.quantize_per_tensor(ONE_TWO, 1.0, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([ONE_TWO]),
+    "jagged": lambda: torch.nested.nested_tensor([ONE_TWO], layout=torch.jagged),
+    "mkldnn": lambda: ONE_TWO.to_mkldnn(),
+}
+
+
+# Several of these layouts are in beta.
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", READABLE | UNREADABLE)
+def test_every_kind_of_tensor(kind):
+    tensor = (READABLE | UNREADABLE)[kind]()
+    found = [1.0, 2.0] if kind in READABLE else []
+    with torch._C.DisableTorchFunction():
+        assert elements(tensor) == own_part(tensor).flatten().tolist() == found
+        assert (storage(tensor).data_ptr() != 0) is (kind in READABLE)
+        assert values([tensor, None], [2, 1]) == [*(found or [None, None]), None]
