@@ -61,6 +61,20 @@ def test_a_dropped_handle_is_never_waited_for(issuing):
     assert issuing.unfinished == {"unfinished": [0]}
 
 
+def test_functional_collectives_are_waited_for_by_their_memory(issuing):
+    """Through any view of it, and all that write to it; not those whose handle the trainer got."""
+    for _ in range(2):
+        issuing.handles.issuing()
+        issuing.handles.noted(issuing.count)
+        issuing.handles.issued(None, "world", [issuing.memory])
+        issuing.count += 1
+    issuing.issue([issuing.memory])
+    issuing.handles.waited_for(torch.zeros(2))
+    assert issuing.unfinished == {"unfinished": [0, 1, 2]}
+    issuing.handles.waited_for(issuing.memory[1:])
+    assert issuing.unfinished == {"unfinished": [2]}
+
+
 def test_a_barrier_ends_what_came_before_it_in_its_group(issuing):
     issuing.issue([issuing.memory])
     issuing.issue([issuing.memory], group="other")

@@ -21,8 +21,9 @@ _FIX = """
 @law(
     "ddp/wait-before-step",
     "What writes to gradients or weights asynchronously MUST be waited for before the step that uses them.",
-    why="""`async_op=True` returns at once, and another thread writes the result later. A step that does not wait uses
-        the rank's own g_r, the average (1/N) Σ g_r, or a mixture of both, and each rank may get another one.""",
+    why="""`async_op=True` and functional collectives return at once, and another thread writes the result later. A step
+        that does not wait, by the handle or by `wait_tensor`, uses the rank's own g_r, the average (1/N) Σ g_r, or a
+        mixture of both, and each rank may get another one.""",
     source=_SOURCE,
     fix=_FIX,
     latent="""Whether the collective or the step comes first is a race, which a larger model or a slower network
@@ -89,7 +90,7 @@ def _averaging(window: Window) -> Sequence[Exchange]:
 def _unwaited(step: Step, event: Event, because: str) -> Broken:
     return Broken(
         event,
-        must="the handle of what is asynchronous must be waited for",
+        must="what is asynchronous must be waited for, by its handle or by `wait_tensor`",
         because=because,
         however=f"nobody waited for {event} before {step}",
         shows=(event, step),

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import ProcessGroup, Work
 
 from conformance.trace.emit import Recording
+from conformance.trace.seams.c10d import intercepted
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.values import tensors_in
 
@@ -24,8 +25,18 @@ ISSUING = (
 WAITING = ("wait", "synchronize", "block_current_stream", "get_future", "get_future_result")
 """Methods of a handle that wait, or give what can be waited for."""
 
+resolve: Any = torch._C._distributed_c10d._resolve_process_group
+
 #: Whether functional collectives may wait for what others have issued; torch 2.6 may lack it.
 _are_registered = getattr(torch._C._distributed_c10d, "_allow_inflight_collective_as_graph_input", lambda: False)
+
+FUNCTIONAL = (
+    *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "broadcast", "broadcast_"),
+    *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
+    *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "reduce_scatter_tensor_out"),
+    *("all_to_all_single", "irecv"),
+)
+"""Functional collectives, and the receive. They return what they write to."""
 
 ASKING = ("is_completed", "is_success")
 """Methods of a handle that say whether it is done."""
@@ -34,7 +45,9 @@ ASKING = ("is_completed", "is_success")
 def observe(recording: Recording) -> Seams:
     """Tracks which handles nobody has waited for.
 
-    DDP's reducer issues its collectives in C++, where Python gets no handles, and so do functional collectives.
+    DDP's reducer issues its collectives in C++, where Python gets no handles. Nor does it of functional collectives:
+    torch keeps them, with the memory that is written to, until `wait_tensor`. What torch's own functions for them
+    return calls that when it is first used.
     """
     handles = recording.handles
 
@@ -61,6 +74,22 @@ def observe(recording: Recording) -> Seams:
             handles.waited(work)
         return is_done
 
+    def functional(original: Callable[..., Any], keys: Any, *args: Any, **kwargs: Any) -> Any:
+        handles.issuing()
+        result = original(keys, *args, **kwargs)
+        # Newer releases of torch also take the group itself.
+        group = resolve(args[-1]) if isinstance(args[-1], str) else ProcessGroup.unbox(args[-1])
+        if group.size() > 1:
+            handles.issued(None, group.group_name, tensors_in(result))
+        return result
+
+    def wait_tensor(original: Callable[..., torch.Tensor], keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+        result = original(keys, tensor)
+        handles.waited_for(tensor)
+        return result
+
+    operators = {name: functional for name in FUNCTIONAL if hasattr(torch.ops._c10d_functional, name)}
+    yield intercepted({**operators, "wait_tensor": wait_tensor}, "_c10d_functional")
     for name in ISSUING:
         # Their names differ between releases of torch.
         if name in vars(ProcessGroup):

@@ -17,12 +17,14 @@ from conformance.trace.values import storage
 @dataclass(frozen=True)
 class _Issued:
     """What was issued in a group, and noted as the event ``seq``. Waiting for it also waits for what came before it in
-    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive."""
+    the group, if ``ends_all``. ``writes_to``: memory, which is not kept alive. ``by_memory``: who waits names that, and
+    gets no handle."""
 
     seq: int
     group: Hashable
     ends_all: bool
     writes_to: Sequence[StorageWeakRef]
+    by_memory: bool
 
 
 class Handles:
@@ -44,14 +46,24 @@ class Handles:
         self._noted.pop(get_ident(), None)
 
     def issued(self, handle: Any, group: Hashable, tensors: Iterable[torch.Tensor], *, ends_all: bool = False) -> None:
-        """The trainer got `handle` for what this thread has noted since `issuing`, which writes to `tensors`."""
+        """The trainer got `handle` for what this thread has noted since `issuing`, which writes to `tensors`; None:
+        torch has kept it with these."""
         seq = self._noted.pop(get_ident(), None)
         tensors = list(tensors)
         # On a GPU streams order what happens, and the trainer may wait for those.
-        if seq is None or handle is None or not all(tensor.is_cpu for tensor in tensors):
+        if seq is None or not all(tensor.is_cpu for tensor in tensors):
             return
-        issued = _Issued(seq, group, ends_all, [StorageWeakRef(storage(tensor)) for tensor in tensors])
-        self._map(handle)[handle] = self._pending[seq] = issued
+        memory = [StorageWeakRef(storage(tensor)) for tensor in tensors]
+        self._pending[seq] = issued = _Issued(seq, group, ends_all, memory, by_memory=handle is None)
+        if handle is not None:
+            self._map(handle)[handle] = issued
+
+    def waited_for(self, tensor: torch.Tensor) -> None:
+        """The trainer has waited for whatever torch has kept with this memory."""
+        memory = storage(tensor)._cdata
+        for issued in list(self._pending.values()):
+            if issued.by_memory and any(reference.cdata == memory for reference in issued.writes_to):
+                del self._pending[issued.seq]
 
     def waited(self, handle: Any) -> None:
         """The trainer has waited for a handle, has seen that it is completed, or has asked for its future, which may
