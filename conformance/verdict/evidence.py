@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -53,9 +53,9 @@ class RankEvidence:
     """What one rank did, and how it ended.
 
     ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
-    ``training``: calls since its training began. ``trained``: the rows that it trained on before each of its steps,
-    those without any left out; None if a training forward does not show which samples went in. ``contributed``: whether
-    it put anything but zeros into an exchange of gradients; None if none was seen.
+    ``training``: calls since its training began. ``trained``: the rows that it trained on, by how many steps it had
+    taken before, or by the window where it takes none; None if a training forward does not show which samples went in.
+    ``contributed``: whether it put anything but zeros into an exchange of gradients; None if none was seen.
     """
 
     outcome: RankOutcome
@@ -63,7 +63,7 @@ class RankEvidence:
     world_size: int | None  # None without a process group.
     updates: tuple[Update, ...]
     collectives: dict[str, dict[str, int]]
-    trained: tuple[frozenset[int], ...] | None
+    trained: Mapping[int, frozenset[int]] | None
     contributed: bool | None
     final_weights: Vector | None
     raised: dict[str, Any] | None
@@ -218,7 +218,7 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     return {op: dict(entry) for op, entry in counts.items()}
 
 
-def _trained(events: Sequence[dict[str, Any]]) -> tuple[frozenset[int], ...] | None:
+def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] | None:
     # A worker of a parameter server takes no steps, and steps without an optimizer of torch's are not seen.
     by_steps = any(event["event"] == "step" for event in events)
     rows: defaultdict[int, set[int]] = defaultdict(set)
@@ -230,7 +230,7 @@ def _trained(events: Sequence[dict[str, Any]]) -> tuple[frozenset[int], ...] | N
             if not event["rows"] or None in event["rows"]:
                 return None
             rows[steps if by_steps else event["window"]].update(event["rows"])
-    return tuple(map(frozenset, rows.values()))
+    return {at: frozenset(used) for at, used in rows.items()}
 
 
 def _contributed(events: Sequence[dict[str, Any]]) -> bool | None:

@@ -13,7 +13,6 @@ from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
 from conformance.verdict.work import gave_nothing, redundant
 
-STEP_COUNT = "optimizer steps tried"
 SHARDS = "shards differ"
 _MOST_NAMED = 3
 
@@ -21,7 +20,8 @@ _MOST_NAMED = 3
 @dataclass(frozen=True)
 class Guard:
     """``text`` is the headline if the guard does not hold. ``may_be_unseen``: what it asks for may leave no trace, so
-    that right numbers can make up for it. ``gives_way``: it says nothing against right numbers.
+    that right numbers can make up for it. ``gives_way``: it says nothing against right numbers. ``may_be_setup``: wrong
+    numbers may come of the rows that the adapter reads.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Guard:
     text: str
     may_be_unseen: bool = False
     gives_way: bool = False
+    may_be_setup: bool = False
 
 
 Check = Callable[[Case, Sequence[RankEvidence]], Guard]
@@ -102,9 +103,10 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    text = redundant(case, ranks)
-    expected = "no two ranks train on the same"
-    return Guard(SHARDS, text is None, expected, expected if text is None else text, text or "")
+    found, expected = redundant(case, ranks), "no two ranks train on the same"
+    if found is None:
+        return Guard(SHARDS, True, expected, expected, "")
+    return Guard(SHARDS, False, expected, found.text, found.text, may_be_setup=not found.always)
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -115,12 +117,13 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(
-        STEP_COUNT,
+        "optimizer steps tried",
         len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
         f"{len(windows)}, one per accumulation window",
         ", ".join(map(str, counts)),
         f"{' or '.join(map(str, counts))} optimizer steps instead of {len(windows)}, one per accumulation window"
         + ("; the ranks must agree" if len(counts) > 1 else ""),
+        may_be_setup=True,
     )
 
 

@@ -4,44 +4,74 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, combinations
+from dataclasses import dataclass
+from itertools import chain, combinations, permutations
 
 from conformance.cases.case import Case
-from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.evidence import RankEvidence
+
+_NONE = frozenset[int]()
 
 
-def redundant(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """Which ranks did work of another one's, in every window; None if none did, or the forwards do not show it.
+@dataclass(frozen=True)
+class Redundant:
+    """Which ranks did work of another one's, in words. ``always``: in all windows."""
 
-    A rank may train on other samples than planned, as long as no other rank trains on them too. Rows that are none of
-    the samples, such as transformed ones, do not tell which samples a rank trained on.
+    text: str
+    always: bool
+
+
+def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
+    """What was computed by a rank that is not its own; None if nothing was, or the forwards do not show it.
+
+    A rank may train on other samples than planned, as long as no other rank trains on them too. Ranks may fill up a
+    last window of fewer samples by repeating some. Rows that are none of the samples, such as transformed ones, do not
+    tell which samples a rank trained on.
     """
     allowed, own = _planned(case)
+    windows = _full_windows(case, ranks)
     for one, two in combinations(ranks, 2):
-        together = list(zip(one.trained or (), two.trained or (), strict=False))
-        if together and all(_repeated(mine & others, allowed) for mine, others in together):
-            return _both(one, two)
-    for idle in ranks:
-        instead = [
-            rank.outcome.rank
-            for rank in ranks
-            if rank.trained and all(map(own[idle.outcome.rank].intersection, rank.trained))
-        ]
-        if idle.trained == () and instead:
-            return (
-                f"{named(instead)} trained on the samples of rank {idle.outcome.rank}, and rank {idle.outcome.rank} on "
-                "none; every rank must compute the gradients of its own shard"
+        mine, others = one.trained or {}, two.trained or {}
+        together = [at for at in windows if _repeated(mine.get(at, _NONE) & others.get(at, _NONE), allowed)]
+        if together:
+            return Redundant(_both(one, two, together, _in(together, windows)), together == windows)
+    for idle, busy in permutations(ranks, 2):
+        trained, theirs = idle.trained, own[idle.outcome.rank]
+        if trained is None:
+            continue
+        instead = [at for at in windows if at not in trained and (busy.trained or {}).get(at, _NONE) & theirs]
+        if instead:
+            text = (
+                f"rank {busy.outcome.rank} trained on the samples of rank {idle.outcome.rank}, and rank "
+                f"{idle.outcome.rank} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
+                "shard"
             )
+            return Redundant(text, instead == windows)
     return None
 
 
-def _both(one: RankEvidence, two: RankEvidence) -> str:
+def _full_windows(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
+    """The windows in which a rank trained, without a last one that has fewer samples than the others."""
+    windows = sorted(set[int]().union(*(rank.trained or () for rank in ranks)))
+    batches = case.problem.workload.batches
+    return windows if len(batches[-1]) == len(batches[0]) else windows[:-1]
+
+
+def _in(windows: Sequence[int], of: Sequence[int]) -> str:
+    """In which windows, unless in all."""
+    if len(windows) == len(of):
+        return ""
+    return f" in window{'s' if windows[1:] else ''} {', '.join(map(str, windows))}"
+
+
+def _both(one: RankEvidence, two: RankEvidence, windows: Sequence[int], when: str) -> str:
     assert one.trained and two.trained
     first, second = one.outcome.rank, two.outcome.rank
-    if one.trained == two.trained:
-        return f"ranks {first} and {second} read the same samples; every rank must read its own shard"
-    more, fewer = (first, second) if len(one.trained[0]) >= len(two.trained[0]) else (second, first)
-    return f"rank {more} read its own samples and those of rank {fewer}; every rank must read its own shard"
+    mine, others = ([trained[at] for at in windows] for trained in (one.trained, two.trained))
+    if mine == others:
+        return f"ranks {first} and {second} read the same samples{when}; every rank must read its own shard"
+    more, fewer = (first, second) if len(mine[0]) >= len(others[0]) else (second, first)
+    return f"rank {more} read its own samples and those of rank {fewer}{when}; every rank must read its own shard"
 
 
 def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:

@@ -105,6 +105,40 @@ def test_one_rank_reads_the_shard_of_another_too(follow):
     assert judgement.headline == "rank 0 read its own samples and those of rank 1; every rank must read its own shard"
 
 
+@pytest.mark.parametrize(
+    ("windows", "when"), [({5}, "in window 5"), ({1, 3, 5}, "in windows 1, 3, 5"), ({0, 3}, "in windows 0, 3")]
+)
+def test_ranks_that_do_the_same_work_in_some_windows(follow, windows, when):
+    run = follow("ddp-w2-fp32-momentum")
+    for mine, other in zip(run.of("forward", rank=0), run.of("forward", rank=1), strict=True):
+        if mine["window"] in windows:
+            mine["rows"] = other["rows"] = mine["rows"] + other["rows"]
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
+    assert judgement.headline == f"ranks 0 and 1 read the same samples {when}; every rank must read its own shard"
+
+
+@pytest.mark.parametrize("window", [0, 2, 5])
+def test_rank_that_is_idle_in_one_window(follow, window):
+    run = follow("ddp-w2-fp32-momentum")
+    mine, other = (run.of("forward", rank)[window] for rank in (0, 1))
+    mine["rows"] += other["rows"]
+    run.remove(other)
+    judgement = run.judged()
+    assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
+    assert judgement.headline.startswith(
+        f"rank 0 trained on the samples of rank 1, and rank 1 on none in window {window};"
+    )
+
+
+def test_ranks_may_repeat_samples_in_a_last_window_that_lacks_some(follow):
+    run = follow("ddp-w2-acc2-fp32-uneven-batch")
+    last = [[event for event in run.of("forward", rank) if event["window"] == 5] for rank in (0, 1)]
+    for mine, other in zip(*last, strict=True):
+        mine["rows"] = mine["rows"] + other["rows"][:1]
+    assert "shards differ" not in broken(run.judged())
+
+
 @pytest.mark.parametrize("rows", [[None], []])
 def test_rows_that_cannot_be_told_are_not_the_same(follow, rows):
     run = follow("ddp-w2-fp32-momentum")
