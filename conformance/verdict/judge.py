@@ -358,7 +358,6 @@ def _trajectory(reading: Reading, history: ScalerHistory | None) -> Trajectory:
 
 def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     """The numbers are right; check that wrong ones would have been noticed."""
-    workload = reading.problem.workload
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
@@ -369,26 +368,35 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     compared = "weights" if by_weights else "weights and gradients"
     if by_weights:
         judgement.notes.append(_WEIGHTS_ALONE)
-    way_out = ""
-    if reading.problem.precision.scaled and right.scales[0] != workload.scale.initial:
-        way_out = (
-            f"; its own loss scale of {float(right.scales[0]):g} leaves the numbers for which this case is exact: "
-            f"use task.grad_scaler(), or start with {float(workload.scale.initial):g}"
-        )
+    passes = None
     if first_difference(judgement.ranks, moved) is None:
-        judgement.headline = (
-            f"this check would also accept a trainer that reads one sample in place of a neighbour{way_out}"
-        )
+        passes = PROBE.text
     elif judgement.power is not None and not judgement.power.sufficient:
-        judgement.headline = f"the bound is too wide: a trainer that {judgement.power.fault.text} could pass{way_out}"
-    elif right.certificate.exact:
-        judgement.suspects = acquitted(reading)
-        judgement.verdict = "PASS (exact)"
-        judgement.headline = f"{len(right.steps)} steps, {compared} equal to the oracle to the bit on every rank"
-    else:
-        judgement.suspects = acquitted(reading)
-        judgement.verdict = "PASS (bounded)"
-        judgement.headline = f"{len(right.steps)} steps, {compared} within the rounding-error bound on every rank"
+        passes = judgement.power.fault.text
+    if passes is not None:
+        judgement.headline = _too_little_power(reading, right, by_weights)
+        judgement.notes.insert(0, f"a trainer that {passes} could pass")
+        return
+    judgement.suspects = acquitted(reading)
+    judgement.verdict = "PASS (exact)" if right.certificate.exact else "PASS (bounded)"
+    how = "equal to the oracle to the bit" if right.certificate.exact else "within the rounding-error bound"
+    judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
+
+
+def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
+    """Why right numbers prove too little, and what would make them prove more."""
+    scale = reading.problem.workload.scale
+    if reading.problem.precision.scaled and right.scales[0] != scale.initial:
+        return (
+            f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
+            f"mistakes: use task.grad_scaler(), or begin with {float(scale.initial):g}"
+        )
+    if by_weights:
+        return (
+            "the weights are right, but what would show here is in the gradients, and those that the steps used could "
+            "not be read: step with one of torch's optimizers, or take the cases with SGD for an answer"
+        )
+    return "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
 
 
 def _by_weights(judgement: Judgement) -> bool:
