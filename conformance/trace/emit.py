@@ -64,6 +64,7 @@ class Recording:
         self._last_seq = -1
         self._is_topology_noted = False
         self._groups: set[torch.distributed.ProcessGroup] = set()
+        self._settings: dict[int, list[dict[str, Any]]] = {}
         self._doing = Nested[object]()
         self._accounting: list[int] = []
         self.numbers = Numbers()
@@ -176,11 +177,20 @@ class Recording:
             horovod=is_horovods,
             backward_passes_per_step=passes,
             state=len(getattr(optimizer, "state", ())) > 0,
-            groups=settings(optimizer, self.watched),
+            groups=self._settings.setdefault(number, settings(optimizer, self.watched)),
             **({} if (name := algorithm(optimizer)) is None else {"algorithm": name}),
             **({"copy": True} if self.watched.is_copys(self.watched.find(optimizer)) else {}),
         )
         return number
+
+    def changed_settings(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """`groups` for a step of an optimizer whose settings, but for the learning rate, are others than when it was
+        last noted; {} for one that kept them."""
+        number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched)
+        if [_without_rates(group) for group in now] == [_without_rates(group) for group in self._settings[number]]:
+            return {}
+        self._settings[number] = now
+        return {"groups": now}
 
     def topology(self) -> None:
         """Note once which world size and rank the process group reports."""
@@ -202,3 +212,7 @@ def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The parameters with which the model that a spec describes begins on rank 0."""
     weight, *bias = torch.tensor(model["weights"][0], dtype=torch.float64).split(model["features"])
     return weight.view(1, -1), *bias
+
+
+def _without_rates(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("lr", "initial_lr")}

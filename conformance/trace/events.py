@@ -433,6 +433,9 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
         bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
     ]
     idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
+    groups: Annotated[
+        Sequence[dict], "those of `optimizer`, where more than the learning rate has changed since"  # type: ignore[type-arg]
+    ] = ()
     unfinished: Annotated[
         Numbers,
         "the `seq` of asynchronous collectives and receives that write to the gradients or weights it used, and whose "

@@ -198,32 +198,36 @@ _ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW"}
 def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
     """Another one of torch's optimizers, or other settings. What an optimizer of the trainer's own does is its own."""
     asked = rank.run.plan.spec["optimizer"]
-    used = {step.optimizer for step in rank.of(Step)}
+    steps = rank.of(Step)
+    used = {step.optimizer for step in steps}
     for optimizer in rank.of(Optimizer):
         if optimizer.optimizer not in used or optimizer.algorithm is None:
             continue
-        wanted, groups = _ALGORITHMS[asked["kind"]], optimizer.groups
+        changed = next((step.groups for step in steps if step.optimizer == optimizer.optimizer and step.groups), None)
+        wanted, groups = _ALGORITHMS[asked["kind"]], changed or optimizer.groups
         is_adamw = optimizer.algorithm == "Adam" and all(group.get("decoupled_weight_decay") for group in groups)
         if optimizer.algorithm != wanted and not (is_adamw and wanted == "AdamW"):
             return f"You stepped with {optimizer.algorithm}; this case asks for {wanted}: use `task.optimizer`."
         by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
         by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
-        names = [name for name in asked if name not in (*_NOT_HERE, *by_hand)]
+        names = [name for name in (*asked, *_NEVER_ASKED) if name not in (*_NOT_HERE, *by_hand)]
         # The task's second group, if there is one, has a decay of its own: numbers tell which parameters got it.
-        accepted = [asked, {**asked, **(rank.run.plan.spec["bias_group"] or {})}]
+        accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, rank.run.plan.spec["bias_group"] or {})]
         for group in groups:
             others = [next((name for name in names if _differs(group, one, name)), None) for one in accepted]
             other = others[0]
             if other is not None and None not in others:
                 return (
                     f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
-                    f"{other}={_shown(asked[other])}: use `task.optimizer`."
+                    f"{other}={_shown(accepted[0][other])}: use `task.optimizer`{' as it is' if changed else ''}."
                 )
     return None
 
 
 #: What the plan says of an optimizer and is no setting, or is one that the schedule changes.
 _NOT_HERE = ("kind", "lr")
+#: Other settings that change the numbers, and that no case asks for.
+_NEVER_ASKED = {"amsgrad": False}
 
 
 #: What a trainer may do by hand instead, and the fault of a trainer that does not do it at all.

@@ -37,6 +37,13 @@ BREAKING = {
         ),
         "another type": lambda: a_run([forward(0, computes="float16"), backward(), step()], precision="bf16"),
     },
+    "amp/autocast-only-if-asked": {
+        "always on": lambda: a_run([forward(0, computes="bfloat16"), backward(), step()]),
+        "in one micro-batch": lambda: a_run(
+            [forward(0, computes="float64"), backward(), forward(computes="float16"), backward(), step()],
+            precision="fp64",
+        ),
+    },
     "amp/backward-on-scaled-loss": {
         "never": lambda: a_run([forward(0), backward(), unscale(), taken()]),
         "not in the last micro-batch": lambda: a_run([scaled(0), forward(), backward(gradients="some"), taken()]),

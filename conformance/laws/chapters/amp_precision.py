@@ -59,6 +59,39 @@ def autocast_around_forward(window: Window) -> Outcomes:
         yield OK
 
 
+@law(
+    "amp/autocast-only-if-asked",
+    "A trainer that is asked for fp32 or fp64 MUST NOT run its forwards in bfloat16 or float16.",
+    why="""Autocast that is always on rounds features, weights and outputs to 8 or 11 bits. Whoever asks for full
+        precision gets gradients that are wrong by up to 0.4 percent.""",
+    source="PyTorch, torch.autocast: its argument `enabled` says whether it should be in a region",
+    fix="""
+        with torch.autocast(device.type, enabled=use_amp):
+            loss = criterion(model(inputs), targets)
+        loss.backward()
+        """,
+    latent="""Data that the narrow type holds exactly give the same numbers in it. Other data are rounded, and in
+        float16 they overflow beyond 65504.""",
+)
+def autocast_only_if_asked(window: Window) -> Outcomes:
+    if window.plan.precision.mixed:
+        return
+    for _, forwards in groupby(window.forwards, key=attrgetter("micro_batch")):
+        first, *others = forwards
+        if all(forward.computes in ("bfloat16", "float16") for forward in (first, *others)):
+            yield Broken(
+                first,
+                must=f"the forward must run in {window.plan.precision.compute.dtype}",
+                because="the case asks for this precision",
+                however=f"{first} of micro-batch {first.micro_batch} ran in {first.computes}",
+                shows=(first,),
+                effect=f"Its gradients are those of a run in {first.computes}.",
+            )
+            return
+    if any(forward.computes for forward in window.forwards):
+        yield OK
+
+
 def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: str) -> Broken:
     again = "" if isinstance(event, Forward) else ", which computed a forward again,"
     return Broken(

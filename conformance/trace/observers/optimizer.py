@@ -122,6 +122,7 @@ class _Steps:
                 parameters=ended.numbers,
                 synchronizes=ended.synchronizes,
                 **ended.unfinished,
+                **recording.changed_settings(optimizer),
                 **recording.watched.handed_out(held_by(optimizer)),
                 **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
