@@ -28,7 +28,7 @@ from conformance.verdict.guards import SHARDS, Guard, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved
-from conformance.verdict.precision_check import ignored_precision
+from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import with_watched_weights
@@ -154,6 +154,13 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
         return None
     if judgement.findings or judgement.suspects.explained_by or any(not guard.holds for guard in judgement.guards):
         return None
+    precision = case.problem.precision
+    if judgement.trajectory is not None and of_hidden_masters(precision, judgement.trajectory, judgement.ranks):
+        return (
+            f"until the last step, the forwards show the right weights rounded to {precision.compute.name}, and what "
+            "they were rounded from cannot be seen; keep that in the module that task.model() returns, or step tensors "
+            "of its shapes with torch.optim.Optimizer"
+        )
     if odd_part(case.world_size) == 1 or not averages_weights(judgement.run):
         return None
     return (

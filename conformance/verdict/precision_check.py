@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from conformance.oracle.accepted_readings import Reading
+from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.oracle.rounding import nearest
 from conformance.verdict.comparison import matches
@@ -32,6 +34,22 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
     low = precision.compute if precision.mixed else precision.wire
     what = "computes" if precision.mixed else "sends gradients"
     return f"the numbers are those of {master.name}: the trainer {what} in {master.name}, not in {low.name}"
+
+
+def of_hidden_masters(precision: Precision, right: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the weights are the right ones at the end and, until then, these rounded to the compute format."""
+    if not precision.mixed or not right.steps:
+        return False
+    unit = precision.compute.unit_roundoff
+    *most, last = right.steps
+    rounded = [replace(step, weights=_widened(step.weights, unit)) for step in most]
+    return matches(ranks, [*rounded, last])
+
+
+def _widened(box: Enclosure, unit: Fraction) -> Enclosure:
+    """All values within ``unit``, relative to the largest in each interval, of a value in it."""
+    pairs = zip(box.center, box.radius, strict=True)
+    return replace(box, radius=tuple(radius + unit * (abs(center) + radius) for center, radius in pairs))
 
 
 def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
+import torch
 
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import OneSampleMoved
@@ -151,3 +152,18 @@ def test_what_another_process_trains_cannot_be_seen(follow, moves):
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline.startswith("rank 0 started another process and computed no gradients in its own; ")
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(True, "INCONCLUSIVE"), (False, "FAIL (numerics)")])
+def test_weights_that_are_rounded_until_the_end(follow, kept, verdict):
+    """What a half copy was rounded from is hidden; a trainer that has nothing else ends with rounded weights."""
+    run = follow("single-acc2-bf16-cast-weights")
+    steps = run.of("step")
+    for step in steps:
+        step["gradients"] = None
+        if step is not steps[-1] or not kept:
+            step["weights"] = torch.tensor(step["weights"]).bfloat16().tolist()
+    run.of("finished")[0]["weights"] = steps[-1]["weights"]
+    judgement = run.judged()
+    assert judgement.verdict == verdict
+    assert not kept or "show the right weights rounded to bf16, and what they were" in judgement.headline

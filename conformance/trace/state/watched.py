@@ -47,6 +47,8 @@ class Watched:
         self._own_went_forward = self._own_was_stepped = False
         # At the end, when the trainer has let go of them, their parameters are read.
         self._own: list[torch.nn.Module] = []
+        # What the last one of them began with.
+        self._handed_out: list[Number] | None = None
         # Keeps them alive, so that their identities stay theirs.
         self._optimizers: list[torch.optim.Optimizer] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
@@ -119,6 +121,7 @@ class Watched:
         if number is None:
             if model not in self._own:
                 self._own.append(model)
+                self._handed_out = self.weights(tuple(parameters))
             number = self._own.index(model)
         self._owner.update({id(parameter): number for parameter in parameters})
 
@@ -260,8 +263,11 @@ class Watched:
         )
 
     def own_weights(self) -> list[Number] | None:
-        """Those of the task's one model, where those of a copy were stepped last; else None."""
-        return self.weights(tuple(self._own[0].parameters())) if self.is_readable and self._is_ones_copy else None
+        """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
+        if not self.is_readable or not self._is_ones_copy:
+            return None
+        found = self._meant([_tensor(getattr(self._own[0], name, None)) for name in self._names])
+        return None if found == self._handed_out else found
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
