@@ -11,7 +11,7 @@ from conformance.workloads.layout import Window
 
 def with_joined_ranks(ranks: Sequence[RankEvidence], windows: Sequence[Window]) -> tuple[RankEvidence, ...]:
     """The same evidence, with attempts for the windows in which a rank has no samples and takes no step: those of the
-    ranks that go on, with the weights that it ends with."""
+    ranks that go on, with the weights that it ends with, and without a loss scale, which it needs none of."""
     return tuple(replace(rank, attempts=(*rank.attempts, *_served(rank, ranks, windows))) for rank in ranks)
 
 
@@ -24,4 +24,5 @@ def _served(rank: RankEvidence, ranks: Sequence[RankEvidence], windows: Sequence
     # Only a next forward shows what came of a step without an optimizer of torch's. What a rank ends with counts.
     if own[-1] in others and not any(event["event"] in ("step", "skip") for event in rank.outcome.events):
         yield others[own[-1]]
-    yield from (replace(others[window], weights=rank.final_weights) for window in others if window > own[-1])
+    later = (attempt for window, attempt in others.items() if window > own[-1])
+    yield from (replace(attempt, weights=rank.final_weights, scale=None) for attempt in later)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import chain
 from math import isfinite
 
 from conformance.oracle.overflow import Scaler
@@ -29,10 +31,12 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
         # The server keeps the loss scale for its workers.
         if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
             faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
-    scales = [[attempt.scale for attempt in rank.attempts] for rank in ranks]
-    # A rank whose weights another one changed has no scale.
-    scales = [ranks_scales for ranks_scales in scales if set(ranks_scales) != {None}] or [[]]
-    if any(other != scales[0] for other in scales[1:]):
+    scales = defaultdict[int, set[float]](set)
+    for attempt in chain.from_iterable(rank.attempts for rank in ranks):
+        # A rank whose weights another one changes has no scale.
+        if attempt.scale is not None:
+            scales[attempt.window].add(attempt.scale)
+    if any(len(different) > 1 for different in scales.values()):
         faults.append("the ranks' loss scales differ")
     return faults
 

@@ -166,7 +166,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe("short-window", "The last accumulation window is short.", SGD(HALF, momentum=HALF)),
         Recipe("uneven-batch", "The last micro-batch is smaller than the others.", SGD(HALF, momentum=HALF)),
-        Recipe("uneven-ranks", "In the last window half of the ranks have no samples left.", SGD(HALF, momentum=HALF)),
+        Recipe("uneven-ranks", "In the last window some ranks have no samples left.", SGD(HALF, momentum=HALF)),
         Recipe(
             "ranks-start-apart",
             "Ranks hold different weights until a broadcast makes them one.",

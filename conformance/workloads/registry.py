@@ -33,6 +33,11 @@ def _short(batch_size: int, accumulation: int) -> int:
     return batch_size // 3 if accumulation == 3 else batch_size // 2
 
 
+def _of_some_ranks(batch_size: int) -> int:
+    """Samples of a last window that is whole on one of two ranks, two of three, or two of four."""
+    return batch_size // 3 * 2 if batch_size % 3 == 0 else batch_size // 2
+
+
 def _certified(name: str) -> Standard:
     return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
 
@@ -41,7 +46,9 @@ STANDARD: dict[str, Standard] = {
     **{name: _certified(name) for name in RECIPES},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
-    "uneven-ranks": Standard(lambda size, accumulation: recipe("uneven-ranks", size, size // 2), in_whole_shares=True),
+    "uneven-ranks": Standard(
+        lambda size, accumulation: recipe("uneven-ranks", size, _of_some_ranks(size)), (16, 18), in_whole_shares=True
+    ),
     "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
     "adamw-groups": Standard(lambda batch_size, accumulation: adamw_groups(batch_size)),
     "adamw-clip": Standard(lambda batch_size, accumulation: adamw_clip(batch_size)),

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import pytest
 
+from conformance.verdict.judge import judge
 from conformance.workloads.workload import LossScale
 
 OVERFLOW = "ddp-w2-acc2-fp16-overflow"
@@ -210,3 +211,13 @@ def test_scaler_that_is_not_torchs_may_not_skip_without_an_overflow(follow):
     judgement = unseen(follow("single-acc2-fp16-momentum", skips={1})).judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline == "window 1 was skipped, though nothing can overflow at its loss scale"
+
+
+def test_a_rank_that_has_run_out_of_data_updates_no_scale(follow):
+    """Only who has samples for the last window looks for overflows there."""
+    run = follow("ddp-w2-acc2-fp16-uneven-ranks")
+    last = [event for event in run.ranks[1] if event["window"] == 5 and event["event"] in ("step", "update")]
+    run.remove(*last)
+    judgement = judge(run.case, run.outcome(), {"last_batch": "join"})
+    assert len(last) == 2
+    assert judgement.verdict == "PASS (exact)", judgement.headline
