@@ -10,12 +10,13 @@ from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import Deviation, deviating
 from conformance.oracle.faults import MeanOfMicroBatchMeans, mean_of_means
 from conformance.oracle.gradient import as_cast, enclosed, gradient
+from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, SGDRule
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.oracle.rounding import Ledger, odd_part
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import Sample, Vector
+from conformance.workloads.workload import SGD, AdamW, Sample, Vector
 
 
 class AveragedInEveryMicroBatch(Recurrence):
@@ -71,11 +72,24 @@ class AdvancesOnSkips(Recurrence):
         return super().learning_rate(stepped[step] if step < len(stepped) else step)
 
 
+class ScalarsInTensors(Recurrence):
+    """The scalars of an optimizer's step are tensors, so they have 24 bits instead of 53.
+
+    torch computes AdamW's bias corrections so where the step is compiled.
+    """
+
+    def rule(self, spec: SGD | AdamW) -> SGDRule | AdamWRule:
+        if isinstance(spec, AdamW):
+            return AdamWRuleOfTensors(spec, self.problem.precision.master, self.ledger)
+        return super().rule(spec)
+
+
 AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", AveragedInEveryMicroBatch)
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
 BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
 COUNTS_JOINED_RANKS = Deviation("divides by all ranks when some have run out of data", CountsJoinedRanks)
 ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
+SCALARS_IN_TENSORS = Deviation("computes the scalars of a step as tensors", ScalarsInTensors)
 
 Deviations = tuple[Deviation, ...]
 _Choice = list[tuple[tuple[Way, ...], Problem]]

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Interval, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
-from conformance.workloads.precision import Format
+from conformance.workloads.precision import FP32, Format
 from conformance.workloads.workload import SGD, AdamW
 
 ONE = Fraction(1)
@@ -44,6 +44,9 @@ class SGDRule:
 class AdamWRule:
     """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
 
+    #: The relative error of the scalars of a step, beside what is counted in it: doubles have none to speak of.
+    _of_scalars = Fraction(0)
+
     def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger) -> None:
         self.spec, self._fmt, self._ledger = spec, fmt, ledger
         self._steps = 0
@@ -61,8 +64,8 @@ class AdamWRule:
         # Each moment is rounded at most six times: both factors, both products, a difference (lerp) and the sum.
         self._first = [self._blend(m, g, spec.beta1) for m, g in zip(self._first, gradients, strict=True)]
         self._second = [self._blend(v, s, spec.beta2) for v, s in zip(self._second, squares, strict=True)]
-        rates = [lr / correction for correction in _bias_correction(spec.beta1, self._steps)]
-        least, most = _bias_correction(spec.beta2, self._steps)
+        rates = [lr / correction for correction in self._bias_correction(spec.beta1)]
+        least, most = self._bias_correction(spec.beta2)
         correction_low, correction_high = square_root(least)[0], square_root(most)[1]
         steps = []
         for m, v in zip(self._first, self._second, strict=True):
@@ -71,14 +74,24 @@ class AdamWRule:
             quotients = [bound / root for bound in m for root in (low, high)]
             # Two square roots and a cast, their quotient, eps and the sum, the step size and its cast, product,
             # quotient.
-            slack = gamma(10, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
+            slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((min(moves), max(moves)))
         decayed = weights.scaled(1 - lr * spec.weight_decay)
         moved = decayed.plus(weights.symbols.between([(-high, -low) for low, high in steps]))
-        rounding = gamma(4, self._fmt)
+        rounding = self._roundings(4)
         sizes = [size + max(map(abs, step)) for size, step in zip(weights.magnitude, steps, strict=True)]
         return moved.widen([rounding * size + 2 * self._fmt.quantum for size in sizes])
+
+    def _roundings(self, operations: int) -> Fraction:
+        """The relative error of so many operations and of the scalars in them."""
+        return (1 + gamma(operations, self._fmt)) * (1 + self._of_scalars) - 1
+
+    def _bias_correction(self, beta: Fraction) -> Interval:
+        """Bounds of 1 - beta^steps in double precision: the power is off by an ulp, and the difference cancels
+        digits."""
+        exact, error = 1 - beta**self._steps, Fraction(1, 2**52)
+        return exact - error, exact + error
 
     def _blend(self, old: Interval, new: Interval, beta: Fraction) -> Interval:
         """``beta * old + (1 - beta) * new``, with its roundings."""
@@ -89,10 +102,21 @@ class AdamWRule:
         return _short(low, down=True), _short(high, down=False)
 
 
-def _bias_correction(beta: Fraction, steps: int) -> Interval:
-    """Bounds of 1 - beta^steps in double precision: the power is off by an ulp, and the difference cancels digits."""
-    exact, error = 1 - beta**steps, Fraction(1, 2**52)
-    return exact - error, exact + error
+class AdamWRuleOfTensors(AdamWRule):
+    """The same with all scalars of a step in tensors of 24 bits: `torch.optim` computes so where it is compiled, and
+    where it is `capturable` or `differentiable`."""
+
+    #: One each of the learning rate, of its quotient with the first correction, of the inverse of that, of its product
+    #: with the root of the second, of eps and of its quotient with the step size, and eight of the root, which may be a
+    #: power. The decay has three: of the learning rate, of its product with the decay and of the difference.
+    _of_scalars = gamma(14, FP32)
+
+    def _bias_correction(self, beta: Fraction) -> Interval:
+        """The base is rounded, hence each of its factors; the power is off by four ulps, two units each, at most (CUDA
+        Programming Guide, mathematical functions, `powf`; less elsewhere), and the difference is rounded."""
+        power = beta**self._steps
+        error = gamma(self._steps + 8, FP32) * power + gamma(1, FP32) * (1 - power)
+        return 1 - power - error, 1 - power + error
 
 
 def _square(bounds: Interval) -> Interval:

@@ -15,7 +15,7 @@ from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
 from conformance.oracle.gradient import gradient
 from conformance.oracle.normal_form import NormalForm
-from conformance.oracle.optimizers import update_rule
+from conformance.oracle.optimizers import AdamWRule, SGDRule, update_rule
 from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
 from conformance.workloads.layout import Window
@@ -103,8 +103,7 @@ class Recurrence:
         self.problem, self.history = problem, history
         self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
-        self._rule = update_rule(self.optimizer(), problem.precision.master, self.ledger)
-        self._bias_rule = update_rule(self.bias_optimizer(), problem.precision.master, self.ledger)
+        self._rule, self._bias_rule = self.rule(self.optimizer()), self.rule(self.bias_optimizer())
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []
@@ -149,6 +148,10 @@ class Recurrence:
         """The optimizer of the bias."""
         group = self.problem.workload.bias_group
         return replace(self.optimizer(), weight_decay=group.weight_decay) if group else self.optimizer()
+
+    def rule(self, spec: SGD | AdamW) -> SGDRule | AdamWRule:
+        """How an optimizer steps, with empty state."""
+        return update_rule(spec, self.problem.precision.master, self.ledger)
 
     def bias_learning_rate(self, step: int) -> Fraction:
         """The learning rate of the bias, in the proportion to that of the weights that its group asks for."""

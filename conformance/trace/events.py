@@ -442,6 +442,9 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
         "handles nobody had waited for; left out if there are none, and on a GPU",
     ] = ()
     unfinished_elsewhere: Annotated[Numbers, "the same of those that write to other memory"] = ()
+    scalars_in_tensors: Annotated[
+        bool, "whether torch may have computed its scalars, such as bias corrections, as tensors: it was compiled, say"
+    ] = False
 
     @property
     def label(self) -> str:

@@ -79,6 +79,11 @@ class RankEvidence:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 
     @property
+    def scalars_in_tensors(self) -> bool:
+        """Whether torch computed the scalars of a step, such as AdamW's bias corrections, as tensors."""
+        return any(event.get("scalars_in_tensors") for event in self.outcome.events if event["event"] == "step")
+
+    @property
     def trained_collectively(self) -> bool:
         """Whether a collective or message that can average gradients was seen since training began.
 

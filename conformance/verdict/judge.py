@@ -11,7 +11,7 @@ from conformance.cases.case import Case
 from conformance.laws.checking import Finding, Verified, check, findings, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.laws.sharing import averages_weights
-from conformance.oracle.accepted_readings import Reading, fewest_steps, readings
+from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Reading, fewest_steps, readings
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power, shows_least_harm
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
@@ -342,6 +342,9 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
     accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset())
+    # So has a step whose scalars are tensors.
+    if any(rank.scalars_in_tensors for rank in ranks):
+        accepted = tuple(replace(one, deviations=(*one.deviations, SCALARS_IN_TENSORS)) for one in accepted)
     return [(reading, _trajectory(reading, history)) for reading in accepted if early or not reading.averages_early]
 
 

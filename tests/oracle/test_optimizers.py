@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conformance.oracle.affine import Symbols
 from conformance.oracle.clipping import clipped
-from conformance.oracle.optimizers import update_rule
+from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, update_rule
 from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
 from conformance.workloads.workload import SGD, AdamW, Clip
@@ -73,6 +73,35 @@ def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
         optimizer.step()
         weights = rule.step(weights, symbols.exactly(gradient), spec.lr)
         assert weights.enclosure().holds(exactly([parameter]))
+
+
+@settings(max_examples=100)
+@given(adamw(), formats, seeds, st.integers(1, 7))
+def test_scalars_in_tensors_stay_in_their_bound(spec, fmt, source, steps):
+    """As a step that is compiled has them, so has one that is differentiable."""
+    symbols = Symbols()
+    rule = AdamWRuleOfTensors(spec, fmt, Ledger())
+    parameter = numbers(source, DTYPES[fmt.name])
+    optimizer = torchs(spec, parameter, {"differentiable": True})
+    weights = symbols.exactly(exactly([parameter]))
+    for _ in range(steps):
+        parameter.grad = numbers(source, DTYPES[fmt.name])
+        optimizer.step()
+        weights = rule.step(weights, symbols.exactly(exactly([parameter.grad])), spec.lr)
+        assert weights.enclosure().holds(exactly([parameter]))
+
+
+@pytest.mark.parametrize("rule", [AdamWRule, AdamWRuleOfTensors])
+def test_the_bound_of_doubles_is_not_loosened(rule):
+    """1 - 0.999 in fp32 is off by more than it allows."""
+    parameter = torch.tensor([1.0])
+    spec = AdamW(Fraction(0.125), weight_decay=Fraction(0))
+    optimizer = torchs(spec, parameter, {"differentiable": True})
+    parameter.grad = torch.tensor([1.0])
+    optimizer.step()
+    symbols = Symbols()
+    right = rule(spec, FP32, Ledger()).step(symbols.exactly([Fraction(1)]), symbols.exactly([Fraction(1)]), spec.lr)
+    assert right.enclosure().holds(exactly([parameter])) is (rule is AdamWRuleOfTensors)
 
 
 @settings(max_examples=200)

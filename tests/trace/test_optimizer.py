@@ -427,3 +427,14 @@ def test_a_frameworks_wrapper_is_the_optimizer_in_it(record):
     assert recording.recorder.optimizer(wrapper) == 0
     assert len(recording.of_kind("optimizer")) == 1
     assert [event["optimizer"] for event in (*recording.of_kind("step"), *recording.of_kind("zero_grad"))] == [0, 0]
+
+
+@pytest.mark.parametrize("rate", [0.5, torch.tensor(0.5)])
+def test_scalars_in_tensors(record, rate):
+    """The learning rate, say, or the bias corrections of a step that is compiled."""
+    recording = record()
+    model = recording.task.model()
+    model(torch.ones(4, 2)).sum().backward()
+    torch.optim.AdamW(model.parameters(), lr=rate).step()
+    [event] = recording.of_kind("step")
+    assert event.get("scalars_in_tensors", False) is isinstance(rate, torch.Tensor)

@@ -21,6 +21,8 @@ from conformance.trace.state.horovod import synchronizes
 from conformance.trace.state.watched import Found, Watched, held_by
 from conformance.trace.values import Number, own_part
 
+_set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
+
 
 def observe(recording: Recording) -> Seams:
     """Records the steps of every torch optimizer."""
@@ -44,6 +46,7 @@ class _Running:
     is_applied: bool = True
     weights: list[Number] | None = None
     unfinished: dict[str, list[int]] = field(default_factory=dict)
+    scalars_in_tensors: bool = False
 
     def begin(self, doing: AbstractContextManager[None]) -> None:
         """`doing` lasts as long as the step."""
@@ -124,6 +127,7 @@ class _Steps:
                 **ended.unfinished,
                 **recording.changed_settings(optimizer),
                 **recording.watched.handed_out(held_by(optimizer)),
+                **({"scalars_in_tensors": True} if ended.scalars_in_tensors else {}),
                 **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
             )
             recording.steps += 1
@@ -150,6 +154,7 @@ class _Steps:
             else None
         )
         outermost.unfinished = self._recording.handles.unfinished(_used(optimizer))
+        outermost.scalars_in_tensors = _scalars_in_tensors(optimizer)
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
 
@@ -200,6 +205,17 @@ class _Steps:
             self._recording.numbers.of("other optimizer", optimizer)
             shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
             self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
+
+
+def _scalars_in_tensors(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch may compute the scalars of a step, such as bias corrections, as tensors: it does so if compiled."""
+    # There is no way in torch 2.6 to ask without setting it.
+    compiler = _set_compiler(None)
+    _set_compiler(compiler)
+    return compiler is not None or any(
+        group.get("capturable") or group.get("differentiable") or isinstance(group.get("lr"), torch.Tensor)
+        for group in optimizer.param_groups
+    )
 
 
 def _is_torchs(step: Callable[..., Any]) -> bool:
