@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine
+from conformance.oracle.clipping import clipped
 from conformance.oracle.deviation import Deviation, deviating
 from conformance.oracle.faults import MeanOfMicroBatchMeans, mean_of_means
 from conformance.oracle.gradient import as_cast, enclosed, gradient
@@ -72,6 +73,18 @@ class AdvancesOnSkips(Recurrence):
         return super().learning_rate(stepped[step] if step < len(stepped) else step)
 
 
+class ClipsAtTheNorm(Recurrence):
+    """Nothing is added to the norm that gradients are clipped by, as in Keras and Optax.
+
+    torch adds 1e-6. That is less than what fp32 rounds in most runs, and more than all that fp64 does.
+    """
+
+    def clip(self, vector: Affine) -> Affine:
+        clip = self.problem.workload.clip
+        assert clip is not None
+        return clipped(vector, clip, self.problem.precision.master, self.ledger, guard=Fraction(0))
+
+
 class ScalarsInTensors(Recurrence):
     """The scalars of an optimizer's step are tensors, so they have 24 bits instead of 53.
 
@@ -89,6 +102,7 @@ MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the oth
 BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
 COUNTS_JOINED_RANKS = Deviation("divides by all ranks when some have run out of data", CountsJoinedRanks)
 ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
+CLIPS_AT_THE_NORM = Deviation("adds nothing to the norm that it clips by", ClipsAtTheNorm)
 SCALARS_IN_TENSORS = Deviation("computes the scalars of a step as tensors", ScalarsInTensors)
 
 Deviations = tuple[Deviation, ...]
@@ -128,7 +142,7 @@ def readings(
         Reading(
             (*joined, *dividing, *small, *short, *uneven, *often, *skipping),
             read,
-            (*over, *counting, *averaging, *scheduling),
+            (*over, *counting, *averaging, *scheduling, *clipping),
         )
         for joined, going_on in _of_ranks_without_data(problem, padded)
         for dividing, over in _of_their_share(going_on)
@@ -137,6 +151,7 @@ def readings(
         for uneven, counting in _of_an_uneven_window(read, is_padded=bool(padded))
         for often, averaging in _of_averaging(read)
         for skipping, scheduling in _of_a_skipped_step(read, skips)
+        for clipping in _of_the_norm(read)
     )
 
 
@@ -229,3 +244,9 @@ def _of_a_skipped_step(problem: Problem, skips: Set[int]) -> _Deviating:
     if schedule is None or all(schedule[step] == schedule[window] for step, window in enumerate(stepped)):
         return [((), ())]
     return [(("schedule_on_skip=wait",), ()), (("schedule_on_skip=advance",), (ADVANCES_ON_SKIPS,))]
+
+
+def _of_the_norm(problem: Problem) -> tuple[Deviations, ...]:
+    """Clipping by norm may add something to it, or nothing."""
+    clip = problem.workload.clip
+    return ((), (CLIPS_AT_THE_NORM,)) if clip is not None and clip.kind == "norm" else ((),)

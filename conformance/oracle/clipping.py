@@ -13,21 +13,22 @@ from conformance.workloads.workload import Clip
 NORM_GUARD = Fraction(1e-6)
 
 
-def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger) -> Affine:
-    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold."""
+def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger, guard: Fraction = NORM_GUARD) -> Affine:
+    """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold.
+    ``guard``: what is added to the norm."""
     if clip.kind == "value":
         if not fmt.holds(clip.threshold):
             ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")
             return gradient.clamped(clip.threshold).widen([fmt.unit_roundoff * clip.threshold] * len(gradient))
         return gradient.clamped(clip.threshold)
     low, high = _norm(gradient, fmt)
-    if high + NORM_GUARD * (1 + gamma(2, fmt)) <= clip.threshold * (1 - gamma(4, fmt)):
+    if high + guard * (1 + gamma(2, fmt)) <= clip.threshold * (1 - gamma(4, fmt)):
         return gradient
     ledger.refuse("clip", fmt, "scaling by the norm rounds")
     # The quotient's two roundings, its clamp to 1, and the product.
     rounding = gamma(4, fmt)
-    coefficient_low = min(Fraction(1), clip.threshold / (high + NORM_GUARD) * (1 - rounding))
-    coefficient_high = min(Fraction(1), clip.threshold / (low + NORM_GUARD) * (1 + rounding))
+    coefficient_low = min(Fraction(1), clip.threshold / (high + guard) * (1 - rounding))
+    coefficient_high = min(Fraction(1), clip.threshold / max(low + guard, clip.threshold) * (1 + rounding))
     scaled = gradient.scaled_by_interval(coefficient_low, coefficient_high)
     return scaled.widen([fmt.unit_roundoff * size + fmt.quantum for size in scaled.magnitude])
 

@@ -277,9 +277,10 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         Unbounded: the precision has no finite error bound here.
     """
     ranks, workload, scaled = judgement.ranks, problem.workload, problem.precision.scaled
-    trajectories = _trajectories(problem, ranks)
-    for reading, trajectory in trajectories:
-        if not wrong and _fits(judgement, trajectory):
+    accepted, history = _accepted(problem, ranks)
+    for reading in accepted if not wrong else ():
+        trajectory = _trajectory(reading, history)
+        if _fits(judgement, trajectory):
             judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
             if scaled:
                 wrong += scaler_faults(trajectory, ranks, workload.clip)
@@ -288,7 +289,7 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
             if not wrong:
                 _passed(reading, trajectory, judgement)
             return
-    strictest, right = _closest(trajectories, ranks)
+    strictest, right = _closest([(reading, _trajectory(reading, history)) for reading in accepted], ranks)
     judgement.trajectory = right
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
@@ -335,8 +336,8 @@ def _fits(judgement: Judgement, trajectory: Trajectory) -> bool:
     return True
 
 
-def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Reading, Trajectory]]:
-    """The right answers, one for each accepted reading, along the skips and loss scales of rank 0."""
+def _accepted(problem: Problem, ranks: Sequence[RankEvidence]) -> tuple[Sequence[Reading], ScalerHistory | None]:
+    """The accepted readings, and the skips and loss scales of rank 0, along which the right answers are."""
     problem = as_dealt(problem, ranks)
     history = _history(problem, ranks[0])
     early = all(rank.averaged_early for rank in ranks)
@@ -345,7 +346,7 @@ def _trajectories(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple
     # So has a step whose scalars are tensors.
     if any(rank.scalars_in_tensors for rank in ranks):
         accepted = tuple(replace(one, deviations=(*one.deviations, SCALARS_IN_TENSORS)) for one in accepted)
-    return [(reading, _trajectory(reading, history)) for reading in accepted if early or not reading.averages_early]
+    return [reading for reading in accepted if early or not reading.averages_early], history
 
 
 def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:

@@ -56,7 +56,8 @@ class BiasGroup:
 class Clip:
     """Gradient clipping as torch.nn.utils defines it.
 
-    ``norm``: :func:`torch.nn.utils.clip_grad_norm_`, whose coefficient is min(1, threshold / (norm + 1e-6)).
+    ``norm``: :func:`torch.nn.utils.clip_grad_norm_`, whose coefficient is min(1, threshold / (norm + 1e-6)), or the
+    same without the 1e-6.
     ``value``: :func:`torch.nn.utils.clip_grad_value_`, which clamps every entry to [-threshold, threshold].
     """
 
