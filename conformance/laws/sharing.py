@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from math import prod
 
 from conformance.laws.run import Rank, Run, Window, fact
-from conformance.trace.events import BackwardBegin, Collective, Contribution, Event, Exchange, Model, Optimizer, Receive
+from conformance.trace.events import (
+    BackwardBegin,
+    Collective,
+    Contribution,
+    Event,
+    Exchange,
+    GradientChange,
+    Model,
+    Optimizer,
+    Receive,
+)
 
 #: Collectives that send data from one rank only, or send none.
 _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
@@ -42,14 +52,20 @@ def sharing(window: Window) -> Sharing | None:
     is_missing: bool | None = None
     if shared:
         is_missing = False
-    # Equal numbers mean that the ranks shared them in a way that leaves no trace.
-    elif not agree(window.counterparts):
+    # Equal numbers mean that the ranks shared them in a way that leaves no trace, and others may, too.
+    elif not agree(window.counterparts) and not all(map(_replaced, window.counterparts)):
         counterparts = window.counterparts
         is_known = len(counterparts) == window.plan.with_data(window.number) and all(
             other.ended for other in counterparts
         )
         is_missing = is_known or any(_shared(other) for other in counterparts) or None
     return Sharing(window, window.backwards[-1], shared, is_missing)
+
+
+def _replaced(window: Window) -> bool:
+    """Whether other gradients than those of its backwards, or multiples of them, came from somewhere."""
+    changes = window.of(GradientChange, after=window.backwards[-1]) if window.backwards else ()
+    return any(change.factor is None for change in changes)
 
 
 def brings_together(event: Event) -> bool:

@@ -75,6 +75,11 @@ class RankEvidence:
     """Where the weights changed outside a step of torch's optimizers, in words."""
 
     @property
+    def steps_by_hand(self) -> bool:
+        """Whether no step of torch's optimizers was seen: then attempts are changes of the weights."""
+        return not any(event["event"] in ("step", "skip") for event in self.outcome.events)
+
+    @property
     def steps(self) -> tuple[Attempt, ...]:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 

@@ -14,6 +14,7 @@ from conformance.verdict.evidence import RankEvidence, exactly, named
 from conformance.verdict.work import gave_nothing, redundant
 
 SHARDS = "shards differ"
+COLLECTIVES = "collectives while training"
 _MOST_NAMED = 3
 
 
@@ -87,7 +88,7 @@ def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     text = f"{named(silent)} took part in no collective or message that could average gradients while training"
     if others:
         text += f", only in {', '.join(op.strip('_') for op in others)}"
-    return replace(_on_every_rank("collectives while training", silent, text), may_be_unseen=True)
+    return replace(_on_every_rank(COLLECTIVES, silent, text), may_be_unseen=True)
 
 
 def _contributed(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -111,10 +112,11 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """One attempt per window. A last window that is short or uneven may be dropped; skips of a custom scaler are not
-    recorded."""
+    recorded. Steps that only the weights show are more than the changes, where these come late or are none."""
     windows = case.problem.windows
     fewest = fewest_steps(case.problem)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
+    unseen |= all(rank.attempts and rank.steps_by_hand for rank in ranks)
     counts = sorted({len(rank.attempts) for rank in ranks})
     return Guard(
         "optimizer steps tried",

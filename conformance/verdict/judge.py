@@ -24,7 +24,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import SHARDS, Guard, guards
+from conformance.verdict.guards import COLLECTIVES, SHARDS, Guard, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved
@@ -238,7 +238,10 @@ def _without_oracle(judgement: Judgement) -> list[str]:
 
 
 def _make_up_for_unseen(judgement: Judgement, wrong: list[str]) -> None:
-    """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way."""
+    """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way. Ranks
+    with wrong numbers may have exchanged them, too, if their gradients came from elsewhere."""
+    if judgement.verdict not in PASSED and all(rank.took_gradients for rank in judgement.ranks):
+        judgement.guards = tuple(guard for guard in judgement.guards if guard.holds or guard.name != COLLECTIVES)
     unseen = [guard for guard in judgement.guards if not guard.holds and guard.may_be_unseen]
     if not unseen:
         return
@@ -299,7 +302,8 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
     elif not wrong:
-        wrong.append(f"{len(ranks[0].steps)} optimizer steps instead of {len(right.steps)}")
+        what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
+        wrong.append(f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}")
     if scaled:
         wrong += scaler_faults(right, ranks, workload.clip)
 
