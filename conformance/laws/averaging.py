@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
 from itertools import chain, product, zip_longest
 from math import prod
+from operator import attrgetter
+from typing import NamedTuple
 
 from conformance.laws.expected import Expectations, Gradient, held
+from conformance.laws.loss_scale import all_finite
 from conformance.laws.run import Run, Window, fact
 from conformance.trace.events import Attempt, BackwardEnd, Clip, Skip, Synchronize, Vector
 
@@ -31,8 +35,7 @@ class Mistake:
         return float(self.factor)
 
 
-@dataclass(frozen=True)
-class Averaged:
+class Averaged(NamedTuple):
     """The averaged gradients of one window.
 
     event: the first event after the backwards that saw the gradients: a clip or the step. seen: the gradients that it
@@ -73,7 +76,7 @@ def averages(run: Run) -> Mapping[Window, Averaged]:
     if run.plan.spec["loss"] == "weighted" and not common:
         return right  # Such as dividing by the samples: by too much in one window, by too little in another.
     explained = {
-        average.window: replace(average, mistakes=_likeliest(one, common))
+        average.window: average._replace(mistakes=_likeliest(one, common))
         for average, one in zip(wrong, fitting, strict=True)
     }
     return right | explained
@@ -110,7 +113,7 @@ def _repetitions(window: Window) -> int:
 
 @cache
 def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str, repetitions: int) -> tuple[Mistake, ...]:
-    """All combinations of mistakes in averaging that change the gradients."""
+    """All combinations of mistakes in averaging that change the gradients, in the order of their factors."""
     length = len(sizes)
     samples = [_ONCE]
     if loss == "mean" and len(set(sizes)) == 1:
@@ -129,7 +132,7 @@ def _combinations(sizes: tuple[int, ...], nominal: int, ranks: int, loss: str, r
     choices = product(samples, micro_batches, [_ONCE, *_wrong_times(ranks, "ranks")], repeated)
     # Mistakes that cancel each other do not show.
     shown = [mistake for mistake in map(_together, choices) if mistake.factor != 1]
-    return tuple(sorted(shown, key=lambda mistake: len(mistake.kinds)))
+    return tuple(sorted(shown, key=attrgetter("factor")))
 
 
 _ONCE = Mistake((), (), Fraction(1))
@@ -163,43 +166,47 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
     right and wrong averaging."""
     expectations = Expectations(run.plan)
     starts = [held(rank) for rank in run.ranks]
-    for window in run.windows:
-        number = window.number
+    for number, windows in run.numbered.items():
+        shares = [run.plan.micro_batches(rank.number, number) for rank in run.ranks]
         # Averages over all ranks and over those that have data left are both right, and may look like mistakes.
-        if run.plan.with_data(number) < run.plan.world_size:
+        if not all(shares):
             continue
-        weights = starts[window.rank.number].get(number)
-        # The right gradients are unknown for a model of another shape.
-        if weights is None or len(weights) != run.plan.elements:
-            continue
+        known = {start[number] for start in starts if number in start}
         # Ranks that hold different weights have no mean gradient.
-        if any(start.get(number, weights) != weights for start in starts):
+        if len(known) != 1:
             continue
-        sight = _seen(window)
-        if sight is None:
-            continue
-        event, seen = sight
-        rights = expectations.gradients(number, weights)
-        if not rights:
-            continue
-        known = _combinations(*_sizes(window))
-        right = next((one for one in rights if one.is_times(1.0, seen)), None)
-        if right is not None:
-            if not any(_fitting(known, right, seen)):
-                yield Averaged(window, event, seen, right, ()), True
-            continue
-        fits = [(one, tuple(_fitting(known, one, seen))) for one in rights]
-        right, fitting = max(fits, key=lambda fit: len(fit[1]))
-        # Gradients may be off by the loss scale, which is a power of two as well.
-        scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
-        if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
-            continue
-        yield Averaged(window, event, seen, right, fitting), False
+        [weights] = known
+        # The right gradients are unknown for a model of another shape.
+        rights = expectations.gradients(shares, weights) if len(weights) == run.plan.elements else ()
+        for window in windows if rights else ():
+            if number in starts[window.rank.number] and (found := _compared(window, rights)) is not None:
+                yield found
 
 
-def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:
+def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, bool] | None:
+    """The window compared with its right gradients, in all readings that are accepted; see `_told_apart`."""
+    sight = _seen(window)
+    if sight is None:
+        return None
+    event, seen = sight
+    known = _combinations(*_sizes(window))
+    right = next((one for one in rights if one.is_times(1.0, seen)), None)
+    if right is not None:
+        return None if _fitting(known, right, seen) else (Averaged(window, event, seen, right, ()), True)
+    fits = [(one, _fitting(known, one, seen)) for one in rights]
+    right, fitting = max(fits, key=lambda fit: len(fit[1]))
+    # Gradients may be off by the loss scale, which is a power of two as well.
+    scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
+    if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
+        return None
+    return Averaged(window, event, seen, right, tuple(fitting)), False
+
+
+def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Sequence[Mistake]:
     least, most = right.possible_times(seen)
-    return (one for one in mistakes if least <= one.times <= most and right.is_times(one.times, seen))
+    first = bisect_left(mistakes, least, key=attrgetter("times"))
+    last = bisect_right(mistakes, most, first, key=attrgetter("times"))
+    return [one for one in mistakes[first:last] if right.is_times(one.times, seen)]
 
 
 def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:
@@ -223,21 +230,19 @@ def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | N
     seen = layers[0]
     if len(layers) > 1:
         seen = [next((one for one in column if one is not None), None) for column in zip(*layers, strict=True)]
-    values = tuple(one for one in seen if not isinstance(one, str))
-    if len(values) < len(seen) or all(one is None for one in values):
+    if seen.count(None) == len(seen) or not all_finite(seen):
         return None
-    return clips[0] if clips else first, values
+    return clips[0] if clips else first, tuple(one for one in seen if not isinstance(one, str))
 
 
 def _is_plain(window: Window, first: Attempt) -> bool:
     """Whether only averaging can explain the numbers of a window: its step follows all backwards, each backward has its
     own loss, none adds to older gradients, and no optimizer is synchronized twice."""
-    backwards = window.backwards
-    synchronized = [event.optimizer for event in window.of(Synchronize)]
+    backwards, synchronizes = window.backwards, window.of(Synchronize)
     return (
         bool(backwards)
         and backwards[-1].seq < first.seq
         and len({event.root for event in backwards}) == len(backwards)
         and backwards[0].gradients != "some"
-        and len(set(synchronized)) == len(synchronized)
+        and len({event.optimizer for event in synchronizes}) == len(synchronizes)
     )

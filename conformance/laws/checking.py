@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from traceback import format_exc
+from typing import Any
 
 from conformance.laws.law import OK, Broken, Law, Subject, laws
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, no_cyclic_collection
-from conformance.trace.events import Event
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,21 @@ class Verified:
 def check(run: Run) -> tuple[Verified, ...]:
     """Checks every law on ``run``, in the order of their ids. Leaves out violations that a law in ``unless`` explains
     better."""
-    everything = {law.id: _checked(law, run) for law in laws()}
+    judgements = {law.id: _Judgement(law) for law in laws()}
+    subjects: dict[type[Subject], Iterable[Subject]] = {
+        Window: run.windows,
+        GlobalWindow: run.together.values(),
+        Rank: run.ranks,
+        Run: (run,),
+    }
+    for scope, several in subjects.items():
+        own = [one for one in judgements.values() if one.law.scope is scope and _is_needed(one.law, run)]
+        # A few subjects at a time: their events stay in the processor's cache until all laws have judged them.
+        rest = iter(several)
+        while few := tuple(islice(rest, _AT_A_TIME)):
+            for one in own:
+                one.judge(few)
+    everything = {id: one.verified() for id, one in judgements.items()}
     return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
 
 
@@ -115,33 +129,44 @@ def _reported(verified: Verified, better: Sequence[Verified]) -> Verified:
     return replace(verified, violations=tuple(left))
 
 
-def _checked(law: Law, run: Run) -> Verified:
-    kept, found, judges = 0, [], law.judges
-    try:
-        for subject in _subjects(law, run):
-            for outcome in judges(subject):
-                if outcome is OK:
-                    kept += 1
-                elif isinstance(outcome, Broken):
-                    found.append(_violation(outcome, subject))
-    except Exception:
-        # A mistake in one law must cost no verdict, least of all those of other cases.
-        return Verified(law, 0, (), format_exc())
-    return Verified(law, kept, tuple(found))
+#: Subjects. A window of two micro-batches takes some 30 KB.
+_AT_A_TIME = 16
 
 
-def _subjects(law: Law, run: Run) -> Iterable[Subject]:
-    if law.scope is Window:
-        return run.windows if not law.needs else _having(law.needs, run)
-    if law.scope is GlobalWindow:
-        return run.together.values()
-    return run.ranks if law.scope is Rank else (run,)
+class _Judgement:
+    """What one law has found so far."""
+
+    def __init__(self, law: Law) -> None:
+        self.law = law
+        self._judges, self._needs = law.judges, law.needs
+        self._kept = 0
+        self._violations: list[Violation] = []
+        self._failure: str | None = None
+
+    def judge(self, subjects: Iterable[Any]) -> None:
+        if self._failure is not None:
+            return
+        judges, needs, kept = self._judges, self._needs, 0
+        try:
+            for subject in [one for one in subjects if one.has(needs)] if needs else subjects:
+                for outcome in judges(subject):
+                    if outcome is OK:
+                        kept += 1
+                    elif isinstance(outcome, Broken):
+                        self._violations.append(_violation(outcome, subject))
+            self._kept += kept
+        except Exception:
+            # A mistake in one law must cost no verdict, least of all those of other cases.
+            self._failure = format_exc()
+
+    def verified(self) -> Verified:
+        if self._failure is not None:
+            return Verified(self.law, 0, (), self._failure)
+        return Verified(self.law, self._kept, tuple(self._violations))
 
 
-def _having(kinds: Sequence[type[Event]], run: Run) -> Iterable[Window]:
-    for rank in run.ranks:
-        if rank.has(kinds):
-            yield from (window for window in rank.windows if window.has(kinds))
+def _is_needed(law: Law, run: Run) -> bool:
+    return not law.needs or any(rank.has(law.needs) for rank in run.ranks)
 
 
 def _violation(broken: Broken, subject: Subject) -> Violation:

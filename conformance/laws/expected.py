@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from math import inf, lcm
 from operator import attrgetter, mul
+from typing import NamedTuple
 
 from conformance.laws.run import Plan, Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
@@ -16,7 +17,7 @@ from conformance.workloads.precision import FP16, Precision
 
 Vector = tuple[int, ...]
 Matrix = tuple[Vector, ...]
-Shares = tuple[tuple[tuple[int, ...], ...], ...]
+Shares = Sequence[tuple[tuple[int, ...], ...]]
 """The samples of each micro-batch of each rank."""
 Rounding = tuple[float, float]
 """The rounding error of an element of a gradient relative to the sum of its terms' absolute values, and its absolute
@@ -26,8 +27,7 @@ error where small numbers underflow."""
 _ROUNDINGS = 8
 
 
-@dataclass(frozen=True)
-class Gradient:
+class Gradient(NamedTuple):
     """value: the gradient, one element for each weight. slack: the bound of the rounding error of each element.
 
     The gradient, and the sum to which the slack is relative, are computed exactly and then rounded to floats; a slack
@@ -96,19 +96,10 @@ class Expectations:
         self._plan = plan
         # By the identities of the plan's shares: epochs repeat their windows, and to hash these takes long.
         self._known: dict[tuple[int, ...], tuple[tuple[Slope, ...], Rounding]] = {}
-        # Ranks that agree ask for the same window at the same weights.
-        self._of_window: dict[tuple[int, tuple[float, ...]], tuple[Gradient, ...]] = {}
 
-    def gradients(self, number: int, weights: Sequence[float]) -> tuple[Gradient, ...]:
-        """The gradient of window ``number`` at ``weights``: the mean over samples and, if micro-batches are uneven,
-        also the mean of their means. () if the plan has no such window."""
-        key = number, tuple(weights)
-        if key not in self._of_window:
-            self._of_window[key] = self._gradients(*key)
-        return self._of_window[key]
-
-    def _gradients(self, number: int, weights: tuple[float, ...]) -> tuple[Gradient, ...]:
-        shares = tuple(self._plan.micro_batches(rank, number) for rank in range(self._plan.world_size))
+    def gradients(self, shares: Shares, weights: Sequence[float]) -> tuple[Gradient, ...]:
+        """The gradient of a window at ``weights``, from the plan's own ``shares``: the mean over samples and, if
+        micro-batches are uneven, also the mean of their means."""
         identities = tuple(map(id, shares))
         if identities not in self._known:
             samples = sum(len(micro_batch) for share in shares for micro_batch in share)
@@ -153,16 +144,13 @@ def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
 def held(rank: Rank) -> dict[int, tuple[float, ...]]:
     """The weights at the start of each window of a rank, where they are known and finite: those that its first forward
     uses, else those after the last step."""
-    shown: deque[Start | Attempt | Forward] = deque(
-        sorted((*rank.of(Start), *rank.of(Attempt), *rank.of(Forward)), key=attrgetter("seq"))
-    )
+    events: list[Start | Attempt | Forward] = [*rank.of(Start), *rank.of(Attempt)]
+    events += [event for event in rank.of(Forward) if event.weights is not None]
+    shown = sorted(events, key=attrgetter("seq"))
     found: dict[int, tuple[float, ...]] = {}
-    weights = None
     for window in rank.windows:
-        while shown and shown[0].seq <= window.events[0].seq:
-            event = shown.popleft()
-            if not isinstance(event, Forward) or event.weights is not None:
-                weights = finite_vector(event.weights)
+        last = bisect_right(shown, window.events[0].seq, key=attrgetter("seq")) - 1
+        weights = finite_vector(shown[last].weights) if last >= 0 else None
         if weights is not None:
             found[window.number] = weights
     return found

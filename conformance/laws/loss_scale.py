@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeGuard, TypeVar
 
 from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
@@ -38,11 +38,15 @@ T = TypeVar("T", Step, Unscale, ScalerStep)
 
 
 class Scaling:
-    """The loss scaling of one window of one rank."""
+    """The loss scaling of one window of one rank.
+
+    is_scaled: whether the model's backward ran on a loss that was scaled by a factor other than 1.
+    """
 
     def __init__(self, window: Window) -> None:
         self.window = window
         self.run, self.plan = window.run, window.plan
+        self.is_scaled = any(end.forwards and is_scale(end.scaled) for end in window.of(BackwardEnd))
 
     def accumulated(self, until: Event | None) -> Sequence[BackwardEnd]:
         """The ends of the model's backward passes whose gradients have not been cleared before ``until``.
@@ -59,12 +63,13 @@ class Scaling:
                 ends.clear()
         return ends
 
-    @cached_property
+    @property
+    @fact
     def _passes(self) -> Sequence[Event]:
         """The ends of backward passes, and the events that clear their gradients or show them cleared."""
         ends = [event for event in self.window.of(BackwardEnd) if event.forwards]
         cleared = [event for event in self.window.backwards if event.gradients in ("none", "zero")]
-        return sorted((*ends, *cleared, *self.window.of(ZeroGrad)), key=lambda event: event.seq)
+        return sorted((*ends, *cleared, *self.window.of(ZeroGrad)), key=attrgetter("seq"))
 
     def carried(self, at: Event, parameters: Collection[int]) -> float | None:
         """The loss scale that the gradients of ``parameters`` carry at ``at``.
@@ -105,7 +110,8 @@ class Scaling:
         """The numbers of the parameters that an optimizer holds; () if unknown."""
         return _held(self.window.rank).get(optimizer, ())
 
-    @cached_property
+    @property
+    @fact
     def overflowed(self) -> bool:
         """Whether some gradients of this window were seen to be infinite or NaN."""
         window = self.window
@@ -114,11 +120,6 @@ class Scaling:
             or any(unscale.found_inf for unscale in window.of(Unscale))
             or any(not all_finite(step.gradients) for step in window.of(Step))
         )
-
-    @cached_property
-    def is_scaled(self) -> bool:
-        """Whether the model's backward ran on a loss that was scaled by a factor other than 1."""
-        return any(end.forwards and is_scale(end.scaled) for end in self.window.of(BackwardEnd))
 
 
 @fact
@@ -143,7 +144,7 @@ def is_scale(value: Any) -> TypeGuard[float]:
 
 def all_finite(values: Vector | None) -> bool:
     """Whether all recorded numbers are finite; True if there is no list."""
-    return values is None or not any(isinstance(value, str) for value in values)
+    return values is None or str not in map(type, values)
 
 
 def divides_by(factor: Any, scale: float) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -156,6 +156,18 @@ _KINDS_OF: dict[type, list[type[Event]]] = {
 }
 
 
+class _ByClass(dict[type[Event], Any]):
+    """Events by their classes."""
+
+    def __missing__(self, kind: type[Event]) -> Sequence[Event]:
+        # A class with an event name has no subclasses.
+        if kind.event:
+            return ()
+        several = [self[one] for one in _KINDS_OF[kind] if one in self]
+        found = self[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
+        return found
+
+
 class _Events:
     """Consecutive events of one rank, indexed by class."""
 
@@ -165,18 +177,12 @@ class _Events:
         for event in events:
             of[type(event)].append(event)
         of[Event] = events
-        self._of = of
+        self._of = _ByClass(of)
 
     def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
         """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
-        found: Sequence[E] | None = self._of.get(kind)
-        if found is None:
-            # A class with an event name has no subclasses.
-            if kind.event:
-                return ()
-            several = [self._of[one] for one in _KINDS_OF[kind] if one in self._of]
-            found = self._of[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
-        if (after is None and before is None) or not found:
+        found: Sequence[E] = self._of[kind]
+        if after is None and before is None:
             return found
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
@@ -260,11 +266,12 @@ class Rank(_Events):
         self.finished = bool(self.of(Finished))
         starts = [0]
         current: int | None = None
-        for index, event in enumerate(events):
-            window = event.window
+        index = 0
+        for window, same in groupby(map(attrgetter("window"), events)):
             if window != current and window is not None:
                 starts.append(index)
                 current = window
+            index += len(list(same))
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
         self.setup = setup
         own = [body for body in bodies if not self._has_run_out(body[0].window)]
@@ -307,7 +314,7 @@ class Run:
 
     @classmethod
     @no_cyclic_collection()
-    def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[Mapping[str, Any]]]) -> Run:
+    def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> Run:
         """From a case's spec and the events of each rank, in the order of ranks.
 
         Raises:

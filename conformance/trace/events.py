@@ -512,7 +512,7 @@ class Raised(Event, noted="after the trainer's function has raised"):
     at: Annotated[float | None, "the `time` at which it raised"] = None
 
 
-def read(line: Mapping[str, Any]) -> Event:
+def read(line: dict[str, Any]) -> Event:
     """The event that a line of a trace holds, which shares its fields: leave the line as it is from now on.
 
     Raises:
@@ -523,11 +523,11 @@ def read(line: Mapping[str, Any]) -> Event:
     if kind is None:
         kind = _SHAPES[shape] = _checked(line)
     event = object.__new__(kind)
-    event.__dict__ = line if type(line) is dict else dict(line)
+    event.__dict__ = line
     return event
 
 
-def read_all(lines: Iterable[Mapping[str, Any]], rank: int) -> tuple[Event, ...]:
+def read_all(lines: Iterable[dict[str, Any]], rank: int) -> tuple[Event, ...]:
     """The events of a rank.
 
     Raises:
@@ -541,7 +541,7 @@ def read_all(lines: Iterable[Mapping[str, Any]], rank: int) -> tuple[Event, ...]
     return tuple(events)
 
 
-def check_inside(lines: Iterable[Mapping[str, Any]], rank: int) -> None:
+def check_inside(lines: Iterable[dict[str, Any]], rank: int) -> None:
     """Check what is inside the fields too, which `read` takes on trust because it takes long.
 
     Raises:

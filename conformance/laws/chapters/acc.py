@@ -51,13 +51,15 @@ def one_backward_per_loss(window: Window) -> Outcomes:
 def _backpropagated_twice(window: Window) -> Broken | None:
     seen: dict[int, BackwardBegin] = {}
     for event in window.backwards:
-        again = next((root for root in (event.root, *event.contains) if root in seen), None)
-        root = event.root if again is None else again
-        first = seen.setdefault(root, event)
+        root = next((root for root in (event.root, *event.contains) if root in seen), None)
+        if root is None:
+            seen[event.root] = event
+            continue
+        first = seen[root]
         # Such as for the norm of a micro-batch's own gradient.
         if window.of(ZeroGrad, after=first, before=event):
             seen[root] = event
-        elif first is not event:
+        else:
             return Broken(
                 event,
                 must="a loss must be backpropagated once",

@@ -113,13 +113,19 @@ def all_reduce_once(window: Window) -> Outcomes:
 def no_sync_around_forward(window: Window) -> Outcomes:
     if window.plan.world_size == 1:
         return
-    # Judges backwards of which the trace shows DDP's flag, as it does of all their forwards.
-    flagged = [(event, _forwards(window, event)) for event in window.backwards if event.syncs is not None]
-    pairs = [(event, forwards) for event, forwards in flagged if all(one.syncs is not None for one in forwards)]
-    torn = [(forwards[-1], event) for event, forwards in pairs if forwards and _is_torn(window, event, forwards)]
-    if torn:
-        yield _torn_apart(window, *torn[-1])
-    elif any(forwards for _, forwards in pairs):
+    torn: Broken | None = None
+    is_shown = False
+    for backward in window.backwards:
+        forwards = _forwards(window, backward)
+        flags = {forward.syncs for forward in forwards}
+        # The trace shows DDP's flag at the backward, and at all its forwards.
+        if flags and None not in flags and backward.syncs is not None:
+            is_shown = True
+            if backward.syncs not in flags and _is_torn(window, backward):
+                torn = _torn_apart(window, forwards[-1], backward)
+    if torn is not None:
+        yield torn
+    elif is_shown:
         yield OK
 
 
@@ -205,10 +211,8 @@ def _reached(window: Window) -> Mapping[int, Sequence[Forward]]:
     }
 
 
-def _is_torn(window: Window, backward: BackwardBegin, forwards: Sequence[Forward]) -> bool:
-    """Whether `no_sync()` had no effect on this backward, or kept the average from a window."""
-    if any(event.syncs == backward.syncs for event in forwards):
-        return False
+def _is_torn(window: Window, backward: BackwardBegin) -> bool:
+    """Whether `no_sync()` around a backward or its forwards alone had no effect, or kept the average from a window."""
     if not backward.syncs:
         return bool(_averaged_in(window, backward))
     # Around a forward it has its effect, whatever it is around besides.
