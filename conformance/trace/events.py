@@ -176,6 +176,7 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
         Vector | None,
         "those that it uses, at the beginning of a window and where they have changed within one; else null",
     ]
+    rounded: Annotated[bool, "whether these have 16 bits, and may have been rounded from what nothing shows"] = False
     training: Annotated[bool, "whether the model is in training mode"] = True
     extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
     states: Annotated[

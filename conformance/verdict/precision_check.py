@@ -38,7 +38,10 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
 
 def of_hidden_masters(precision: Precision, right: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
     """Whether the weights are the right ones at the end and, until then, these rounded to the compute format."""
-    if not precision.mixed or not right.steps:
+    events = (event for rank in ranks for event in rank.outcome.events)
+    # Until the first step, masters look like any other tensor.
+    is_rounded = any(event.get("rounded") and event["window"] for event in events)
+    if not precision.mixed or not right.steps or not is_rounded:
         return False
     unit = precision.compute.unit_roundoff
     *most, last = right.steps

@@ -75,6 +75,10 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
     if recording.skipped:
         whose["states"] = [recording.watched.state(optimizer) for optimizer in recording.skipped]
         recording.skipped.clear()
+    used = recording.watched.used_by(module)
+    weights = recording.watched.weights(used)
+    if weights is not None and recording.watched.may_be_rounded(used):
+        whose["rounded"] = True
     recording.copies.forget()
     wrapper = recording.wrappers.enter_model()
     recording.note(
@@ -85,7 +89,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         syncs=recording.wrappers.syncs,
         computes=_computes(module, inputs),
         training=module.training,
-        weights=recording.watched.weights_of(module),
+        weights=weights,
         **whose,
     )
     return number

@@ -232,14 +232,18 @@ class Watched:
             return None
         return values(parameters or self.current or [None] * len(self._shapes), self._sizes)
 
-    def weights_of(self, module: torch.nn.Module) -> list[Number] | None:
-        """The values that a forward of `module` uses: others than its parameters' own in a functional call."""
-        if not self.is_readable:
-            return None
-        if len(self._own) > 1:
-            return self.weights()
+    def used_by(self, module: torch.nn.Module) -> Found:
+        """What a forward of `module` uses, or was rounded from: others than its parameters in a functional call."""
+        if not self.is_readable or len(self._own) > 1:
+            return self.current
         # It computes a parametrized or pruned one from others, which have other names.
-        return self._meant([_tensor(getattr(module, name, None)) for name in self._names])
+        named = zip(self._names, self.current, strict=False)
+        return self._meant([_tensor(getattr(module, name, stepped)) for name, stepped in named])
+
+    def may_be_rounded(self, used: Found) -> bool:
+        """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
+        stepped = set(map(id, self._stepped or ()))
+        return any(one is not None and one.element_size() == 2 and id(one) not in stepped for one in used)
 
     def final_weights(self) -> list[Number] | None:
         """What training ends with."""
@@ -252,21 +256,19 @@ class Watched:
                 # What a hook has computed is that of the last forward.
                 if name not in vars(model):
                     used[number] = _tensor(getattr(model, name, None))
-        return self._meant(used)
+        return self.weights(self._meant(used))
 
-    def _meant(self, used: Sequence[torch.Tensor | None]) -> list[Number] | None:
-        """The values of `used`, or of the masters that these are, rounded to another format."""
+    def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
+        """`used`, or the masters that these are, rounded to another format."""
         own = self._own[0]._parameters if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
-        return self.weights(
-            tuple(_master(one, _cast_from(one), stepped, own.get(name)) for one, name, stepped in known)
-        )
+        return tuple(_master(one, _cast_from(one), stepped, own.get(name)) for one, name, stepped in known)
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
         if not self.is_readable or not self._is_ones_copy:
             return None
-        found = self._meant([_tensor(getattr(self._own[0], name, None)) for name in self._names])
+        found = self.weights(self._meant([_tensor(getattr(self._own[0], name, None)) for name in self._names]))
         return None if found == self._handed_out else found
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
