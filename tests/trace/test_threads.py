@@ -47,3 +47,27 @@ def test_a_thread_that_python_did_not_start_works_for_all(record):
         _thread.start_new_thread(look, ())
         ended.wait()
     assert seen == ["backward"]
+
+
+def test_an_optimizer_steps_while_another_thread_is_in_a_step(record):
+    recording = record()
+    model, began, may_end = recording.task.model(), Event(), Event()
+    other = torch.optim.SGD([torch.ones(1)], lr=0.5)
+
+    def pause(*given):
+        began.set()
+        may_end.wait()
+
+    other.register_step_pre_hook(pause)
+    stepping = Thread(target=other.step)
+    stepping.start()
+    began.wait()
+    batch = next(iter(recording.task.dataloader()))
+    recording.task.loss(model(batch.inputs), batch).backward()
+    optimizer = recording.task.optimizer(model.parameters())
+    optimizer.step()
+    may_end.set()
+    stepping.join()
+    optimizer.step()
+    assert len(recording.of_kind("step")) == 2
+    assert all(event["gradients"] for event in recording.of_kind("step"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -61,12 +62,23 @@ class _Running:
             self.doing.__exit__(None, None, None)
 
 
+class _Here(threading.local):
+    """The steps that this thread is in, the outermost first."""
+
+    def __init__(self) -> None:
+        self.steps: list[_Running] = []
+
+
 class _Steps:
     """Notes one `step` for each outermost step, with the gradients that the innermost one saw."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._running: list[_Running] = []
+        self._here = _Here()
+
+    @property
+    def _running(self) -> list[_Running]:
+        return self._here.steps
 
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -198,7 +210,7 @@ class _Steps:
         for step in self._running:
             if step.caller not in alive:
                 step.end()
-        self._running = [step for step in self._running if step.caller in alive]
+        self._running[:] = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
         if self._recording.numbers.known("other optimizer", optimizer) is None:
