@@ -53,9 +53,9 @@ class RankEvidence:
     """What one rank did, and how it ended.
 
     ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
-    ``training``: calls since its training began. ``trained``: the rows that it trained on, by how many steps it had
-    taken before, or by the window where it takes none; None if a training forward does not show which samples went in.
-    ``contributed``: whether it put anything but zeros into an exchange of gradients; None if none was seen.
+    ``training``: calls since its training began. ``trained``: the rows that it trained on in each window; None if a
+    training forward does not show which samples went in. ``contributed``: whether it put anything but zeros into an
+    exchange of gradients; None if none was seen.
     """
 
     outcome: RankOutcome
@@ -136,7 +136,8 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
 
 
 def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
-    """The attempts in order. A custom scaler's skips are not recorded; they leave a gap that the forwards reveal."""
+    """The attempts in order. A custom scaler's skips are not recorded, nor are the steps of an optimizer that is not
+    torch's; they leave a gap that the forwards reveal, by their rows or by their number."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
     together = list(_together(list(_without_idle(events))))
     attempts: list[Attempt] = []
@@ -144,11 +145,17 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
         working = [part for part in parts if not part.get("idle")] or parts
         last = working[-1]
         following = attempts[-1].window + 1 if attempts else 0
-        by_forwards = ends.index(last["forwards"]) if last["forwards"] in ends else following
+        seen_in = last["window"]
+        if len(together) >= len(windows):
+            window = following
+        elif seen_in is not None and seen_in >= following:
+            window = seen_in
+        else:
+            window = ends.index(last["forwards"]) if last["forwards"] in ends else following
         attempts.append(
             Attempt(
-                window=by_forwards if len(together) < len(windows) else following,
-                seen_in=last["window"],
+                window=window,
+                seen_in=seen_in,
                 stepped=all(part["event"] == "step" for part in working),
                 gradients=None
                 if any(part["gradients"] is None for part in parts)
@@ -229,17 +236,12 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] | None:
-    # A worker of a parameter server takes no steps, and steps without an optimizer of torch's are not seen.
-    by_steps = any(event["event"] == "step" for event in events)
     rows: defaultdict[int, set[int]] = defaultdict(set)
-    steps = 0
     for event in events:
-        if event["event"] in ("step", "skip"):
-            steps += 1
-        elif event["event"] == "forward" and not event.get("extra"):
+        if event["event"] == "forward" and not event.get("extra"):
             if not event["rows"] or None in event["rows"]:
                 return None
-            rows[steps if by_steps else event["window"]].update(event["rows"])
+            rows[event["window"]].update(event["rows"])
     return {at: frozenset(used) for at, used in rows.items()}
 
 
