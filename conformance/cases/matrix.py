@@ -92,6 +92,7 @@ RULES: tuple[Rule, ...] = (
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
+    Rule("overflow-in-part", _SCALED, frozenset({_ACC2, ("accumulated", 1, 3), _W2_ACC2, _W3_ACC2})),
     Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("cast-weights", ("bf16", *_SCALED), frozenset({_ACC2, _W2, _W2_ACC2})),
@@ -126,7 +127,9 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
         Rule(workload, ("fp32", "fp16"), frozenset({_W3_ACC2}))
         for workload in ("decay", "weighted", "clip-norm", "adamw")
     ),
+    Rule("two-groups", ("fp32",), frozenset({_W3_ACC2})),
     Rule("overflow", ("fp16",), frozenset({_W4, _W2_ACC2})),
+    Rule("overflow-in-part", ("fp16",), frozenset({_W3_ACC2})),
     Rule("growing-scale", ("fp16",), frozenset({_W3_ACC2})),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W4})),
     Rule("short-window", ("fp64",), frozenset({("accumulated", 4, 2)})),

@@ -8,15 +8,16 @@ exactness is proved by the certificate in :mod:`conformance.oracle`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from conformance.workloads.outliers import Outliers, last_target
+from conformance.workloads.outliers import Outliers
 from conformance.workloads.workload import SGD, BiasGroup, Clip, LossScale, Sample, Vector, Workload
 
 STEPS = 6
@@ -43,7 +44,7 @@ class Recipe:
         grid: weights after every step are multiples of this.
         residual: residuals are up to ``spread`` times this times the odd part of the divisor.
         short: samples in a short last batch, if there is one.
-        overflow_at: the batch of this step has ``outliers``, which overflow fp16.
+        outliers: at these steps, samples that overflow fp16.
         fine: added to all weights but the first, which then need more bits than a 16-bit format has. Without ``cast``
             the first feature is as fine.
         cast: targets are those of weights without ``fine``, as they are after the cast to a 16-bit format.
@@ -71,8 +72,7 @@ class Recipe:
     short: int | None = None
     scale: LossScale = LossScale(Fraction(2**7))
     ranks_start_apart: bool = False
-    overflow_at: int | None = None
-    outliers: Outliers = last_target
+    outliers: Mapping[int, Outliers] = field(default_factory=dict)
     steeper_at: int | None = None
     fine: Fraction = Fraction(0)
     cast: bool = False
@@ -105,9 +105,9 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
     for step in range(recipe.steps):
         samples = recipe.short if recipe.short and step == recipe.steps - 1 else batch_size
         batch, after = _draw(recipe, samples, step, state, generator)
-        if recipe.overflow_at == step:
+        if step in recipe.outliers:
             # Every rank skips this window, so the state does not change.
-            batch = recipe.outliers(batch)
+            batch = recipe.outliers[step](batch, _vector(state.weights))
         elif recipe.steeper_at == step:
             # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
             state = replace(state, steps=after.steps)

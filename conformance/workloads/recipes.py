@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cache
 
 from conformance.workloads.certified import Recipe, certified
-from conformance.workloads.outliers import first_losses
+from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
 from conformance.workloads.workload import SGD, AdamW, BiasGroup, Clip, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -112,7 +112,7 @@ RECIPES: dict[str, Recipe] = {
             schedule=SCHEDULE,
             spread=3,
             scale=LossScale(Fraction(2**7), growth_interval=3),
-            overflow_at=2,
+            outliers={2: last_target},
         ),
         Recipe(
             "overflow-clip",
@@ -123,7 +123,7 @@ RECIPES: dict[str, Recipe] = {
             steeper_at=4,
             largest_weight=8,
             scale=LossScale(Fraction(2**5)),
-            overflow_at=2,
+            outliers={2: last_target},
         ),
         Recipe(
             "overflow-clip-value",
@@ -133,7 +133,7 @@ RECIPES: dict[str, Recipe] = {
             scale=LossScale(Fraction(2**5)),
             grid=Fraction(1, 8),
             largest_weight=2,
-            overflow_at=2,
+            outliers={2: last_target},
         ),
         Recipe(
             "infinite-loss",
@@ -142,8 +142,16 @@ RECIPES: dict[str, Recipe] = {
             schedule=SCHEDULE,
             spread=3,
             scale=LossScale(Fraction(2**7), growth_interval=3),
-            overflow_at=2,
-            outliers=first_losses,
+            outliers={2: first_losses},
+        ),
+        Recipe(
+            "overflow-in-part",
+            # Plain SGD: with momentum an optimizer of one parameter would move it by what it has in its buffer.
+            "The weights' gradients overflow and the bias's is zero; in the last window it is the other way round.",
+            SGD(HALF),
+            spread=3,
+            scale=LossScale(Fraction(2**5)),
+            outliers={2: weights_alone, 5: bias_alone},
         ),
         Recipe(
             "growing-scale",

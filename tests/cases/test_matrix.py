@@ -23,6 +23,7 @@ from conformance.cases.matrix import (
 )
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
+from conformance.oracle.recurrence import ScalerHistory
 from conformance.workloads import precision as formats
 
 EVERYTHING = Declaration(
@@ -49,6 +50,8 @@ BOUNDED = {
     "multivariate",
 }
 OVERFLOWING = {"overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow"}
+#: Their sums overflow, and one sample alone does not: a trainer decides how many of them it adds up in fp16.
+IN_PART = {"overflow-in-part": ScalerHistory(frozenset({2, 5}))}
 HORIZON = 16
 DDP = [planned.case for planned in plan(EVERYTHING, "ddp")]
 
@@ -133,7 +136,7 @@ def test_world_sizes_and_accumulations_of_the_distributed_paths():
 def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     """Each world size with and without accumulation in each precision, and what only some workloads can show."""
     planned = [planned.case for planned in plan(EVERYTHING, backend)]
-    assert len(planned) == 46
+    assert len(planned) == 48
     covered = {(case.world_size, case.accumulation > 1, case.precision) for case in planned}
     assert covered == {
         (world, more, p) for world in (2, 3, 4) for more in (False, True) for p in BACKEND_PRECISIONS[backend]
@@ -265,11 +268,11 @@ def test_every_case_can_be_judged(workload, precision):
     for case in judged(workload, precision):
         limit = HORIZON if workload == "multivariate" else None
         strictest, job = readings(case.problem)[0], case.problem.workload
-        right = strictest.recurrence().run(limit)
+        right = strictest.recurrence(IN_PART.get(workload)).run(limit)
         assert right.certificate.exact == (workload not in BOUNDED), (case.id, right.certificate.reason)
         assert len(right.steps) == (limit or job.steps) - len(right.skips)
-        assert right.skips == ({2} if workload in OVERFLOWING else set()), case.id
-        assert "possible" not in right.overflows, case.id
+        assert right.skips == ({2} if workload in OVERFLOWING else {2, 5} if workload in IN_PART else set()), case.id
+        assert ("possible" in right.overflows) == (workload in IN_PART), case.id
         assert len(right.overflows) == (job.steps if case.arithmetic.scaled else 0)
 
         nearest = power(strictest, right, HORIZON)
@@ -291,7 +294,7 @@ def test_every_other_reading_can_be_judged(workload, precision):
         for reading in others:
             if precision == "fp16-compression" and reading.averages_early:
                 continue  # Compressing a running average rounds too often for any promise.
-            right = reading.recurrence().run()
+            right = reading.recurrence(IN_PART.get(workload)).run()
             nearest = power(reading, right, HORIZON)
             assert nearest is not None
             assert nearest.sufficient, (case.id, reading.name, nearest.fault.name, float(nearest.gap))

@@ -40,7 +40,14 @@ def test_ids(items, write):
         f"single-acc2-fp16-{workload}"
         for workload in (
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
-            *("adamw-overflow", "cast-weights", "infinite-loss", "overflow-clip", "overflow-clip-value"),
+            *(
+                "adamw-overflow",
+                "cast-weights",
+                "infinite-loss",
+                "overflow-clip",
+                "overflow-clip-value",
+                "overflow-in-part",
+            ),
         )
     }
 

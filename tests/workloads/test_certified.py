@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.oracle.rounding import nearest
 from conformance.workloads.certified import STEEPER, Recipe, certified
 from conformance.workloads.layout import Layout
-from conformance.workloads.outliers import FAR, INFINITELY_FAR
+from conformance.workloads.outliers import FAR, INFINITELY_FAR, is_outlier
 from conformance.workloads.precision import BF16, FP16, FP32, FP64, PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES, adamw, recipe
@@ -60,8 +60,8 @@ def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
     """Reading one sample in the place of another must show."""
     workload = recipe(name, batch_size)
     before = [workload.start, *(step.weights.center for step in trajectory(workload).steps)]
-    for batch, weights in zip(workload.batches, before, strict=False):
-        if any(abs(sample.y) >= FAR for sample in batch):
+    for step, (batch, weights) in enumerate(zip(workload.batches, before, strict=False)):
+        if step in RECIPES[name].outliers:
             break  # In fp16 this window is skipped; the later ones assume that.
         gradients = []
         for sample in batch:
@@ -76,7 +76,7 @@ def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
 @every_workload
 def test_weights_move_in_every_step_and_stay_on_their_grid(name, batch_size):
     workload, ingredients = recipe(name, batch_size), RECIPES[name]
-    last = ingredients.overflow_at if ingredients.overflow_at is not None else ingredients.steeper_at
+    last = min(ingredients.outliers, default=ingredients.steeper_at)
     visited = [workload.start, *(step.weights.center for step in trajectory(workload).steps[:last])]
     for before, after in pairwise(visited):
         assert before != after
@@ -167,8 +167,45 @@ def test_the_outliers_are_in_one_batch(name, outliers):
         step: {index: sample.y for index, sample in enumerate(batch) if abs(sample.y) >= FAR}
         for step, batch in enumerate(workload.batches)
     }
-    assert found.pop(RECIPES[name].overflow_at) == outliers
+    assert found.pop(2) == outliers
     assert not any(found.values())
+
+
+@every_workload
+def test_outliers_are_where_asked_and_nowhere_else(name, batch_size):
+    for step, batch in enumerate(recipe(name, batch_size).batches):
+        assert any(map(is_outlier, batch)) == (step in RECIPES[name].outliers)
+
+
+@pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
+def test_a_part_of_the_gradients_overflows_and_the_other_is_zero(shape):
+    """In one micro-batch, not of the first rank where there are several, at the loss scale of that window."""
+    workload = recipe("overflow-in-part", 24)
+    layout = Layout.of(workload, *shape)
+    skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({2, 5}))).run()
+    before = [workload.start, *(step.weights.center for step in skipping.steps)]
+    for window, weights, scale, overflows in (
+        (layout.window(workload, 2), before[2], 32, (True, False)),
+        (layout.window(workload, 5), before[4], 16, (False, True)),
+    ):
+        seen = {}
+        for rank, share in enumerate(window.shares):
+            for micro_batch in share:
+                rows = [(*window.batch[index].x, Fraction(1)) for index in micro_batch]
+                errors = [
+                    sum(x * w for x, w in zip(row, weights, strict=True)) - window.batch[index].y
+                    for row, index in zip(rows, micro_batch, strict=True)
+                ]
+                # As DDP has it: the mean over the rank's samples.
+                terms = [2 * scale * layout.world_size * error / 24 for error in errors]
+                assert all(abs(term) < FP16.largest for term in terms)
+                sums = [sum(term * row[j] for term, row in zip(terms, rows, strict=True)) for j in range(4)]
+                if any(terms):
+                    seen[rank] = max(map(abs, sums[:3])), abs(sums[3])
+        [(rank, of_parts)] = seen.items()
+        assert (rank > 0) == (layout.world_size > 1)
+        assert tuple(part > 2**16 for part in of_parts) == overflows
+        assert 0 in of_parts
 
 
 def test_a_short_last_batch_is_as_short_as_asked():
