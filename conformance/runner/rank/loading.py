@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
+from typing import NamedTuple
 
 from conformance.adapter.backends import BACKENDS, Backend
 from conformance.adapter.declaration import Declaration
@@ -21,15 +22,24 @@ from conformance.adapter.loading import (
 from conformance.runner.outcome import Unavailable
 from conformance.runner.system import patches
 
-# Packages that a plain `pip install NAME` would not install.
-_INSTALL = {
+
+class _Special(NamedTuple):
+    """A package that a plain `pip install NAME` would not install: the command that does, and what else to say."""
+
+    command: str
+    reason: str | None = None
+
+
+_SPECIAL = {
     # Its last release does not build with a current torch.
-    "horovod": "python tools/horovod_wheel.py --install",
+    "horovod": _Special("python tools/horovod_wheel.py --install"),
     # Ray Train needs more than Ray itself.
-    "ray": 'pip install "ray[train]"',
+    "ray": _Special('pip install "ray[train]"'),
     # PyPI's apex is another package, and NVIDIA's has no `amp` after this commit.
-    "apex": "pip install --no-build-isolation "
-    "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92",
+    "apex": _Special(
+        "pip install --no-build-isolation git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92",
+        "no apex with amp is installed, and amp needs a GPU",
+    ),
 }
 
 
@@ -92,22 +102,20 @@ def _why_unavailable(backend: Backend) -> tuple[str, str] | None:
         import_module(backend.module)
     except ImportError as error:
         reason = f"{backend.package.capitalize()} cannot be imported: {' '.join(str(error).split())}"
-        return reason, _INSTALL.get(backend.package, f"pip install {backend.package}")
+        special = _SPECIAL.get(backend.package)
+        return reason, f"pip install {backend.package}" if special is None else special.command
     return None
 
 
 def why_no_gpu(backend: str) -> str | None:
     """Why ranks cannot use a GPU even if there is one, if so."""
-    if BACKENDS[backend].package != "horovod" or import_module("horovod.torch").cuda_built():
+    if BACKENDS[backend].rendezvous != "horovod" or import_module("horovod.torch").cuda_built():
         return None
     return "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
 
 
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
-    missing = {module.partition(".")[0] for module in modules}
-    names = ", ".join(modules)
-    special = next((package for package in _INSTALL if package in missing), None)
-    command = f"pip install {' '.join(declaration.requires)}" if special is None else _INSTALL[special]
-    if special == "apex":
-        return Unavailable("no apex with amp is installed, and amp needs a GPU", command, declaration)
-    return Unavailable(f"{names} is not installed", command, declaration)
+    packages = {module.partition(".")[0] for module in modules}
+    plain = _Special(f"pip install {' '.join(declaration.requires)}")
+    special = next((special for package, special in _SPECIAL.items() if package in packages), plain)
+    return Unavailable(special.reason or f"{', '.join(modules)} is not installed", special.command, declaration)
