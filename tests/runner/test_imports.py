@@ -81,7 +81,7 @@ def test_a_trainer_that_replaces_what_our_processes_use(
 ) -> None:
     """They use the originals; what an import has replaced is replaced in the ranks."""
     before, inside = {"import": ("replace()", ""), "rank": ("", "replace()\n")}[where]
-    inside += "assert os.fork is replaced and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN"
+    inside += "assert os.waitpid is replaced and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN"
     with ForkServer(write(inside, REPLACES + before), "single") as server:
         for _ in range(2):
             (rank,) = server.run(make_spec("single", 1), 60.0).ranks
