@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Unbounded
+from conformance.oracle.affine import Affine, Unbounded
 from conformance.oracle.deviation import Deviation, pairs
 from conformance.oracle.faults import applicable
 from conformance.oracle.power import bounded, separation
@@ -20,6 +20,7 @@ from conformance.results.records import PAIR
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
 #: Windows to compare. Faults show early; comparing hundreds of epochs would only cost time.
@@ -80,7 +81,7 @@ def suspects(
     return Suspects(
         tuple(names),
         ruled_out,
-        _factors(candidates, lambda factor: explain(_multiplied_gradients(factor))),
+        _factors(candidates, lambda factor: any(map(explain, _multiplied_gradients(factor, reading.problem)))),
         _factors(candidates, lambda factor: explain(_multiplied_steps(factor))),
     )
 
@@ -115,12 +116,20 @@ def _shows(wrong: Recurrence, right: Trajectory, windows: int, by_weights: bool)
     return any(separation(expected, step, by_weights=by_weights) > 1 for expected, step in steps)
 
 
-def _multiplied_gradients(factor: Fraction) -> Deviation:
+def _multiplied_gradients(factor: Fraction, problem: Problem) -> Iterator[Deviation]:
+    """Before clipping, and after it."""
+
     class Multiplied(Recurrence):
         def over_samples(self, window: Window) -> Fraction:
             return factor * super().over_samples(window)
 
-    return Deviation(f"multiplies every gradient by {factor}", Multiplied)
+    class ClippedAndMultiplied(Recurrence):
+        def clip(self, vector: Affine) -> Affine:
+            return super().clip(vector).scaled(factor)
+
+    yield Deviation(f"multiplies every gradient by {factor}", Multiplied)
+    if problem.workload.clip is not None:
+        yield Deviation(f"multiplies every clipped gradient by {factor}", ClippedAndMultiplied)
 
 
 def _multiplied_steps(factor: Fraction) -> Deviation:
@@ -164,4 +173,8 @@ def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference
     yield from dict.fromkeys(factor for factor in (*simple, *_SIMPLE, *ratios) if factor not in (0, 1))
 
 
-_SIMPLE = tuple(factor for number in range(2, 9) for factor in (Fraction(1, number), Fraction(number)))
+_SIMPLE = (
+    *(factor for number in range(2, 9) for factor in (Fraction(1, number), Fraction(number))),
+    # A ratio of rounded numbers does not show these exactly enough.
+    *(factor for number in (2, 3, 5, 6, 7, 8) for factor in (Fraction(number**-0.5), Fraction(number**0.5))),
+)

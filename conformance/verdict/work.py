@@ -30,10 +30,12 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
     """
     allowed, own = _planned(case)
     windows = _full_windows(case, ranks)
+    # A window that no step ends, as where a scaler of the trainer's own skips it, is counted with the next one.
+    are_whole = len(set[int]().union(*(rank.trained or () for rank in ranks))) == len(case.problem.windows)
     for one, two in combinations(ranks, 2):
         mine, others = one.trained or {}, two.trained or {}
         together = [at for at in windows if _repeated(mine.get(at, _NONE) & others.get(at, _NONE), allowed)]
-        if together:
+        if together and (are_whole or together == windows):
             return Redundant(_both(one, two, together, _in(together, windows)), together == windows)
     for idle, busy in permutations(ranks, 2):
         trained, theirs = idle.trained, own[idle.outcome.rank]

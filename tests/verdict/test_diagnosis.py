@@ -114,6 +114,26 @@ def test_a_constant_factor_of_each_step_is_seen(follow, name):
     assert name != "single-acc2-fp32-adamw" or found.gradient_factors == ()
 
 
+@pytest.mark.parametrize("name", ["single-acc2-fp32-clip-value", "single-acc2-fp32-adamw-clip"])
+def test_a_constant_factor_after_clipping_is_seen(follow, name):
+    class ClippedAndDoubled(Recurrence):
+        def clip(self, vector: Affine) -> Affine:
+            return super().clip(vector).scaled(Fraction(2))
+
+    assert follow(name, ClippedAndDoubled).judged().suspects.gradient_factors == (2,)
+
+
+def test_a_constant_factor_that_is_a_root_is_seen(follow):
+    """Its ratio to the right gradient is known to 24 bits only, which is too little for six steps."""
+
+    class DividedByARoot(Recurrence):
+        def over_samples(self, window: Window) -> Fraction:
+            return Fraction(2**-0.5)
+
+    [found] = follow("single-acc2-fp32-momentum", DividedByARoot).judged().suspects.gradient_factors
+    assert abs(found**2 - Fraction(1, 2)) < Fraction(1, 2**20)
+
+
 def test_a_factor_that_clipping_hides_is_not_one_number(follow):
     """Where every gradient is brought to a norm, no factor shows."""
 
