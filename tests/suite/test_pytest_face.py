@@ -40,14 +40,8 @@ def test_ids(items, write):
         f"single-acc2-fp16-{workload}"
         for workload in (
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
-            *(
-                "adamw-overflow",
-                "cast-weights",
-                "infinite-loss",
-                "overflow-clip",
-                "overflow-clip-value",
-                "overflow-in-part",
-            ),
+            *("adamw-overflow", "cast-weights", "infinite-loss", "short-window", "uneven-batch"),
+            *("overflow-clip", "overflow-clip-value", "overflow-in-part"),
         )
     }
 
