@@ -236,13 +236,31 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] | None:
-    rows: defaultdict[int, set[int]] = defaultdict(set)
+    unused = _unused(events)
+    rows, used = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for event in events:
         if event["event"] == "forward" and not event.get("extra"):
             if not event["rows"] or None in event["rows"]:
                 return None
             rows[event["window"]].update(event["rows"])
-    return {at: frozenset(used) for at, used in rows.items()}
+            if event["forward"] not in unused:
+                used[event["window"]].update(event["rows"])
+    # Where all gradients were cleared, they are kept elsewhere.
+    return {at: frozenset(used.get(at) or every) for at, every in rows.items()}
+
+
+def _unused(events: Sequence[dict[str, Any]]) -> set[int]:
+    """The forwards whose gradients were cleared before a step."""
+    unused, waiting = set[int](), set[int]()
+    for event in events:
+        if event["event"] == "backward_end":
+            waiting.update(event["forwards"])
+        elif event["event"] == "zero_grad":
+            unused |= waiting
+            waiting.clear()
+        elif event["event"] in ("step", "skip"):
+            waiting.clear()
+    return unused
 
 
 def _contributed(events: Sequence[dict[str, Any]]) -> bool | None:

@@ -11,7 +11,7 @@ from conformance.runner.front.client import ForkServer
 
 TARGET = "conformance.frameworks.determined"
 
-DECAYING = ("decay", "two-groups", "adamw", "adamw-clip", "adamw-overflow")
+DECAYING = ("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow")
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
     "single",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import groupby
-from operator import attrgetter
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from conformance.laws.at_outputs import Term, at_outputs
 from conformance.laws.law import OK, Broken, Outcomes, law
@@ -48,11 +48,10 @@ def autocast_around_forward(window: Window) -> Outcomes:
             return
         seen |= wanted in end.recomputed
     # A penalty, say, may go forward in float32 beside the forward that trains in half precision.
-    for _, forwards in groupby(window.forwards, key=attrgetter("micro_batch")):
-        first, *others = forwards
-        types = {forward.computes for forward in (first, *others)}
+    for forwards in _by_micro_batch(window):
+        types = {forward.computes for forward in forwards}
         if wanted not in types and None not in types:
-            yield _not_autocast(first, first.computes, wanted)
+            yield _not_autocast(forwards[0], forwards[0].computes, wanted)
             return
         seen |= wanted in types
     if seen:
@@ -76,9 +75,10 @@ def autocast_around_forward(window: Window) -> Outcomes:
 def autocast_only_if_asked(window: Window) -> Outcomes:
     if window.plan.precision.mixed:
         return
-    for _, forwards in groupby(window.forwards, key=attrgetter("micro_batch")):
-        first, *others = forwards
-        if all(forward.computes in ("bfloat16", "float16") for forward in (first, *others)):
+    # A look at the model in half precision, say, may stand beside the forward that trains.
+    for forwards in _by_micro_batch(window):
+        if all(forward.computes in ("bfloat16", "float16") for forward in forwards):
+            first = forwards[0]
             yield Broken(
                 first,
                 must=f"the forward must run in {window.plan.precision.compute.dtype}",
@@ -90,6 +90,13 @@ def autocast_only_if_asked(window: Window) -> Outcomes:
             return
     if any(forward.computes for forward in window.forwards):
         yield OK
+
+
+def _by_micro_batch(window: Window) -> Iterable[Sequence[Forward]]:
+    found = defaultdict[int | None, list[Forward]](list)
+    for forward in window.forwards:
+        found[forward.micro_batch].append(forward)
+    return found.values()
 
 
 def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: str) -> Broken:

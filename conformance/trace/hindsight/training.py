@@ -35,12 +35,25 @@ def trained(lines: Sequence[Line]) -> set[int]:
     autograd. In a rank that did not finish, or that did nothing else, the backward of the last forwards is missing.
 
     Where a trainer forwards samples, other rows of which no step uses the gradients train nothing: they warm it up, or
-    the loss of another model flows through this one.
+    the loss of another model flows through this one. Nor does what only `autograd.grad` reaches, beside backwards that
+    make all gradients: it is measured.
     """
     rows = forwarded(lines)
     reached, unused = _reached(lines)
+    reached -= _measured(lines)
     others = {number for number in reached if all(row is None for row in rows[number])}
     return reached - (others & unused) if reached - others else reached
+
+
+def _measured(lines: Sequence[Line]) -> set[int]:
+    """The forwards that only `autograd.grad` reached, in a rank that runs backwards and puts no other gradients in
+    place."""
+    by_backward, by_function = (
+        {number for line in lines if line["event"] == name for number in line["forwards"]}
+        for name in ("backward_end", "autograd_grad")
+    )
+    puts_others = any(line["event"] == "gradient_change" and line["factor"] is None for line in lines)
+    return by_function - by_backward if by_backward and not puts_others else set()
 
 
 def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:

@@ -106,5 +106,7 @@ def _computes(module: torch.nn.Module, inputs: torch.Tensor | None) -> str | Non
     if inputs is None or not inputs.is_floating_point():
         return None
     kind = inputs.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else inputs.dtype
+    # Autocast leaves float64 alone.
+    is_cast = torch.is_autocast_enabled(kind) and inputs.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(kind) if is_cast else inputs.dtype
     return str(dtype).removeprefix("torch.")
