@@ -223,9 +223,12 @@ def test_a_driver_that_returns_too_early(run: Callable[..., Outcome]) -> None:
     return
     """
     )
-    assert [rank.exit for rank in outcome.ranks] == [
-        f"no worker entered the case as rank {rank}; the trainer's function returned" for rank in (0, 1)
-    ]
+    for rank in outcome.ranks:
+        # A worker may have been faster than the kill.
+        assert rank.exit in (
+            f"no worker entered the case as rank {rank.rank}; the trainer's function returned",
+            f"the worker of rank {rank.rank} disconnected before it finished",
+        )
 
 
 def test_a_run_has_failed_when_the_function_raises_after_its_workers_finished(run: Callable[..., Outcome]) -> None:

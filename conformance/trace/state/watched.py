@@ -128,8 +128,10 @@ class Watched:
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
         own = [one for one in model._parameters.values() if isinstance(one, torch.nn.Parameter)]
-        # Those of a parametrization are not the model's.
-        is_whole = not self._knows_copies or {tuple(one.shape) for one in own} == set(self._shapes)
+        # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
+        shapes = [tuple(one.shape) for one in own]
+        has_sizes = all(isinstance(size, int) for shape in shapes for size in shape)
+        is_whole = not self._knows_copies or (has_sizes and set(shapes) == set(self._shapes))
         if is_whole and any(id(one) not in self._numbers for one in own):
             self._stepped = None
             self.add(model)
