@@ -206,7 +206,7 @@ def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
 
 @pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("overflow-clip", {2})])
 def test_a_skip_that_no_schedule_shows_leaves_nothing_to_choose(name, skips):
-    """No step was skipped, none came after it, or there is no schedule. Clipping by norm has two readings of its own."""
+    """No step was skipped, none came after it, or there is no schedule; a clip by norm has two readings of its own."""
     assert {*ways(readings(problem(name, "accumulated", 1, 2, precision="fp16"), skips=skips))} == {()}
 
 
