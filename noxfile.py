@@ -126,7 +126,7 @@ def lint(session: nox.Session) -> None:
     install_wheel(session, "lint", "accelerate", "lightning", "determined", "ray", "exercise")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy", "--strict", "conformance", "tools")
+    session.run("mypy", "--strict", "benchmarks", "conformance", "tools")
 
 
 @nox.session

@@ -16,7 +16,9 @@ The processor time beneath the table says what the run would take of idle cores,
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -28,6 +30,8 @@ from measuring import TIME_LIMIT, show
 from rich.console import Console
 
 from conformance.cli.engine import Engine
+from conformance.cli.files import RunFolder
+from conformance.cli.surroundings import machine
 from conformance.report.html import render_html
 from conformance.report.terminal import render_terminal
 from conformance.results import read_results
@@ -37,14 +41,15 @@ TARGET = 60
 
 
 class TimedEngine(Engine):
-    """Keeps the reports of all cases that were run."""
+    """Keeps the pytest reports of all cases that were run, each with its seconds on the ranks."""
 
-    reports: list[Any]
+    timed: list[tuple[Any, float]]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         super().pytest_runtest_logreport(report)
-        if getattr(report, "conformance", None) and "seconds" in report.conformance:
-            self.reports.append(report)
+        seconds = json.loads(getattr(report, "conformance", None) or "{}").get("seconds")
+        if seconds is not None:
+            self.timed.append((report, seconds))
 
 
 def main() -> None:
@@ -74,28 +79,28 @@ def run(processes: int) -> tuple[float, dict[str, float], int, str]:
     console = Console(stderr=True)
     began = time()
     with TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        path = Path(folder, "results.jsonl")
-        engine = TimedEngine(path, "benchmarks/default_run.py", console)
-        engine.reports = []
+        files = RunFolder(Path(folder))
+        engine = TimedEngine(files, "benchmarks/default_run.py", machine(()), console)
+        engine.timed = []
         engine.run([], processes, {"backend": BACKENDS, "case": (), "time_limit": TIME_LIMIT, "traces": None})
         if engine.failures or engine.bad_input:
             raise AssertionError(engine.failures + engine.bad_input)
         ended = time()
-        results = read_results(path)
-        report = path.with_name("report.html")
-        render_html(results, report)
-        render_terminal(results, Console(file=nowhere), report)
+        results = read_results(files.own)
+        render_html(results, files.report)
+        render_terminal(results, Console(file=nowhere), files.report)
     reported = time()
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(results.counts.items()))
-    parts = dict(shares(engine.reports, processes, began, ended)) | {"report": reported - ended}
-    return reported - began, parts, len(engine.reports), verdicts
+    counts = Counter(case.verdict for case in results.cases)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    parts = dict(shares(engine.timed, processes, began, ended)) | {"report": reported - ended}
+    return reported - began, parts, len(engine.timed), verdicts
 
 
-def shares(reports: list[Any], processes: int, began: float, ended: float) -> Iterator[tuple[str, float]]:
+def shares(timed: list[tuple[Any, float]], processes: int, began: float, ended: float) -> Iterator[tuple[str, float]]:
     """Seconds of wall time for each part of the engine's work."""
-    first = min(report.start for report in reports)
-    running = sum(report.conformance["seconds"] for report in reports) / processes
-    testing = sum(report.duration for report in reports) / processes
+    first = min(report.start for report, _ in timed)
+    running = sum(seconds for _, seconds in timed) / processes
+    testing = sum(report.duration for report, _ in timed) / processes
     yield "start", first - began
     yield "run", running
     yield "judge", testing - running

@@ -81,7 +81,7 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
     """The other launchers, each as a function that runs one case. They import torch into this process."""
     import bare_case
     import bare_test_case
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn as start_processes
 
     # Torch's test class tells of each process that it starts.
     logging.disable(logging.INFO)
@@ -93,7 +93,7 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
         return str(job.with_name(f"store-{next(numbers)}"))
 
     def spawn() -> None:
-        mp.spawn(bare_case.run, args=(str(job), store()), nprocs=CASE.world_size)
+        start_processes(bare_case.run, args=(str(job), store()), nprocs=CASE.world_size)
 
     def torchrun() -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(CASE.world_size)]
@@ -105,7 +105,7 @@ def peers(job: Path) -> dict[str, Callable[[], object]]:
 
     def test_case() -> None:
         result = unittest.TestResult()
-        bare_test_case.BareTestCase("test_case").run(result)
+        unittest.TestSuite([bare_test_case.BareTestCase("test_case")]).run(result)
         if not result.wasSuccessful():
             raise AssertionError(result.failures + result.errors)
 

@@ -79,14 +79,15 @@ def processes(rounds: int) -> Iterator[Row]:
 
 def recorder(rounds: int) -> Iterator[Row]:
     """The loop with and without the recorder. Imports torch into this process."""
-    import torch.multiprocessing as mp
     from recorded import OFF, ON, compare
+    from torch.multiprocessing import get_context
+    from torch.multiprocessing.spawn import spawn
 
     spec = times_epochs(CASE.spec())
-    answer = mp.get_context("spawn").SimpleQueue()
+    answer = get_context("spawn").SimpleQueue()
     with TemporaryDirectory() as folder:
         arguments = (json.dumps(spec), str(Path(folder, "store")), rounds, answer)
-        mp.spawn(compare, args=arguments, nprocs=CASE.world_size)
+        spawn(compare, args=arguments, nprocs=CASE.world_size)
         times = answer.get()
     off, on = median(times[OFF]), median(times[ON])
     steps = spec["steps"]

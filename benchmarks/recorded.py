@@ -29,8 +29,11 @@ def compare(rank: int, spec: str, store: str, rounds: int, answer: SimpleQueue[d
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=told["world_size"])
     nowhere = os.open(os.devnull, os.O_WRONLY)
 
+    def write(event: dict[str, Any]) -> None:
+        os.write(nowhere, encode(event))
+
     def on() -> None:
-        with Recorder(lambda event: os.write(nowhere, encode(event)), told, rank) as recorder:
+        with Recorder(write, told, rank) as recorder:
             task = Task(told, rank, recorder)
             fit(task)
             recorder.finished()

@@ -60,10 +60,12 @@ def main() -> None:
 def standard(emit: Callable[[dict[str, Any]], None], rounds: int) -> Iterator[Row]:
     spec = STANDARD.spec()
 
+    steps: int = spec["steps"]
+
     def run(recorder: Recorder | None) -> float:
         began = process_time()
         train(Task(spec, 0, recorder))
-        return (process_time() - began) / spec["steps"]
+        return (process_time() - began) / steps
 
     yield compared(f"the case {STANDARD.id}", lambda: Recorder(emit, spec), run, rounds)
 
