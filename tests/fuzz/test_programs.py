@@ -274,9 +274,23 @@ def test_half_an_unscale_changes_what_is_clipped_and_else_nothing(textbook: Prog
     assert halved(replace(textbook, window=unclipped)) is Change.NONE
 
 
-def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Program) -> None:
-    """Before the averages have begun, and after they have ended, it would be all the same."""
-    horovod = replace(
+def test_a_step_that_a_scaler_would_skip_may_be_left_out(textbook: Program) -> None:
+    """In the last window of this workload the bias's gradient overflows."""
+    overflowing = replace(textbook, case=replace(textbook.case, workload="overflow-in-part"))
+
+    def left_out(window: int) -> Change:
+        but_in = [
+            block("but_in", [one], what="window", number=window) if one.name == "step" else one
+            for one in overflowing.window
+        ]
+        return change(overflowing, replace(overflowing, window=tuple(but_in)))
+
+    assert left_out(5) is Change.NONE
+    assert left_out(0) is Change.SOME
+
+
+def on_horovod(textbook: Program) -> Program:
+    return replace(
         textbook,
         case=replace(textbook.case, backend="horovod", world_size=2, workload="momentum"),
         setup=(*textbook.setup, op("distribute", reduce="Average", passes=2, compression=False)),
@@ -288,6 +302,18 @@ def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Prog
             *textbook.window[5:],
         ),
     )
+
+
+def test_horovod_may_wait_for_more_backwards_than_come_but_not_for_fewer(textbook: Program) -> None:
+    """What still waits is averaged by `synchronize`."""
+    horovod = on_horovod(textbook)
+    assert change(horovod, find(horovod, "change", "distribute, passes +1")) is Change.NONE
+    assert change(horovod, find(horovod, "change", "distribute, passes -1")) is Change.SOME
+
+
+def test_an_unscale_while_horovod_averages_changes_who_knows_what(textbook: Program) -> None:
+    """Before the averages have begun, and after they have ended, it would be all the same."""
+    horovod = on_horovod(textbook)
     assert change(horovod, horovod) is Change.NONE
     assert change(horovod, find(horovod, "swap", "synchronize and unscale")) is Change.SOME
 
