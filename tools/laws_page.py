@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conformance.laws.explain import HARMLESS
 from conformance.laws.law import CHAPTERS, Law, laws
 
 PAGE = Path(__file__).parents[1] / "docs" / "LAWS.md"
@@ -67,9 +68,8 @@ HEAD = """# Laws
 
 What a trainer may not do, and why. Each run of a case records a trace on every rank, and each law is checked against
 these traces. A broken SHOULD is a warning. A broken MUST explains wrong numbers. Right numbers prove that a trainer did
-the same in another way, so most laws give way to them; the others say how another run of the same trainer goes wrong,
-and fail it. A law that gives way to others is not reported where one of them is broken too, because they explain the
-mistake better.
+the same in another way, so most laws are not reported beside them; the others say how another run of the same trainer
+goes wrong, and fail it. Nor is a law reported beside one that explains the mistake better.
 
 This page is generated: `python tools/laws_page.py`. In a terminal, `conformance laws` lists the laws and `conformance
 explain` prints one.
@@ -99,11 +99,9 @@ def _laws(chapter: str) -> list[str]:
 
 
 def _law(law: Law) -> str:
-    better = [f"Gives way to {', '.join(map(_link, law.unless))}."] if law.unless else []
-    if law.gives_way:
-        better.append("Gives way to right numbers.")
-    elif law.latent:
-        better.append(f"Where the numbers are right: {law.latent}")
+    better = [f"Not reported beside {', '.join(map(_link, law.unless))}."] if law.unless else []
+    if law.gives_way or law.latent:
+        better.append(f"Where the numbers are right: {law.latent or HARMLESS}")
     source, snippet = f"Source: {law.source}.", f"```python\n{law.fix}\n```"
     return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *better, source, snippet])
 

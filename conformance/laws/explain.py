@@ -13,6 +13,9 @@ from rich.text import Text
 
 from conformance.laws.law import CHAPTERS, Law, laws
 
+#: What a law that gives way to right numbers says of them.
+HARMLESS = "The trainer does the same in another way, and this law is not reported."
+
 
 class UnknownLaw(Exception):
     """No law and no chapter has this name. The message suggests similar ones."""
@@ -55,8 +58,8 @@ def _in_full(law: Law) -> RenderableType:
         Text(law.why),
         Text(""),
         *([Text.assemble(("Where the numbers are right  ", "dim"), law.latent), Text("")] if law.latent else []),
-        *([Text("Gives way to right numbers.", "dim"), Text("")] if law.gives_way else []),
-        *([Text.assemble(("Gives way to  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
+        *([Text.assemble(("Where the numbers are right  ", "dim"), HARMLESS), Text("")] if law.gives_way else []),
+        *([Text.assemble(("Not reported beside  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
         Text.assemble(("Source  ", "dim"), law.source),
         Text(""),
         Text("Right", "dim"),
