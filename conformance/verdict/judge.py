@@ -27,7 +27,7 @@ from conformance.verdict.evidence import RankEvidence, exactly, read
 from conformance.verdict.guards import COLLECTIVES, SHARDS, Guard, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
-from conformance.verdict.observability import unobserved
+from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
@@ -94,6 +94,9 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement = _by_numbers(case, outcome, run)
     judgement.run = run
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
+    if judgement.verdict not in PASSED:
+        # Right numbers show that the windows are right.
+        unseen = unseen or unplaced(case, judgement.ranks)
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if judgement.verdict not in _ENDED:
@@ -214,7 +217,7 @@ def _by_numbers(case: Case, outcome: Outcome, run: Run) -> Judgement:
         _numbers(case.problem, judgement, wrong)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
-        wrong.append(f"no finite error bound: {error}")
+        wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
     _make_up_for_unseen(judgement, wrong)
     _give_way(judgement, wrong)
     if wrong:

@@ -20,7 +20,7 @@ def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
     """The problem with the last window split evenly, if ranks that should have no samples of it took their part."""
     if not problem.layout.in_whole_shares:
         return problem
-    last, numbers = problem.windows[-1], _numbers(problem)
+    last, numbers = problem.windows[-1], row_numbers(problem)
     read = _read_last(problem, ranks, numbers)
     if read is None or not any(rows for rows, share in zip(read, last.shares, strict=True) if not share):
         return problem
@@ -39,7 +39,7 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Sample
     last, size = problem.windows[-1], problem.layout.accumulation * problem.layout.micro_batch_size
     if len(last.batch) == last.world_size * size:
         return []
-    numbers = _numbers(problem)
+    numbers = row_numbers(problem)
     read = _read_last(problem, ranks, numbers)
     planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
     trained = Counter(chain.from_iterable(read or ()))
@@ -58,7 +58,8 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Sample
     return list(dict.fromkeys(samples for samples in whole if len(samples) % last.world_size == 0))
 
 
-def _numbers(problem: Problem) -> _Numbers:
+def row_numbers(problem: Problem) -> _Numbers:
+    """As the recorder numbers rows: in the order of the samples, those with equal features as one."""
     numbers: dict[tuple[object, ...], int] = {}
     for sample in chain(*problem.workload.batches):
         numbers.setdefault(sample.x, len(numbers))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from conformance.cases.case import Case
+from conformance.oracle.accepted_readings import fewest_steps
 from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.last_window import row_numbers
 
 _TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
 
@@ -49,6 +52,41 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 "`@trainer`"
             )
     return None
+
+
+def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """Why it is not known which windows the steps of a run end, and what would show it; None if it is known.
+
+    Windows that a loss scaler of the trainer's own skips leave no trace. Where also the rows are not those planned, the
+    places of forwards are a guess, which shows in rows that are not of their window.
+    """
+    if not case.arithmetic.scaled:
+        return None
+    for rank in ranks:
+        has_gaps = 0 < len(rank.attempts) < fewest_steps(case.problem)
+        if has_gaps and all(attempt.scale is None for attempt in rank.attempts) and not _are_placed(case, rank):
+            return (
+                f"rank {rank.outcome.rank} took {len(rank.attempts)} steps in {len(case.problem.windows)} windows, and "
+                "nothing shows which it skipped, as its forwards are of other rows than planned; pass the model the "
+                "inputs as they are in the batch, call `optimizer.zero_grad()` in each window, or step with "
+                "`torch.amp.GradScaler`"
+            )
+    return None
+
+
+def _are_placed(case: Case, rank: RankEvidence) -> bool:
+    """Whether the training forwards of each window are of rows of its batch, or of as many rows as planned."""
+    rows = defaultdict[int, list[int | None]](list)
+    for event in rank.outcome.events:
+        if event["event"] == "forward" and not event.get("extra"):
+            rows[event["window"]] += event["rows"]
+    windows, of = case.problem.windows, row_numbers(case.problem)
+    batches = {window.index: {of[sample.x] for sample in window.batch} for window in windows}
+    planned = {window.index: sum(map(len, window.shares[rank.outcome.rank])) for window in windows}
+    return all(
+        len(seen) == planned.get(at) if None in seen else batches.get(at, set()).issuperset(seen)
+        for at, seen in rows.items()
+    )
 
 
 def _start(case: Case, rank: int) -> Vector:

@@ -13,8 +13,8 @@ WINDOWS = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8]]]
 
 
 def lines(*entries):
-    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step, and a
-    number for weights that change to it without a step of an optimizer's."""
+    """Of each forward; a tuple stands for a backward through the forwards with these numbers, () for a step, "clear"
+    for gradients that are cleared, and a number for weights that change to it without a step of an optimizer's."""
     forward, weight = 0, 0.0
     for entry in (*entries, "finished"):
         if isinstance(entry, float):
@@ -24,6 +24,8 @@ def lines(*entries):
             forward += 1
         elif entry == "finished":
             yield {"event": "finished", "weights": [weight]}
+        elif entry == "clear":
+            yield {"event": "zero_grad", "parameters": [0]}
         elif entry:
             yield {"event": "backward_end", "forwards": list(entry)}
         else:
@@ -255,24 +257,6 @@ def test_rows_as_planned_show_steps_inside_windows():
     assert places(WINDOWS, *entries) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
 
-CLEAR = {"event": "zero_grad", "parameters": [0]}
-
-
-def of_others(*entries):
-    """The lines of entries, with "clear" for gradients that are cleared."""
-    forward = 0
-    for entry in entries:
-        if entry == "clear":
-            yield CLEAR
-        else:
-            [line, _] = lines(entry)
-            if isinstance(entry, list):
-                line["forward"] = forward
-                forward += 1
-            yield line
-    yield {"event": "finished"}
-
-
 @pytest.mark.parametrize(
     ("entries", "expected"),
     [
@@ -296,7 +280,32 @@ def of_others(*entries):
     ],
 )
 def test_other_rows_whose_gradients_no_step_uses(entries, expected):
-    assert places_of(placed_from([[[0]], [[1]]], of_others(*entries))) == expected
+    assert places([[[0]], [[1]]], *entries) == expected
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param(
+            [[9, 10, 1], (0,), (), "clear", [11, 12, 5], (1,), "clear", [13, 14], (2,), ()],
+            [(0, 0), (1, 0), (2, 0)],
+            id="rows of other ranks",
+        ),
+        pytest.param(
+            [[None], (0,), "clear", [None], (1,), (), "clear", [None], (2,), (), "clear"],
+            [(0, 0), (1, 0), (2, 0)],
+            id="rows that are none",
+        ),
+        pytest.param(
+            [[9], (0,), 1.0, "clear", [5], (1,), "clear", [13], (2,), "clear", 2.0],
+            [(0, 0), (1, 0), (2, 0)],
+            id="steps by hand",
+        ),
+    ],
+)
+def test_gradients_that_are_cleared_end_windows_where_steps_are_missing(entries, expected):
+    windows = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [15]]]
+    assert places(windows, *entries) == expected
 
 
 def test_windows_of_which_no_forward_was_seen():

@@ -14,6 +14,7 @@ from conformance.verdict import judge as judging
 from conformance.verdict.judge import Power
 from conformance.verdict.record import record
 
+SCALES = (Fraction(128),) * 3 + (Fraction(64),) * 3
 TOO_WIDE = "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
 
 
@@ -73,6 +74,7 @@ def test_long_sum_in_a_short_format(follow, case):
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline.startswith("no finite error bound: ")
+    assert judgement.headline.endswith("; take the cases that are exact for an answer")
     assert judgement.trajectory is None
     assert all(guard.holds for guard in judgement.guards)
 
@@ -92,7 +94,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
         run.of("step", rank=1)[0]["weights"][0] += 1
     judgement = run.judged()
     assert judgement.verdict == ("FAIL (numerics)" if broken == "guard" else "DIVERGED")
-    assert judgement.notes == ["no finite error bound: no bound"]
+    assert judgement.notes == ["no finite error bound: no bound; take the cases that are exact for an answer"]
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -169,3 +171,23 @@ def test_weights_that_are_rounded_until_the_end(follow, kept, verdict):
     judgement = run.judged()
     assert judgement.verdict == verdict
     assert not kept or "show the right weights rounded to bf16, and what they were" in judgement.headline
+
+
+@pytest.mark.parametrize("rows", ["of the window", "of others", "unknown", "unknown, as many as planned"])
+def test_windows_that_a_scaler_of_ones_own_skips(follow, rows):
+    """Nothing shows which they are, where forwards are of other rows than planned."""
+    run = follow("ddp-w2-acc2-fp16-overflow", skips={2}, scales=SCALES)
+    for rank in range(2):
+        run.remove(*(event for kind in ("skip", "unscale", "scaler_step", "update") for event in run.of(kind, rank)))
+        for step in run.of("step", rank):
+            step["scale"] = None
+        run.of("step", rank)[0]["weights"][0] += 1
+    forward = run.of("forward")[0]
+    if rows == "of others":
+        forward["rows"] = run.of("forward")[-1]["rows"]
+    elif rows != "of the window":
+        forward["rows"] = [None] * (len(forward["rows"]) + (rows == "unknown"))
+    judgement = run.judged()
+    is_known = rows in ("of the window", "unknown, as many as planned")
+    assert judgement.verdict == ("FAIL (numerics)" if is_known else "INCONCLUSIVE")
+    assert is_known or judgement.headline.startswith("rank 0 took 5 steps in 6 windows, and nothing shows which it ")

@@ -18,7 +18,7 @@ _SIGNS = ("backward_begin", "autograd_grad", "loss_scaled", "gradient_change")
 class Stretch:
     """The lines from one step to the next, by their indices.
 
-    end: the last line of the step; None if no step follows.
+    end: the last line of the step, or that before gradients are cleared; None if neither follows.
     forwards: those that train. signs: lines that show that gradients are computed.
     """
 
@@ -27,9 +27,15 @@ class Stretch:
     signs: list[int]
 
 
-def stretches(lines: Sequence[Line], trains: Collection[int]) -> list[Stretch]:
-    """What lies between the steps of a rank; the last one only if something trains in it."""
+def stretches(lines: Sequence[Line], trains: Collection[int], *, clearing_ends: bool = False) -> list[Stretch]:
+    """What lies between the steps of a rank; the last one only if something trains in it.
+
+    clearing_ends: a window that a trainer skips where nobody sees it, as with a loss scaler of its own, ends where its
+    gradients are cleared.
+    """
     ends = _ends(lines, trains)
+    if clearing_ends:
+        ends = sorted({*ends, *_clearings(lines, trains)})
     found = [Stretch(end, [], []) for end in [*ends, None]]
     for index, line in enumerate(lines):
         stretch = found[bisect_left(ends, index)]
@@ -37,6 +43,9 @@ def stretches(lines: Sequence[Line], trains: Collection[int]) -> list[Stretch]:
             stretch.forwards.append(line["forward"])
         elif line["event"] in _SIGNS or line.get("of") == "gradients":
             stretch.signs.append(index)
+    if clearing_ends:
+        # Weights that change by hand show in the next forward, after they were cleared.
+        found = [*(one for one in found[:-1] if one.forwards or one.signs), found[-1]]
     return found if found[-1].forwards else found[:-1]
 
 
@@ -109,6 +118,18 @@ def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
         elif kind == "forward" and line["forward"] in trains:
             optimizers.clear()
     return ends
+
+
+def _clearings(lines: Sequence[Line], trains: Collection[int]) -> Iterator[int]:
+    """The line before each one that clears gradients of forwards that train."""
+    has_gradients = False
+    for index, line in enumerate(lines):
+        if line["event"] in ("backward_end", "autograd_grad"):
+            has_gradients |= not set(line["forwards"]).isdisjoint(trains)
+        elif line["event"] in ("step", "skip", "zero_grad"):
+            if has_gradients and line["event"] == "zero_grad":
+                yield index - 1
+            has_gradients = False
 
 
 def _has_gradients(line: Line) -> bool:

@@ -87,16 +87,18 @@ def _places(
     """The forwards that train, and the lines where windows and micro-batches begin, with their places.
 
     Rows show where they belong. Where they do not, as they were transformed or read in another order, a window is what
-    a step ends. Where other ranks have more windows, all that comes after the last one here is in the next one.
+    a step ends; where steps are missing, gradients that are cleared end it, too. Where other ranks have more windows,
+    all that comes after the last one here is in the next one.
     """
     trains = trained(lines)
     places = by_rows(windows, lines, trains)
     begins: dict[int, Place] = {}
     if not are_as_planned(windows, places, forwarded(lines)):
-        steps = stretches(lines, trains)
-        if end_windows(steps, windows):
-            places = by_steps(steps, windows)
-            begins.update(without_forwards(steps, windows, lines))
+        for steps in (stretches(lines, trains), stretches(lines, trains, clearing_ends=True)):
+            if end_windows(steps, windows):
+                places = by_steps(steps, windows)
+                begins.update(without_forwards(steps, windows, lines))
+                break
     backward: int | None = None
     for index, line in enumerate(lines):
         if line["event"] == "backward_begin":
