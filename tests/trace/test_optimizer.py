@@ -438,3 +438,23 @@ def test_scalars_in_tensors(record, rate):
     torch.optim.AdamW(model.parameters(), lr=rate).step()
     [event] = recording.of_kind("step")
     assert event.get("scalars_in_tensors", False) is isinstance(rate, torch.Tensor)
+
+
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_what_a_trainer_keeps_in_the_state_beside_an_algorithm_of_torchs(record, is_torchs):
+    """It is not read in a step. What another class reads is not known."""
+    recording = record()
+    model = recording.task.model()
+    kind = torch.optim.AdamW if is_torchs else type("Own", (torch.optim.AdamW,), {})
+    optimizer = kind(model.parameters())
+    backward(recording.task, model)
+    optimizer.step()
+    for parameter in model.parameters():
+        optimizer.state[parameter]["average"] = parameter.detach().clone()
+    watched, state = recording.recorder.watched, optimizer.state[model.weight]
+    before = watched.state(optimizer)
+    state["average"] += 1
+    after = watched.state(optimizer)
+    assert (before == after) is is_torchs
+    state["exp_avg"] += 1
+    assert watched.state(optimizer) != after

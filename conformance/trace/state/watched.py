@@ -18,6 +18,16 @@ Found = tuple[torch.Tensor | None, ...]
 MOST_ELEMENTS = 4096
 """Values are read of models up to this size."""
 
+#: What the optimizers of torch.optim keep in their state. A trainer may keep more there, which they do not read.
+_KEPT_BY_TORCH = frozenset(
+    {
+        *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "mu_product", "momentum_buffer"),
+        *("sum", "square_avg", "acc_delta", "grad_avg", "mu", "ax", "eta", "prev", "step_size"),
+        *("variance", "row_var", "col_var", "func_evals", "n_iter", "d", "t", "al", "ro", "H_diag"),
+        *("old_dirs", "old_stps", "prev_flat_grad", "prev_loss"),
+    }
+)
+
 
 class Watched:
     """Knows the models that are watched, and which parameters the optimizer really steps.
@@ -285,12 +295,17 @@ class Watched:
         return values(gradients, self._sizes)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """A digest of what the optimizer keeps for each of its parameters; None of a large model, or if it is not known
-        where an optimizer that is none of torch's keeps it."""
+        """A digest of what the optimizer keeps for each of its parameters and reads in a step; None of a large model,
+        or if it is not known where an optimizer that is none of torch's keeps it."""
         if not self.is_readable or not hasattr(optimizer, "state"):
             return None
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         kept = [
-            [(name, _plain(value)) for name, value in sorted(optimizer.state.get(parameter, {}).items())]
+            [
+                (name, _plain(value))
+                for name, value in sorted(optimizer.state.get(parameter, {}).items())
+                if not is_torchs or name in _KEPT_BY_TORCH
+            ]
             for parameter in held_by(optimizer)
         ]
         return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
