@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
+from pathlib import Path
 
-#: The folders of Python's library and of installed packages.
-LIBRARIES = frozenset(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+#: The folders of Python's library and of installed packages, also those of a system or a user that a venv shares.
+LIBRARIES = frozenset(
+    (
+        *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")),
+        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),
+    )
+)
 
 
 def shortened(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import sysconfig
 
 from conformance.verdict.paths import shortened
@@ -22,3 +24,13 @@ def test_the_working_folder_is_the_one_of_now(tmp_path, monkeypatch):
     assert shortened(f"{tmp_path}/loop.py") == f"{tmp_path}/loop.py"
     monkeypatch.chdir(tmp_path)
     assert shortened(f"{tmp_path}/loop.py") == "loop.py"
+
+
+def test_packages_that_are_shared_from_elsewhere_are_none_of_the_trainer(tmp_path):
+    """Such as those of the system, or of a user."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    code = f"from conformance.verdict.paths import shortened; print(shortened({os.path.join(folder, 'a', 'b.py')!r}))"
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "a/b.py\n"
