@@ -28,7 +28,7 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
     last window of fewer samples by repeating some. Rows that are none of the samples, such as transformed ones, do not
     tell which samples a rank trained on.
     """
-    allowed, own = _planned(case)
+    allowed, planned = _planned(case)
     windows = _full_windows(case, ranks)
     # A window that no step ends, as where a scaler of the trainer's own skips it, is counted with the next one.
     are_whole = len(set[int]().union(*(rank.trained or () for rank in ranks))) == len(case.problem.windows)
@@ -38,11 +38,16 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
         if together and (are_whole or together == windows):
             return Redundant(_both(one, two, together, _in(together, windows)), together == windows)
     for idle, busy in permutations(ranks, 2):
-        trained, theirs = idle.trained, own[idle.outcome.rank]
+        trained, others = idle.trained, busy.trained or {}
         if trained is None:
             continue
-        instead = [at for at in windows if at not in trained and (busy.trained or {}).get(at, _NONE) & theirs]
-        if instead:
+        theirs, its_own = planned[idle.outcome.rank], planned[busy.outcome.rank]
+        instead = [
+            at
+            for at in windows
+            if at not in trained and others.get(at, _NONE) & theirs.get(at, _NONE) - its_own.get(at, _NONE)
+        ]
+        if instead and (are_whole or instead == windows):
             text = (
                 f"rank {busy.outcome.rank} trained on the samples of rank {idle.outcome.rank}, and rank "
                 f"{idle.outcome.rank} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
@@ -80,21 +85,23 @@ def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:
     return any(allowed[row] < 2 for row in shared)
 
 
-def _planned(case: Case) -> tuple[Counter[int], list[frozenset[int]]]:
-    """How often a row occurs in one global window, at most; and the rows that only this rank has, of each rank."""
+def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]:
+    """How often a row occurs in one global window, at most; and the rows of each window, for each rank."""
     numbers = dict[tuple[float, ...], int]()
     spec = case.spec()
     rows = [numbers.setdefault(tuple(x), len(numbers)) for x in spec["samples"]["x"]]
     allowed = Counter[int]()
+    planned: list[dict[int, frozenset[int]]] = [{} for _ in spec["micro_batches"]]
     for window in range(max(map(len, spec["micro_batches"]))):
         per_window = slice(window * spec["accumulation"], (window + 1) * spec["accumulation"])
-        indices = chain.from_iterable(
-            chain.from_iterable(micro_batches[per_window] for micro_batches in spec["micro_batches"])
-        )
-        allowed |= Counter(rows[index] for index in indices)
-    of_ranks = [frozenset(rows[index] for index in chain.from_iterable(one)) for one in spec["micro_batches"]]
-    others = [frozenset[int]().union(*(of_ranks[:rank] + of_ranks[rank + 1 :])) for rank in range(len(of_ranks))]
-    return allowed, [mine - theirs for mine, theirs in zip(of_ranks, others, strict=True)]
+        shares = [
+            [rows[index] for index in chain.from_iterable(micro_batches[per_window])]
+            for micro_batches in spec["micro_batches"]
+        ]
+        allowed |= Counter(chain.from_iterable(shares))
+        for of_rank, share in zip(planned, shares, strict=True):
+            of_rank[window] = frozenset(share)
+    return allowed, planned
 
 
 def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
