@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Affine, Unbounded
+from conformance.oracle.affine import Affine, Gap, Unbounded
 from conformance.oracle.deviation import Deviation, pairs
 from conformance.oracle.faults import applicable
 from conformance.oracle.power import bounded, separation
@@ -61,8 +61,12 @@ def suspects(
     if difference.step < settled:
         windows = min(windows, settled)
 
+    def gap(*faults: Deviation) -> Gap | None:
+        return _gap(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
+
     def explain(*faults: Deviation) -> bool:
-        return _explains(reading.recurrence(right.history, *faults), right, difference.step, rank, windows)
+        # A bound that also contains the right answer explains nothing.
+        return (gap(*faults) or 0) > 1
 
     known = applicable(reading.problem)
     explained = [fault for fault in known if explain(fault)]
@@ -81,33 +85,34 @@ def suspects(
     return Suspects(
         tuple(names),
         ruled_out,
-        _factors(candidates, lambda factor: any(map(explain, _multiplied_gradients(factor, reading.problem)))),
-        _factors(candidates, lambda factor: explain(_multiplied_steps(factor))),
+        _factors(
+            candidates,
+            lambda factor: map(gap, _multiplied_gradients(factor, reading.problem)),
+            None if reading.problem.workload.clip else _shown(right, rank, difference),
+        ),
+        _factors(candidates, lambda factor: [gap(_multiplied_steps(factor))]),
     )
 
 
-def _explains(wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int) -> bool:
-    """Whether a recurrence gives all numbers of the rank, and other ones than the right answer."""
-    taken = 0
+def _gap(wrong: Recurrence, right: Trajectory, first_difference: int, rank: RankEvidence, windows: int) -> Gap | None:
+    """How far a recurrence that gives all numbers of the rank is from the right answer where they differ first; None if
+    it does not give them."""
+    taken, found = 0, None
     try:
         for step in wrong.steps(windows):
             if taken == len(rank.steps):
-                return False
+                return None
             seen = rank.steps[taken]
             if seen.gradients is not None and outside(step.gradient, seen.gradients) is not None:
-                return False
+                return None
             if outside(step.weights, seen.weights) is not None:
-                return False
-            # A bound that also contains the right answer explains nothing.
-            if (
-                taken == first_difference
-                and separation(right.steps[taken], step, by_weights=seen.gradients is None) <= 1
-            ):
-                return False
+                return None
+            if taken == first_difference:
+                found = separation(right.steps[taken], step, by_weights=seen.gradients is None)
             taken += 1
     except Unbounded:
-        return False
-    return taken > first_difference
+        return None
+    return found
 
 
 def _shows(wrong: Recurrence, right: Trajectory, windows: int, by_weights: bool) -> bool:
@@ -140,17 +145,40 @@ def _multiplied_steps(factor: Fraction) -> Deviation:
     return Deviation(f"multiplies every step by {factor}", Multiplied)
 
 
-def _factors(candidates: Iterable[Fraction], explains: Callable[[Fraction], bool]) -> tuple[Fraction, ...]:
-    """The candidates that explain the numbers, and the neighbours of the first that do so too: clipping or a wide bound
-    may hide which it is."""
-    found: list[Fraction] = []
-    for factor in candidates:
+def _factors(
+    candidates: Iterable[Fraction],
+    gaps: Callable[[Fraction], Iterable[Gap | None]],
+    shown: Fraction | None = None,
+) -> tuple[Fraction, ...]:
+    """The candidates that give the numbers, and their neighbours that do so too: clipping or a wide bound may hide
+    which it is, unless it is ``shown``. None if the bounds of all contain the right answer."""
+    found: dict[Fraction, Gap] = {}
+
+    def add(factor: Fraction) -> None:
         # Of nearly the same numbers, the simplest is meant.
-        if not any(abs(factor - other) <= abs(other) / 64 for other in found) and explains(factor):
-            found.append(factor)
+        if not any(abs(factor - other) <= abs(other) / 64 for other in found):
+            fitting = [gap for gap in gaps(factor) if gap is not None]
+            if fitting:
+                found[factor] = max(fitting)
+
+    for factor in candidates:
+        add(factor)
     if len(found) == 1:
-        found += [factor for factor in (found[0] * Fraction(7, 8), found[0] * Fraction(9, 8)) if explains(factor)]
-    return tuple(found)
+        for factor in [one * share for one in found for share in (Fraction(7, 8), Fraction(9, 8))]:
+            add(factor)
+    if shown is not None and found.get(shown, 0) > 1:
+        return (shown,)
+    return tuple(found) if any(gap > 1 for gap in found.values()) else ()
+
+
+def _shown(right: Trajectory, rank: RankEvidence, difference: Difference) -> Fraction | None:
+    """The number by which every entry of the gradient that differs first is multiplied."""
+    pairs_of = zip(
+        right.steps[difference.step].gradient.center, rank.steps[difference.step].gradients or (), strict=False
+    )
+    ratios = {(exactly(seen) or 0) / expected for expected, seen in pairs_of if expected}
+    simple = {ratio.limit_denominator(64) for ratio in ratios}
+    return simple.pop() if len(simple) == 1 else None
 
 
 def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference: Difference) -> Iterator[Fraction]:
