@@ -20,6 +20,9 @@ Kind: TypeAlias = Literal["setup", "ending", "law", "guard", "bug", "factor", "f
 #: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
 _NUMERIC_LAWS = ("acc/averaged-once",)
 
+#: The chapters of laws that only some precisions can break.
+_OF_PRECISION = ("amp/", "apex/")
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -37,12 +40,13 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     failed = [case for case in cases if case.failed]
     bugs = _bugs(cases)
     constant = _factors(cases)
+    innocent = _innocent(failed)
     open_cases = list(failed)
     found: list[tuple[Cause, list[CaseRecord]]] = []
     while open_cases:
         groups = defaultdict[Cause, list[CaseRecord]](list)
         for case in open_cases:
-            for cause in _of(case, bugs, constant):
+            for cause in _of(case, bugs, constant, innocent):
                 groups[cause].append(case)
         cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_ORDER.index(one.kind)))
         found.append((cause, groups[cause]))
@@ -92,7 +96,9 @@ def telling(cause: Cause, case: CaseRecord) -> list[Finding]:
     return broken if law is None else [law, *broken]
 
 
-def _of(case: CaseRecord, bugs: Mapping[int, str], constant: Mapping[int, list[Cause]]) -> Iterator[Cause]:
+def _of(
+    case: CaseRecord, bugs: Mapping[int, str], constant: Mapping[int, list[Cause]], innocent: frozenset[str]
+) -> Iterator[Cause]:
     """What a failed case may be caused by."""
     if case.mistake is not None:
         yield Cause("setup", case.mistake)
@@ -102,7 +108,7 @@ def _of(case: CaseRecord, bugs: Mapping[int, str], constant: Mapping[int, list[C
         yield Cause("reason", _without_numbers(case.headline))
         return
     for finding in case.findings:
-        if finding.level == "MUST" and finding.law not in _NUMERIC_LAWS:
+        if finding.level == "MUST" and finding.law not in (*_NUMERIC_LAWS, *innocent):
             yield Cause("law", f"{finding.law}@{finding.where}")
     broken = next((guard.name for guard in case.guards if not guard.holds), None)
     if broken is not None:
@@ -114,7 +120,21 @@ def _of(case: CaseRecord, bugs: Mapping[int, str], constant: Mapping[int, list[C
         yield Cause("unknown", "")
     else:
         kind: Kind = "ending" if case.verdict in ("CRASH", "HANG") else "reason"
-        yield Cause(kind, f"{case.verdict}: {_without_numbers(case.headline)}")
+        yield Cause(
+            kind, f"{case.verdict}: {_words(case.headline) if kind == 'ending' else _without_numbers(case.headline)}"
+        )
+
+
+def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
+    """The broken laws on precision that are not the cause: in another one they hold, and the same numbers go wrong."""
+    alike = defaultdict[object, list[frozenset[str]]](list)
+    for case in failed:
+        if case.mistake is None and case.first_difference is not None:
+            broken = frozenset(finding.law for finding in case.findings if finding.law.startswith(_OF_PRECISION))
+            alike[case.workload, case.path, case.first_difference].append(broken)
+    return frozenset(
+        law for broken in alike.values() for law in broken[0].union(*broken) - broken[0].intersection(*broken)
+    )
 
 
 def _law(case: CaseRecord, cause: Cause) -> Finding:
@@ -173,6 +193,11 @@ def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tup
     """The known bugs that make the numbers of ``some`` cases, and against which no other one speaks."""
     names = (name for name in some[0].explained_by if all(name in case.explained_by for case in some))
     return tuple(name for name in names if PAIR not in name and not any(_speaks_against(case, name) for case in cases))
+
+
+def _words(text: str) -> str:
+    """The words in the text, in no order: which rank raises first, and tells of another one, is a race."""
+    return " ".join(sorted({word.strip("#()[].,;:'\"") for word in _without_numbers(text).split()}))
 
 
 def _without_numbers(text: str) -> str:

@@ -205,3 +205,15 @@ def test_crashes_that_differ_in_digits_are_one_entry_and_lines_count() -> None:
 
     assert len(causes([crash("rank 0 raised E: 12 left (a.py:4)"), crash("rank 1 raised E: 9 left (a.py:4)")])) == 1
     assert len(causes([crash("rank 0 raised E: 12 left (a.py:4)"), crash("rank 0 raised E: 12 left (a.py:8)")])) == 2
+    sizes = "one sent [1, 3], but another [1].", "one sent [1], but another [1, 3]."
+    assert len(causes([crash(f"rank {rank} raised E: {size} (a.py:4)") for rank, size in enumerate(sizes)])) == 1
+
+
+def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() -> None:
+    """What fails in fp16 fails in fp32, to the same numbers."""
+    finding = {"law": "amp/b", "level": "MUST", "says": "B.", "contradiction": "", "fix": "", "count": 1, "ranks": [0]}
+    half = wrong(precision="fp16", findings=[finding], explained_by=[])
+    assert named(half) == [("B. (amp/b)", 1)]
+    assert named(half, wrong()) == [(UNKNOWN, 2)]
+    difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
+    assert len(named(half, wrong(first_difference=difference))) == 2
