@@ -49,9 +49,9 @@ def main() -> None:
     stay_on_loopback()
     marks = range(options.every, options.cases + 1, options.every)
     with ForkServer("ddp", "ddp") as server:
-        [importing] = children(os.getpid())
-        [zygote] = children(importing)
-        [serving] = children(zygote)
+        [zygote] = children(os.getpid())
+        [importer] = children(zygote)
+        [serving] = children(importer)
         readings = dict(observe(server, marks, {"front": os.getpid(), "zygote": zygote, "server": serving}))
     rows = [(str(mark), *map(_cell, found.values())) for mark, found in readings.items()]
     show(

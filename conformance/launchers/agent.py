@@ -9,7 +9,7 @@ from typing import Any
 from conformance.launchers import LaunchError
 from conformance.launchers.network import FrontAddress, connect, interface_of
 from conformance.runner.front.client import RunnerError, TrainerError, shared
-from conformance.runner.front.zygote_client import Forker
+from conformance.runner.front.zygote_client import ForkedServer
 from conformance.runner.system.protocol import Channel
 
 # Seconds; all start at once, and importing torch may take minutes on busy machines.
@@ -76,26 +76,19 @@ class _Answers:
 
     def __init__(self, front: FrontAddress) -> None:
         self._front = front
-        self._importers: dict[str, Forker] = {}
-        self._forkers: dict[int, Forker] = {}
+        self._servers: dict[int, ForkedServer] = {}
 
     def to(self, request: dict[str, Any]) -> dict[str, Any]:
         """Raises TrainerError, RunnerError, LaunchError."""
         match request:
-            case {"import": target, "limit": limit}:
-                self._importers[target] = shared.get().importer(target, limit)
-                return {}
-            case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn}:
-                forker = shared.get() if spawn else self._importers[target]
+            case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn, "limit": limit}:
                 with connect(self._front.host, self._front.port, JOIN_LIMIT) as client:
                     Channel(client).send({"token": self._front.token, "ticket": ticket})
-                    pid = forker.fork(target, backend, client, spawn=spawn)
-                self._forkers[pid] = forker
-                return {"pid": pid}
+                    server = shared.get().fork(target, backend, client, spawn=spawn, limit=limit)
+                self._servers[server.pid] = server
+                return {"pid": server.pid}
             case {"end": pid, "patience": patience}:
-                return {"how": self._forkers.pop(pid).end(pid, patience)}
+                return {"how": self._servers.pop(pid).end(patience)}
             case {"last_output": pid}:
-                return {"text": self._forkers[pid].last_output(pid)}
-            case {"stack": pid}:
-                return {"text": self._forkers[pid].stack(pid)}
+                return {"text": self._servers[pid].last_output()}
         raise RunnerError(f"the front sent an unknown request: {request}")

@@ -11,7 +11,7 @@ from conformance.adapter.errors import TrainerError
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
 from conformance.launchers.network import FrontAddress
-from conformance.runner.front.zygote_client import ServerProcess
+from conformance.runner.front.zygote_client import Serving
 from conformance.runner.outcome import HostLost, RunnerError
 from conformance.runner.system.callers import Caller, Callers
 from conformance.runner.system.protocol import Channel
@@ -38,60 +38,43 @@ class RemoteStarter:
             raise self._lose()
         return self
 
-    def importer(self, target: str, limit: float) -> RemoteStarter:
-        """Have the trainer imported there, unless it is already."""
-        self._ask({"import": target, "limit": limit}, limit)
-        return self
-
-    def serve(self, target: str, backend: str | None, *, spawn: str | None) -> ServerProcess:
+    def serve(self, target: str, backend: str, *, spawn: str | None, limit: float) -> Serving:
         ticket = self._front.ticket()
-        self._send({"serve": ticket, "target": target, "backend": backend, "spawn": spawn})
+        self.send({"serve": ticket, "target": target, "backend": backend, "spawn": spawn, "limit": limit})
         # The agent's answer and the server's call come in either order.
         connection = answer = None
-        deadline = monotonic() + _ANSWER_LIMIT
+        deadline = monotonic() + _ANSWER_LIMIT + limit
         try:
             while connection is None:
                 caller = self._front.callers.next(deadline, self.channel if answer is None else None)
                 if caller is None:
-                    answer = self._receive(_ANSWER_LIMIT)
+                    answer = self.receive(_ANSWER_LIMIT)
                 elif caller.message == {"ticket": ticket}:
                     connection = caller.channel
                 else:
                     caller.channel.close()
-        except TimeoutError as error:
-            raise self._lose() from error
-        answer = answer or self._receive(_ANSWER_LIMIT)
-        return ServerProcess(int(answer["pid"]), connection)
+            answer = answer or self.receive(_ANSWER_LIMIT + limit)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, TimeoutError):
+                raise self._lose() from error
+            raise
+        return Serving(RemoteServer(self, int(answer["pid"])), connection)
 
-    def end(self, pid: int, patience: float) -> str:
-        try:
-            return str(self._ask({"end": pid, "patience": patience}, patience)["how"])
-        except HostLost:
-            return f"{self.name} is lost"
-        except RunnerError as error:
-            return str(error)
+    def ask(self, request: dict[str, Any], patience: float = 0.0) -> dict[str, Any]:
+        """Raises TrainerError, RunnerError, HostLost."""
+        self.send(request)
+        return self.receive(_ANSWER_LIMIT + patience)
 
-    def last_output(self, pid: int) -> str:
-        try:
-            return str(self._ask({"last_output": pid})["text"])
-        except HostLost:
-            return ""
-
-    def stack(self, pid: int) -> str:
-        return str(self._ask({"stack": pid})["text"])
-
-    def _ask(self, request: dict[str, Any], patience: float = 0.0) -> dict[str, Any]:
-        self._send(request)
-        return self._receive(_ANSWER_LIMIT + patience)
-
-    def _send(self, request: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         self.get()
         try:
             self.channel.send(request)
         except OSError as error:
             raise self._lose() from error
 
-    def _receive(self, limit: float) -> dict[str, Any]:
+    def receive(self, limit: float) -> dict[str, Any]:
         try:
             answer = self.channel.receive(limit)
         except OSError as error:
@@ -107,6 +90,28 @@ class RemoteStarter:
     def _lose(self) -> HostLost:
         self.lost = True
         return HostLost(f"lost the connection to our process on {self.name} (rank {self.hello.number} of the launch)")
+
+
+class RemoteServer:
+    """A server that ``starter`` has started."""
+
+    def __init__(self, starter: RemoteStarter, pid: int) -> None:
+        self._starter = starter
+        self.pid = pid
+
+    def end(self, patience: float) -> str:
+        try:
+            return str(self._starter.ask({"end": self.pid, "patience": patience}, patience)["how"])
+        except HostLost:
+            return f"{self._starter.name} is lost"
+        except RunnerError as error:
+            return str(error)
+
+    def last_output(self) -> str:
+        try:
+            return str(self._starter.ask({"last_output": self.pid})["text"])
+        except HostLost:
+            return ""
 
 
 class Front:

@@ -97,8 +97,8 @@ def test_a_server_s_call_and_its_agent_s_answer_come_in_either_order(front: Fron
         with call(front, b""), call(front, encode({"token": TOKEN, "ticket": ticket})) as server:
             if not answers_first:
                 agent.sendall(encode({"pid": 7}))
-            process = front.agents[0].serve("trainer.py", "ddp", spawn=None)
-            assert process.pid == 7
-            process.channel.send({"hello": "there"})
+            serving = front.agents[0].serve("trainer.py", "ddp", spawn=None, limit=LIMIT)
+            assert serving.process.pid == 7
+            serving.channel.send({"hello": "there"})
             assert Channel(server).receive() == {"hello": "there"}
-            process.channel.close()
+            serving.channel.close()

@@ -1,10 +1,9 @@
-"""One process imports torch for several workers, and forks a zygote for each."""
+"""One process imports torch for several workers, and forks the servers of all."""
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import pytest
 from conformance.runner.front.client import ForkServer, RunnerError, TrainerError
 from conformance.runner.front.zygote_client import Shared, ZygoteClient
 from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.runner.outcome import ZygoteLost
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -50,20 +50,19 @@ def joined(process: ZygoteProcess) -> Iterator[Shared]:
 
 @pytest.fixture
 def ancestor(process: ZygoteProcess) -> int:
-    """The process id of what zygotes are forked from."""
+    """Its process id."""
     return process._process.pid
 
 
-def test_zygotes_are_forked_from_it(process: ZygoteProcess, ancestor: int, descendants: Descendants) -> None:
-    before = set(descendants(ancestor))
+def test_workers_connect_to_it(process: ZygoteProcess, ancestor: int, descendants: Descendants) -> None:
+    """Without a process for each of them."""
     first, second = (ZygoteClient(process.address) for _ in range(2))
-    assert len(set(descendants(ancestor)) - before) == 2
+    assert not descendants(ancestor)
     assert first.versions == second.versions
     assert first.running and second.running
     first.close()
     assert second.running
     second.close()
-    assert not any(Path("/proc", str(pid), "exe").exists() for pid in set(descendants(ancestor)) - before)
 
 
 def test_it_runs_cases(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
@@ -72,7 +71,7 @@ def test_it_runs_cases(joined: Shared, write: Write, make_spec: MakeSpec) -> Non
     assert [rank.finished for rank in outcome.ranks] == [True, True]
 
 
-def test_its_zygotes_have_the_environments_of_their_workers(
+def test_its_servers_have_the_environments_of_their_workers(
     joined: Shared, write: Write, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_THE_WORKER", "later")
@@ -83,34 +82,23 @@ def test_its_zygotes_have_the_environments_of_their_workers(
     assert rank.output == "later None\n"
 
 
-def test_a_zygote_that_died_is_replaced_from_it(joined: Shared, ancestor: int, descendants: Descendants) -> None:
-    elsewhere = set(descendants(ancestor))
+def test_the_error_when_it_has_ended(write: Write) -> None:
+    """A worker that has joined it has not started it, and does not know how it ended."""
+    joined = Shared()
+    joined.join((process := ZygoteProcess()).address)
     before = joined.get()
-    (pid,) = set(descendants(ancestor)) - elsewhere
-    os.kill(pid, signal.SIGKILL)
-    assert before._channel.receive(LIMIT) is None
+    process.close()
+    with pytest.raises(ZygoteLost, match=r"^the process that imports torch ended$"):
+        before.serve(write(), "single", spawn=None, limit=LIMIT)
     assert not before.running
-    after = joined.get()
-    assert after is not before
-    assert len(set(descendants(ancestor)) - elsewhere - {pid}) == 1
-
-
-def test_the_error_for_a_zygote_that_has_ended(
-    joined: Shared, ancestor: int, write: Write, descendants: Descendants
-) -> None:
-    elsewhere = set(descendants(ancestor))
-    zygote = joined.get()
-    (pid,) = set(descendants(ancestor)) - elsewhere
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RunnerError, match=r"^the process that imports torch ended; it last printed: nothing$"):
-        zygote.serve(write(), "single", spawn=None)
+    before.close()
 
 
 # Kills the process that its server was forked from.
 KILL = "os.kill(int(open(f'/proc/{SERVER}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL)"
 
 
-def test_a_zygote_that_is_killed_during_a_case_loses_none(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+def test_an_importer_that_is_killed_during_a_case_loses_none(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
     killer = write(KILL.replace("SERVER", "os.getppid()"))
     with ForkServer(killer, "single", starter=joined.get) as server:
         assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
@@ -118,7 +106,7 @@ def test_a_zygote_that_is_killed_during_a_case_loses_none(joined: Shared, write:
         assert server.run(make_spec("single", 1), LIMIT).ranks[0].finished
 
 
-def test_a_zygote_that_is_killed_when_a_server_has_died(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
+def test_an_importer_that_is_killed_when_a_server_has_died(joined: Shared, write: Write, make_spec: MakeSpec) -> None:
     killer = write(f"{KILL.replace('SERVER', 'os.getppid()')}; os.kill(os.getppid(), signal.SIGKILL)")
     with ForkServer(killer, "single", starter=joined.get) as server:
         (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
@@ -257,7 +245,7 @@ def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
     shared.join(ended.address)
     before = set(descendants(os.getpid()))
     assert shared.get().running
-    assert len(set(descendants(os.getpid())) - before) == 2
+    assert len(set(descendants(os.getpid())) - before) == 1
     shared.close()
 
 

@@ -27,7 +27,7 @@ def test_one_that_died_is_replaced(
     write: Write, make_spec: MakeSpec, descendants: Callable[[int], dict[int, Path]]
 ) -> None:
     before = shared.get()
-    _, pid = descendants(os.getpid())
+    (pid,) = descendants(os.getpid())
     process = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
     select.select([process], [], [])

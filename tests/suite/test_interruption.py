@@ -13,14 +13,14 @@ FIRST, SECOND, BLOCKED, NEVER = (f"single-{path}-fp32-momentum" for path in ("ba
 CHOSEN = [word for case in (FIRST, SECOND, BLOCKED, NEVER) for word in ("--case", case)]
 
 #: The server of the rank goes on.
-KILLS_ZYGOTES = """
+KILLS_ANCESTORS = """
 if task.accumulation == 4:
     def parent_of(pid):
         return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
     pid = parent_of(os.getppid())
     while "conformance.runner.zygote" in open(f"/proc/{pid}/cmdline").read():
-        pid, zygote = parent_of(pid), pid
-        os.kill(zygote, 9)
+        pid, ancestor = parent_of(pid), pid
+        os.kill(ancestor, 9)
 """
 
 #: The processes that run the cases, which xdist starts in the folder of the run.
@@ -160,9 +160,7 @@ def test_interrupted_before_it_begins(conformance, write, monkeypatch, sent):
     assert (ended.code, ended.line) == (130, "conformance: interrupted")
 
 
-@pytest.mark.parametrize(
-    "victim", ["the process that imports torch", "the importer", "the zygotes", "the servers", "the workers"]
-)
+@pytest.mark.parametrize("victim", ["the process that imports torch", "the importer", "the servers", "the workers"])
 def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
     """As the system does when memory runs out."""
     run, gate = blocked("2" if victim == "the workers" else "1")
@@ -170,8 +168,8 @@ def test_what_is_killed_costs_no_case(blocked, processes_below, victim):
     children, *generations = processes_below(run.process.pid)
     workers = [pid for pid in children if "zygote" not in Path(f"/proc/{pid}/cmdline").read_text()]
     [torch] = set(children) - set(workers)
-    importers, zygotes, servers, *_ = generations
-    victims = {"the workers": workers, "the importer": importers, "the zygotes": zygotes, "the servers": servers}
+    importers, servers, *_ = generations
+    victims = {"the workers": workers, "the importer": importers, "the servers": servers}
     for pid in victims.get(victim, [torch]):
         os.kill(pid, signal.SIGKILL)
     os.close(gate)
@@ -200,9 +198,9 @@ def test_workers_that_are_killed_each_time(write, conformance):
     assert lines()[-1]["complete"]
 
 
-def test_zygotes_are_killed_at_the_end(write, conformance):
+def test_what_servers_are_forked_from_is_killed_at_the_end(write, conformance):
     """By the last case: what follows is only that all processes end."""
-    ended = conformance("run", write(KILLS_ZYGOTES, name="waits.py"), *CHOSEN)
+    ended = conformance("run", write(KILLS_ANCESTORS, name="waits.py"), *CHOSEN)
     assert (ended.code, ended.err) == (0, "")
     assert [case["id"] for case in lines()[1:-1]] == [FIRST, SECOND, BLOCKED, NEVER]
     assert lines()[-1]["complete"]

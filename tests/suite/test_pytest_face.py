@@ -132,22 +132,21 @@ def test_cuda_is_unavailable_with_a_reason_or_runs(conformance, write, cases):
 
 
 def test_workers_share_the_imports_of_torch_and_of_the_trainer(pytester, write, folder):
-    """Each has a zygote of its own, from which a server is forked. All are forks of the one process that has
-    imported the trainer."""
+    """Each has a server of its own. All are forks of the one process that has imported the trainer."""
     before = """
     if task.world_size == 1:
         def parent(pid):
             with open(f"/proc/{pid}/stat") as stat:
                 return int(stat.read().rpartition(")")[2].split()[1])
-        zygote = parent(parent(os.getpid()))
+        server = os.getppid()
         with open("seen.txt", "a") as file:
-            print(zygote, parent(zygote), file=file)
+            print(server, parent(server), file=file)
     """
     result = pytester.runpytest_subprocess(*SUITE, "--trainer", write(before), "--case", "single-acc2-fp32", "-n", "2")
     assert result.ret == 0
     seen = [line.split() for line in (folder / "seen.txt").read_text().splitlines()]
     assert len(seen) > 2
-    assert len({zygote for zygote, _ in seen}) == 2
+    assert len({server for server, _ in seen}) == 2
     assert len({ancestor for _, ancestor in seen}) == 1
 
 

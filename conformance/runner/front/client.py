@@ -9,7 +9,7 @@ from typing import Any, Literal
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
 from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
-from conformance.runner.front.zygote_client import END_LIMIT, ServerProcess, ServerStarter, greeting, shared
+from conformance.runner.front.zygote_client import ServerStarter, Serving, shared
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
 from conformance.runner.system.descriptors import last_line
 from conformance.runner.system.protocol import Channel
@@ -19,6 +19,8 @@ __all__ = ["ForkServer", "Outcome", "RankOutcome", "RunnerError", "TrainerError"
 IMPORT_LIMIT = 120.0
 # Seconds beyond its own limits after which a server that has not answered counts as dead.
 SLACK = 30.0
+# Seconds that a server has to end.
+_END_LIMIT = 10.0
 
 
 class ForkServer:
@@ -53,15 +55,14 @@ class ForkServer:
         self._backend = backend
         self._import_limit = import_limit
         self._get_starter = starter
-        self._server: ServerProcess | None = None
-        self._starter: ServerStarter
+        self._server: Serving | None = None
 
     def __enter__(self) -> ForkServer:
         self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(END_LIMIT)
+        self._end(_END_LIMIT)
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Run one case in fresh processes.
@@ -84,7 +85,7 @@ class ForkServer:
         except (TrainerError, Unavailable) as error:
             raise RunnerError(f"the trainer's server died, and cannot be started again: {error}") from error
         except BaseException:
-            self._end(END_LIMIT)
+            self._end(_END_LIMIT)
             raise
         if answer is None:
             return Outcome.without_evidence(spec["world_size"], how, monotonic() - began)
@@ -105,12 +106,12 @@ class ForkServer:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""
         return (self._server or self._start()).channel
 
-    def abandon(self, patience: float = END_LIMIT) -> str:
+    def abandon(self, patience: float = _END_LIMIT) -> str:
         """End a server that has hung up, or any server with a ``patience`` of 0; the result says how it ended."""
         printed = self._last_printed()
         return f"the trainer's server died ({self._end(patience)}){printed}"
 
-    def _start(self) -> ServerProcess:
+    def _start(self) -> Serving:
         """Raises TrainerError, Unavailable, RunnerError."""
         try:
             return self._begin()
@@ -118,37 +119,46 @@ class ForkServer:
             # The system may have killed it for its memory, which others have freed by now.
             return self._begin()
 
-    def _begin(self) -> ServerProcess:
+    def _begin(self) -> Serving:
         """Raises TrainerError, Unavailable, RunnerError."""
-        server, hello = self._serve(spawn=None)
+        starter = self._get_starter()
+        server, hello = self._serve(starter, spawn=None)
         self.declaration = Declaration.from_dict(hello["declaration"])
-        self.versions = {**self._starter.versions, **hello["versions"]}
-        self.gpus = self._starter.gpus
+        self.versions = {**starter.versions, **hello["versions"]}
+        self.gpus = starter.gpus
         if self.gpus["devices"] and hello["no_gpu"] is not None:
             self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
         self.why_slow = hello["why_slow"]
         if self.why_slow is not None:
-            self._end(END_LIMIT)
-            server, _ = self._serve(spawn="driver" if self.declaration.launches_workers else "ranks")
+            self._end(_END_LIMIT)
+            server, _ = self._serve(starter, spawn="driver" if self.declaration.launches_workers else "ranks")
         return server
 
-    def _serve(self, *, spawn: Literal["ranks", "driver"] | None) -> tuple[ServerProcess, dict[str, Any]]:
-        self._starter = self._get_starter()
-        if spawn is None:
-            self._starter = self._starter.importer(self._trainer, self._import_limit)
-        server = self._starter.serve(self._trainer, self._backend, spawn=spawn)
-        hello = greeting(self._starter, server, self._trainer, self._import_limit)
-        self._server = server
+    def _serve(
+        self, starter: ServerStarter, *, spawn: Literal["ranks", "driver"] | None
+    ) -> tuple[Serving, dict[str, Any]]:
+        """The server, and its first message. Raises TrainerError, Unavailable, RunnerError."""
+        self._server = server = starter.serve(self._trainer, self._backend, spawn=spawn, limit=self._import_limit)
+        try:
+            hello = server.channel.receive(self._import_limit)
+        except TimeoutError as error:
+            how = self.abandon(0.0)
+            raise TrainerError(f"{self._trainer}: not ready after {self._import_limit:g} s; {how}") from error
+        except BaseException:
+            self._end(0.0)
+            raise
+        if hello is None:
+            raise TrainerError(f"{self._trainer}: {self.abandon()}")
         if "error" in hello:
-            self._end(END_LIMIT)
+            self._end(_END_LIMIT)
             raise TrainerError(hello["error"])
         if "unavailable" in hello:
-            self._end(END_LIMIT)
+            self._end(_END_LIMIT)
             raise Unavailable.from_dict(hello["unavailable"])
         return server, hello
 
     def _last_printed(self) -> str:
-        printed = "" if self._server is None else last_line(self._starter.last_output(self._server.pid))
+        printed = "" if self._server is None else last_line(self._server.process.last_output())
         return f"; it last printed: {printed}" if printed else ""
 
     def _end(self, patience: float) -> str:
@@ -158,7 +168,7 @@ class ForkServer:
             return "it was not running"
         server.channel.close()
         try:
-            return self._starter.end(server.pid, patience)
+            return server.process.end(patience)
         except RunnerError as error:
             # It ends by itself when its connection does, and nobody else can wait for it.
             return str(error)

@@ -22,7 +22,7 @@ _MOST_WORKERS = 1024
 
 
 class ZygoteProcess:
-    """A fresh Python that imports torch, and forks a zygote for each `ZygoteClient` that connects to ``address``.
+    """A fresh Python that imports torch, and forks servers for each `ZygoteClient` that connects to ``address``.
 
     It starts in the background, and ends when it is closed or when this process ends.
     """
@@ -57,7 +57,7 @@ class ZygoteProcess:
         return f"{how}; it last printed: {last_line(tail(self._output)) or 'nothing'}"
 
     def close(self) -> None:
-        """End it once its zygotes have ended, and their servers and ranks with them."""
+        """End it once its servers have ended, and their ranks with them."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from conformance.adapter.backends import BACKENDS
-from conformance.adapter.loading import Import, Train, TrainerError, place_of
+from conformance.adapter.loading import Import, Train, TrainerError, imported
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.case import Case, ClientDisconnected, EvidenceUnwritable, RendezvousLost, StartedCase
 from conformance.runner.case.launched import LaunchedCase
@@ -22,7 +22,7 @@ from conformance.runner.rank import loading, rank
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, loopback, patches, stacks
+from conformance.runner.system import linux, loopback, patches
 from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
 
@@ -30,20 +30,19 @@ from conformance.runner.system.protocol import Channel
 MakeCase: TypeAlias = Callable[[dict[str, Any], Channel], Case]
 
 
-def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None, imported: Import) -> int:
+def serve(
+    client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None = None, imported: Import = imported
+) -> int:
     """Serve ``client`` until it disconnects; returns the exit code.
 
-    ``request``: {"target", "backend", "spawn"}, where "spawn" names what must not be forked from a server that has
-    imported the trainer: "ranks", "driver" or nothing; and what `move` takes, unless the trainer is imported already.
-    ``unsafe`` says why ranks must not be forked even before the import; ``imported`` imports the trainer.
+    ``request``: {"target", "backend", "spawn"}, where "spawn" names what must not be forked from a process that has
+    imported the trainer, and imports it itself: "ranks", "driver" or nothing. ``unsafe`` says why ranks must not be
+    forked even before the import; ``imported`` returns the imported trainer.
     """
     faulthandler.enable(file=2)
-    stacks.answer_requests(2)
     with ExitStack() as closing:
         make_case = None
         try:
-            if "folder" in request:
-                move(place_of(request["target"]), request)
             make_case, hello = _prepare(request, unsafe, imported, closing)
         except Unavailable as missing:
             hello = {"unavailable": missing.to_dict()}
@@ -61,11 +60,11 @@ def serve(client: Channel, request: dict[str, Any], unsafe: forking.Unsafe | Non
     return 0
 
 
-def move(place: str, request: Mapping[str, Any]) -> None:
-    """Be where the client is, for the import of ``place``. ``request``: {"folder", "path"}."""
+def move(request: Mapping[str, Any]) -> None:
+    """Be where the client is, for the import of a trainer. ``request``: {"folder", "path", "place"}."""
     os.chdir(request["folder"])
     sys.path[:] = request["path"]
-    sys.argv[:] = [place]
+    sys.argv[:] = [request["place"]]
 
 
 def _prepare(

@@ -31,6 +31,13 @@ def tail(file: int, size: int = 20_000) -> str:
     return os.pread(file, size, start).decode(errors="replace")
 
 
+def print_to(descriptor: int) -> None:
+    """Have this process print there, and only there."""
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
 @dataclass(frozen=True)
 class Known:
     """A descriptor and the file, pipe or socket that it is of.

@@ -161,14 +161,6 @@ class Channel:
                 return True
             raise
 
-    def hang_up(self, patience: float) -> None:
-        """Report the end to the other side, wait ``patience`` seconds for it to close, and close."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
-            while self.receive(patience) is not None:
-                continue
-        self.close()
-
     def cut(self) -> None:
         """End the connection, for the other end and for every reader at this end."""
         with suppress(OSError):

@@ -1,15 +1,17 @@
-"""The process that imports trainers once for all clients in the same surroundings, and forks a zygote for each."""
+"""The process that imports a trainer once for all clients in the same surroundings, and forks their servers."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
 import os
-import select
+import selectors
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from conformance.adapter.loading import Import
@@ -18,14 +20,14 @@ from conformance.runner.rank.loading import remembered
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
 from conformance.runner.server import forking, server
 from conformance.runner.system import stacks
-from conformance.runner.system.child import POLL, Child
-from conformance.runner.system.descriptors import Known, last_line
+from conformance.runner.system.child import Child
+from conformance.runner.system.descriptors import Known, last_line, print_to
 from conformance.runner.system.output import Output
 from conformance.runner.system.protocol import Channel
-from conformance.runner.zygote import loop
+from conformance.runner.zygote.nursery import Nursery
 
-#: Seconds that it has to end once it has disconnected.
-END_LIMIT = 1.0
+# Seconds that it has to end once it has disconnected.
+_END_LIMIT = 1.0
 # pytest names the worker and the test in these, which are all that differs between the workers of one run.
 _OF_WORKER = "PYTEST_"
 
@@ -35,34 +37,63 @@ def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_OF_WORKER)}
 
 
+@dataclass(frozen=True)
+class Client:
+    """Who wants a server.
+
+    Attributes:
+        channel: where to say {"pid"} or {"error"}, see `Nursery`.
+        request: {"target", "place", "backend", "spawn", "limit", "environment", "folder", "path"}.
+        descriptors: of the server's connection, and of what it prints to.
+    """
+
+    channel: Channel
+    request: dict[str, Any]
+    descriptors: list[int]
+
+    def close(self) -> None:
+        self.channel.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
 class Importer:
     """An importer, seen from the process that forks it.
 
     Attributes:
-        channel: from here come {"imported": whether zygotes can be forked from it}, and {"idle": how many clients it
-            has had} when the last of them has gone.
+        channel: from here come {"imported": whether it can be forked}, and {"idle": how many clients it has had} when
+            their servers have ended.
         watched: readable when it has said something or has ended. What it has forked may hold its channel open.
         output: what it prints.
+        waiting: who waits for the import, until ``deadline``.
+        is_importing: the import has not ended.
+        can_be_forked: it has room for more than one client.
         was_killed: it has ended by SIGKILL, which may be the system's doing when memory runs out.
     """
 
-    def __init__(self, request: dict[str, Any], close_inherited: Callable[[], None]) -> None:
-        """``request``: {"place", "folder", "path", "environment"}; ``close_inherited`` is called in the fork."""
+    def __init__(self, name: str, client: Client, unsafe: forking.Unsafe | None, close_all: Callable[[], None]) -> None:
+        """``client`` waits for it. ``unsafe``: why this process must not be forked; ``close_all`` is called in the
+        fork.
+        """
+        self.name = name
         self.channel, theirs = map(Channel, socket.socketpair())
         source, sink = os.pipe()
         self.output = Output(source)
+        self.waiting = [client]
+        self.is_importing = self.can_be_forked = True
         self.was_killed = False
-        self._place = request["place"]
+        self._place = client.request["place"]
+        self._limit = float(client.request["limit"])
+        self.deadline = monotonic() + self._limit
         self._admitted = 0
 
         def body() -> int:
-            close_inherited()
+            close_all()
+            client.close()
             self.channel.close()
             os.close(source)
-            os.dup2(sink, 1)
-            os.dup2(sink, 2)
-            os.close(sink)
-            return _become(theirs, request)
+            print_to(sink)
+            return _become(theirs, client.request, unsafe)
 
         self._child = Child(body)
         self.watched: list[Channel | int] = [
@@ -72,29 +103,31 @@ class Importer:
         theirs.close()
         os.close(sink)
 
-    def admit(self, client: Channel, environment: Mapping[str, str]) -> None:
-        """Have it fork a zygote for a client. Raises OSError if it has ended."""
-        own = {name: value for name, value in environment.items() if name.startswith(_OF_WORKER)}
-        self.channel.send({"environment": own}, [client.fileno()])
+    def admit(self, client: Client) -> None:
+        """Have it fork a server for a client. Raises OSError if it has ended."""
+        own = {name: value for name, value in client.request["environment"].items() if name.startswith(_OF_WORKER)}
+        wanted = {name: client.request[name] for name in ("target", "backend", "spawn")}
+        self.channel.send({**wanted, "environment": own}, [client.channel.fileno(), *client.descriptors])
+        client.close()
         self._admitted += 1
 
     def is_idle(self, admitted: int) -> bool:
         """Whether no client is left of ``admitted`` ones that it has had."""
-        return admitted == self._admitted
+        return not self.is_importing and admitted == self._admitted
 
-    def why_late(self, limit: float) -> str:
-        """The error when the import has not ended after ``limit`` seconds."""
+    def why_late(self) -> str:
+        """The error when the import has not ended at the deadline."""
 
         def size() -> int:
             self.output.read()
             return self.output.count
 
         stacks.request([stacks.Process(self._child.pid, size)])
-        return f"{self._place}: importing it did not end within {limit:g} s{self._at_line()}"
+        return f"{self._place}: importing it did not end within {self._limit:g} s{self._at_line()}"
 
     def why_ended(self) -> str:
         """The error when it has ended or disconnected before the import had ended. It is ended."""
-        has_ended = self._child.wait(END_LIMIT)
+        has_ended = self._child.wait(_END_LIMIT)
         status = self._child.end()
         self.was_killed = has_ended and status == signal.SIGKILL
         if not has_ended or status == DESCRIPTORS_LOST << 8:
@@ -107,82 +140,94 @@ class Importer:
         """The error when its channel is not its own any more."""
         return f"{self._place}: importing it closed, or wrote to, file descriptors that it had not opened"
 
-    def end(self, patience: float | None) -> None:
-        """Hang up, and kill it after ``patience`` seconds (None: wait for its zygotes)."""
+    def end(self) -> None:
+        """Hang up, and kill it if it goes on all the same."""
         self.channel.close()
-        self._child.end(patience)
+        self._child.end(0.0 if self.is_importing else _END_LIMIT)
         os.close(self.output.source)
+
+    def wait(self) -> None:
+        """Hang up, and wait for its servers."""
+        self.channel.close()
+        self._child.end(0.0 if self.is_importing else None)
 
     def close(self) -> None:
         """In another child: close what belongs to the parent."""
         self.channel.close()
         os.close(self.output.source)
         self._child.close()
+        for client in self.waiting:
+            client.close()
 
     def _at_line(self) -> str:
         line = stacks.line_of_trainer(self.output.text())
         return f" at {line}" if line else ""
 
 
-def _become(parent: Channel, request: dict[str, Any]) -> int:
+def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | None) -> int:
     faulthandler.enable(file=2)
     stacks.answer_requests(2)
     os.environ.clear()
     os.environ.update(shared_environment(request["environment"]))
     known, process = Known.of(parent.fileno()), os.getpid()
-    server.move(request["place"], request)
+    server.move(request)
     imported = remembered(request["place"])
     if os.getpid() != process:
         # The import has forked, and this is what it has forked.
         return 0
     if not known.is_intact:
         return DESCRIPTORS_LOST
-    is_fit = forking.why_not_fork() is None
-    parent.send({"imported": is_fit})
-    if is_fit:
+    can_be_forked = unsafe is None and forking.why_not_fork() is None
+    parent.send({"imported": can_be_forked})
+    if can_be_forked:
         gc.freeze()
-        _fork_zygotes(parent, imported)
-    return 0
+        _Serving(parent, imported).run()
+        return 0
+    if (admitted := _next(parent)) is None:
+        return 0
+    wanted, client, connection, output = admitted
+    print_to(output)
+    client.send({"pid": os.getpid()})
+    return server.serve(Channel(socket.socket(fileno=connection)), wanted, unsafe, imported)
 
 
-def _fork_zygotes(parent: Channel, imported: Import) -> None:
-    """Fork one for each client that ``parent`` passes on, until it disconnects and they have ended."""
-    zygotes: dict[Child, Channel] = {}
-    admitted = 0
-    while True:
-        descriptors = [zygote.descriptor for zygote in zygotes if zygote.descriptor is not None]
-        patience = None if len(descriptors) == len(zygotes) else POLL
-        ready, _, _ = select.select([parent.fileno(), *descriptors], [], [], patience)
-        ended = [zygote for zygote in zygotes if zygote.poll() is not None]
-        if ended and len(ended) == len(zygotes):
-            parent.send({"idle": admitted})
-        for zygote in ended:
-            # Not before: a client that has seen its zygote end may ask for a new import.
-            zygotes.pop(zygote).close()
-        if parent.fileno() in ready:
-            if not parent.fill():
-                break
-            while parent.holds_message:
-                message = parent.receive() or {}
-                [connection] = parent.take_descriptors()
-                client = Channel(socket.socket(fileno=connection))
-                zygote = Child(partial(_become_zygote, client, message["environment"], parent, zygotes, imported))
-                zygotes[zygote] = client
-                admitted += 1
-    for zygote in zygotes:
-        zygote.end(None)
+class _Serving:
+    """Forks a server for each client that ``parent`` passes on, until it disconnects and they have ended."""
+
+    def __init__(self, parent: Channel, imported: Import) -> None:
+        self._parent = parent
+        self._imported = imported
+        self._admitted = 0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(parent, selectors.EVENT_READ, self._admit)
+        self._nursery = Nursery(self._selector, lambda: parent.send({"idle": self._admitted}))
+        self._is_over = False
+
+    def run(self) -> None:
+        while not (self._is_over and self._nursery.is_empty):
+            for key, _ in self._selector.select(self._nursery.patience()):
+                key.data()
+            self._nursery.advance()
+
+    def _admit(self) -> None:
+        if (admitted := _next(self._parent)) is None:
+            self._selector.unregister(self._parent)
+            self._is_over = True
+            return
+        wanted, client, connection, output = admitted
+        self._admitted += 1
+        self._nursery.fork(client, connection, output, partial(self._serve, wanted))
+
+    def _serve(self, wanted: dict[str, Any], connection: Channel) -> int:
+        self._selector.close()
+        self._parent.close()
+        os.environ.update(wanted["environment"])
+        return server.serve(connection, wanted, None, self._imported)
 
 
-def _become_zygote(
-    client: Channel,
-    environment: Mapping[str, str],
-    parent: Channel,
-    others: Mapping[Child, Channel],
-    imported: Import,
-) -> int:
-    parent.close()
-    for other, its_client in others.items():
-        other.close()
-        its_client.close()
-    os.environ.update(environment)
-    return loop.serve(client, {"imported": True}, imported)
+def _next(parent: Channel) -> tuple[dict[str, Any], Channel, int, int] | None:
+    """What the next client wants, and its descriptors; None if there is none."""
+    if (wanted := parent.receive()) is None:
+        return None
+    client, connection, output = parent.take_descriptors()
+    return wanted, Channel(socket.socket(fileno=client)), connection, output
