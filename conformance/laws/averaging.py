@@ -45,7 +45,7 @@ class Averaged(NamedTuple):
 
     window: Window
     event: Clip | Attempt
-    seen: tuple[float | None, ...]
+    seen: Sequence[float | None]
     right: Gradient
     mistakes: tuple[Mistake, ...]
 
@@ -99,7 +99,7 @@ def _sizes(window: Window) -> tuple[tuple[int, ...], int, int, str, int]:
 def _repetitions(window: Window) -> int:
     """How many backwards with the same gradients went through each forward: of one loss, or of as many equal parts."""
     ends = window.of(BackwardEnd)
-    reached = [forward for end in ends for forward in end.forwards]
+    reached = list(chain.from_iterable(end.forwards for end in ends))
     if len(set(reached)) == len(reached):
         return 1
     through: dict[int, list[tuple[object, ...]]] = {event.forward: [] for event in window.forwards}
@@ -192,24 +192,24 @@ def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, boo
     known = _combinations(*_sizes(window))
     right = next((one for one in rights if one.is_times(1.0, seen)), None)
     if right is not None:
-        return None if _fitting(known, right, seen) else (Averaged(window, event, seen, right, ()), True)
-    fits = [(one, _fitting(known, one, seen)) for one in rights]
+        return None if any(_fitting(known, right, seen)) else (Averaged(window, event, seen, right, ()), True)
+    fits = [(one, tuple(_fitting(known, one, seen))) for one in rights]
     right, fitting = max(fits, key=lambda fit: len(fit[1]))
     # Gradients may be off by the loss scale, which is a power of two as well.
     scales = {end.scaled for end in window.of(BackwardEnd)} - {None}
     if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
         return None
-    return Averaged(window, event, seen, right, tuple(fitting)), False
+    return Averaged(window, event, seen, right, fitting), False
 
 
-def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Sequence[Mistake]:
+def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:
     least, most = right.possible_times(seen)
     first = bisect_left(mistakes, least, key=attrgetter("times"))
     last = bisect_right(mistakes, most, first, key=attrgetter("times"))
-    return [one for one in mistakes[first:last] if right.is_times(one.times, seen)]
+    return (one for one in mistakes[first:last] if right.is_times(one.times, seen))
 
 
-def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | None:
+def _seen(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | None:
     """The gradients of a window after all averaging, and the event that saw them first."""
     if not window.attempts or not _is_plain(window, window.attempts[0]):
         return None
@@ -232,7 +232,7 @@ def _seen(window: Window) -> tuple[Clip | Attempt, tuple[float | None, ...]] | N
         seen = [next((one for one in column if one is not None), None) for column in zip(*layers, strict=True)]
     if seen.count(None) == len(seen) or not all_finite(seen):
         return None
-    return clips[0] if clips else first, tuple(one for one in seen if not isinstance(one, str))
+    return clips[0] if clips else first, seen
 
 
 def _is_plain(window: Window, first: Attempt) -> bool:

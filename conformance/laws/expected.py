@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from math import inf, lcm
 from operator import attrgetter, mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from conformance.laws.run import Plan, Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
@@ -48,9 +47,17 @@ class Gradient(NamedTuple):
     def possible_times(self, seen: Sequence[float | None]) -> tuple[float, float]:
         """The least and the largest ``times`` for which `is_times` can hold, from the first element that bounds it."""
         for one, value, slack in zip(seen, self.value, self.slack, strict=True):
-            if one is not None and slack < abs(value):
-                # The margin covers the rounding of these quotients.
-                return abs(one) / (abs(value) + slack) * (1 - 1e-9), abs(one) / (abs(value) - slack) * (1 + 1e-9)
+            if one is None or value == 0 or slack == inf:
+                continue
+            # As far from the element on the other side as the gradient itself.
+            mirrored = 2 * one / value - 1
+            least, most = min(1.0, mirrored), max(1.0, mirrored)
+            if slack < abs(value):
+                least = max(least, abs(one) / (abs(value) + slack))
+                most = min(most, abs(one) / (abs(value) - slack))
+            # The margin covers the rounding of these quotients.
+            margin = 1e-9 * (1 + abs(mirrored))
+            return least - margin, most + margin
         return 0.0, inf
 
 
@@ -148,9 +155,12 @@ def held(rank: Rank) -> dict[int, tuple[float, ...]]:
     events += [event for event in rank.of(Forward) if event.weights is not None]
     shown = sorted(events, key=attrgetter("seq"))
     found: dict[int, tuple[float, ...]] = {}
+    past = 0
     for window in rank.windows:
-        last = bisect_right(shown, window.events[0].seq, key=attrgetter("seq")) - 1
-        weights = finite_vector(shown[last].weights) if last >= 0 else None
+        first = window.events[0].seq
+        while past < len(shown) and shown[past].seq <= first:
+            past += 1
+        weights = finite_vector(shown[past - 1].weights) if past else None
         if weights is not None:
             found[window.number] = weights
     return found
@@ -158,10 +168,11 @@ def held(rank: Rank) -> dict[int, tuple[float, ...]]:
 
 def finite_vector(values: Sequence[object] | None) -> tuple[float, ...] | None:
     """These numbers if all are present and finite, otherwise None."""
-    if values is None:
-        return None
-    numbers = tuple(value for value in values if isinstance(value, int | float))
-    return numbers if len(numbers) == len(values) else None
+    return tuple(values) if _are_numbers(values) else None
+
+
+def _are_numbers(values: Sequence[object] | None) -> TypeGuard[Sequence[float]]:
+    return values is not None and {float, int}.issuperset(map(type, values))
 
 
 def _moments(vectors: Sequence[Sequence[float]], coefficients: Sequence[Fraction]) -> tuple[Matrix, Matrix, int]:

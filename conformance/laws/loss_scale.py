@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeGuard, TypeVar
 
@@ -63,8 +64,7 @@ class Scaling:
                 ends.clear()
         return ends
 
-    @property
-    @fact
+    @cached_property
     def _passes(self) -> Sequence[Event]:
         """The ends of backward passes, and the events that clear their gradients or show them cleared."""
         ends = [event for event in self.window.of(BackwardEnd) if event.forwards]
@@ -110,21 +110,20 @@ class Scaling:
         """The numbers of the parameters that an optimizer holds; () if unknown."""
         return _held(self.window.rank).get(optimizer, ())
 
-    @property
-    @fact
-    def overflowed(self) -> bool:
-        """Whether some gradients of this window were seen to be infinite or NaN."""
-        window = self.window
-        return (
-            bool(window.of(Skip))
-            or any(unscale.found_inf for unscale in window.of(Unscale))
-            or any(not all_finite(step.gradients) for step in window.of(Step))
-        )
-
 
 @fact
 def scaling(window: Window) -> Scaling:
     return Scaling(window)
+
+
+@fact
+def overflowed(window: Window) -> bool:
+    """Whether some gradients of this window were seen to be infinite or NaN."""
+    return (
+        bool(window.of(Skip))
+        or any(unscale.found_inf for unscale in window.of(Unscale))
+        or not all(all_finite(step.gradients or ()) for step in window.of(Step))
+    )
 
 
 @fact
@@ -142,9 +141,9 @@ def is_scale(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and value not in (0, 1)
 
 
-def all_finite(values: Vector | None) -> bool:
-    """Whether all recorded numbers are finite; True if there is no list."""
-    return values is None or str not in map(type, values)
+def all_finite(values: Vector) -> TypeGuard[Sequence[float | None]]:
+    """Whether all recorded numbers are finite."""
+    return str not in map(type, values)
 
 
 def divides_by(factor: Any, scale: float) -> bool:
@@ -201,7 +200,8 @@ def decisions(windows: Sequence[Window]) -> list[list[Step | None]]:
 @fact
 def disagree(here: GlobalWindow) -> bool:
     """Whether one rank stepped in its window and another did not."""
-    return any(any(steps) and not all(steps) for steps in decisions(here.stepping))
+    stepped = [{step.optimizer for step in window.of(Step)} for window in here.stepping]
+    return any(one != stepped[0] for one in stepped)
 
 
 @fact

@@ -121,7 +121,7 @@ class Plan:
         A window never crosses the end of an epoch.
         """
         windows = self._epoch[rank]
-        return windows[window % len(windows)] if window < len(windows) * int(self.spec["epochs"]) else ()
+        return windows[window % len(windows)] if window < len(windows) * self._epochs else ()
 
     def with_data(self, window: int) -> int:
         """How many ranks should read samples in ``window``."""
@@ -131,9 +131,13 @@ class Plan:
         """The rows of each micro-batch of each window that ``rank`` should read; samples with equal inputs are one."""
         row = dict[tuple[float, ...], int]()
         rows = [row.setdefault(tuple(x), len(row)) for x in self.spec["samples"]["x"]]
-        for _ in range(int(self.spec["epochs"])):
+        for _ in range(self._epochs):
             for window in self._epoch[rank]:
                 yield [[rows[sample] for sample in indices] for indices in window]
+
+    @cached_property
+    def _epochs(self) -> int:
+        return int(self.spec["epochs"])
 
     @cached_property
     def _epoch(self) -> list[list[tuple[tuple[int, ...], ...]]]:
@@ -149,6 +153,7 @@ def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tu
 _seq = attrgetter("seq")
 
 
+_NONE: dict[type[Event], Sequence[Event]] = dict.fromkeys(KINDS.values(), ())
 #: The kinds of event that are subclasses of each class.
 _KINDS_OF: dict[type, list[type[Event]]] = {
     base: [kind for kind in KINDS.values() if issubclass(kind, base)]
@@ -159,12 +164,9 @@ _KINDS_OF: dict[type, list[type[Event]]] = {
 class _ByClass(dict[type[Event], Any]):
     """Events by their classes."""
 
-    def __missing__(self, kind: type[Event]) -> Sequence[Event]:
-        # A class with an event name has no subclasses.
-        if kind.event:
-            return ()
-        several = [self[one] for one in _KINDS_OF[kind] if one in self]
-        found = self[kind] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
+    def __missing__(self, base: type[Event]) -> Sequence[Event]:
+        several = [events for kind in _KINDS_OF[base] if (events := self[kind])]
+        found = self[base] = several[0] if len(several) == 1 else sorted(chain(*several), key=_seq)
         return found
 
 
@@ -176,20 +178,21 @@ class _Events:
         of: defaultdict[type[Event], Any] = defaultdict(list)
         for event in events:
             of[type(event)].append(event)
-        of[Event] = events
-        self._of = _ByClass(of)
+        self._of = _ByClass(_NONE)
+        self._of.update(of)
+        self._of[Event] = events
 
     def of(self, kind: type[E], *, after: Event | None = None, before: Event | None = None) -> Sequence[E]:
         """The events of a class and its subclasses, in order; ``after`` and ``before`` exclude the events named."""
         found: Sequence[E] = self._of[kind]
-        if after is None and before is None:
+        if not found or (after is None and before is None):
             return found
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
     def has(self, kinds: Iterable[type[Event]]) -> bool:
         """Whether some event is of one of these classes, which have no subclasses."""
-        return not self._of.keys().isdisjoint(kinds)
+        return any(map(self._of.__getitem__, kinds))
 
 
 class Window(_Events):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from conformance.laws.run import Rank, Run, Window, fact
 from conformance.trace.events import (
@@ -23,8 +23,7 @@ from conformance.trace.events import (
 _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
 
 
-@dataclass(frozen=True)
-class Sharing:
+class Sharing(NamedTuple):
     """What the ranks combine in a window that has ended.
 
     backward: the last one of the window. shared: the collectives and sent messages after it begins that combine the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
@@ -67,7 +68,8 @@ def _clears_before_its_end(window: Window) -> bool:
     """Whether gradients were cleared after a window's last step, and before another backward of it."""
     if not window.attempts or not window.backwards:
         return False
-    return _held(window) <= _parameters(window.of(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1]))
+    clears = window.of(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1])
+    return bool(clears) and _held(window) <= _parameters(clears)
 
 
 def _parameters(clears: Sequence[ZeroGrad]) -> set[int]:
@@ -80,15 +82,13 @@ def _clears(window: Window) -> Sequence[ZeroGrad]:
     previous = window.previous
     if previous is None or not window.backwards:
         return ()
-    ends = [*previous.of(BackwardEnd)[-1:], *previous.attempts[-1:]]
-    last = max(ends, key=_seq, default=None)
+    last = max((*previous.of(BackwardEnd)[-1:], *previous.attempts[-1:]), key=_seq, default=None)
     # Gradients of torch.autograd.grad are put into place by hand, and sums of them that are zero look cleared.
-    first = min([window.backwards[0], *window.of(AutogradGrad)[:1]], key=_seq)
+    first = min((window.backwards[0], *window.of(AutogradGrad)[:1]), key=_seq)
     return (*previous.of(ZeroGrad, after=last), *window.of(ZeroGrad, before=first))
 
 
-def _seq(event: Event) -> int:
-    return event.seq
+_seq = attrgetter("seq")
 
 
 def _not_cleared(previous: Window, window: Window) -> Broken:

@@ -113,7 +113,7 @@ def _stepped_bare(scaling: Scaling, step: Step) -> Broken | None:
         )
     # Gradients may be unscaled and checked by hand. If only some ranks stepped, they did check.
     together = scaling.run.together.get(scaling.window.number)
-    if all_finite(step.gradients) or (together is not None and disagree(together)):
+    if all_finite(step.gradients or ()) or (together is not None and disagree(together)):
         return None
     return Broken(
         step,
@@ -162,7 +162,7 @@ def scaler_steps(window: Window) -> Outcomes:
 
 @fact
 def _steps_on_overflow(rank: Rank) -> bool:
-    return any(step.scale is None and not all_finite(step.gradients) for step in rank.of(Step))
+    return any(step.scale is None and not all_finite(step.gradients or ()) for step in rank.of(Step))
 
 
 def _step_after(window: Window, unscale: Unscale) -> Attempt | None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, scale_of, scaling
+from conformance.laws.loss_scale import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.run import GlobalWindow, Window
 from conformance.trace.events import (
     Attempt,
@@ -59,7 +59,7 @@ _ROUNDING = 1e-6
 )
 def all_ranks_skip(here: GlobalWindow) -> Outcomes:
     windows = here.stepping
-    if len(windows) < 2 or not any(scaling(window).overflowed for window in windows):
+    if len(windows) < 2 or not any(map(overflowed, windows)):
         return
     if not all(scaling(window).is_scaled and _averages(window) for window in windows):
         return
@@ -251,7 +251,7 @@ def same_scale_on_all_ranks(here: GlobalWindow) -> Outcomes:
     scaled = [window.of(LossScaled) or _by_hand(window) for window in here.windows]
     if not all(scaled):
         return
-    scales = [{scale_of(event) for event in events} for events in scaled]
+    scales = [set(map(scale_of, events)) for events in scaled]
     other = next((rank for rank, some in enumerate(scales) if some != scales[0]), None)
     yield OK if other is None else _scales_differ(scaled[0][-1], scaled[other][-1])
 

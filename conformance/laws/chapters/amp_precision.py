@@ -93,7 +93,7 @@ def autocast_only_if_asked(window: Window) -> Outcomes:
 
 
 def _by_micro_batch(window: Window) -> Iterable[Sequence[Forward]]:
-    found = defaultdict[int | None, list[Forward]](list)
+    found: defaultdict[int | None, list[Forward]] = defaultdict(list)
     for forward in window.forwards:
         found[forward.micro_batch].append(forward)
     return found.values()

@@ -8,7 +8,7 @@ from math import hypot, isclose
 from typing import TypeVar
 
 from conformance.laws.law import OK, Broken, Kept, Outcomes, law
-from conformance.laws.loss_scale import Scaling, scaling
+from conformance.laws.loss_scale import Scaling, overflowed, scaling
 from conformance.laws.run import Window
 from conformance.laws.sharing import brings_together
 from conformance.trace.events import (
@@ -137,7 +137,7 @@ def unscale_before_change(window: Window) -> Outcomes:
 def _change(scaling: Scaling, change: GradientChange, still: _StillScaled) -> Broken | Kept | None:
     step = scaling.next(change, Step, change.parameters)
     # Overflowed gradients are not used for a step, and the factor of a change to them is unknown. So is masters'.
-    if step is None or scaling.overflowed or change.of_masters or _is_sync(change, scaling.window):
+    if step is None or overflowed(scaling.window) or change.of_masters or _is_sync(change, scaling.window):
         return None
     what = _changed_how(change, step, still.scale, scaling.window)
     if what is None:
