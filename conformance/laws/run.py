@@ -29,7 +29,7 @@ from conformance.trace.events import (
     Schedule,
     Step,
     Update,
-    read_all,
+    read,
 )
 from conformance.workloads.precision import PRECISIONS, Precision
 
@@ -318,12 +318,8 @@ class Run:
     @classmethod
     @no_cyclic_collection()
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> Run:
-        """From a case's spec and the events of each rank, in the order of ranks.
-
-        Raises:
-            MalformedEvent: a line is not a valid event.
-        """
-        return cls(Plan(spec), (read_all(lines, rank) for rank, lines in enumerate(ranks)))
+        """From a case's spec and the lines of each rank, in the order of ranks, which were checked."""
+        return cls(Plan(spec), (tuple(map(read, lines)) for lines in ranks))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:

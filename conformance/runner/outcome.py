@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.adapter.declaration import Declaration
 from conformance.runner.system.protocol import Lines, to_json
-from conformance.trace.events import MalformedEvent, read_all
+from conformance.trace.events import MalformedEvent, check_all
 from conformance.trace.hindsight.placing import placed
 
 
@@ -114,7 +114,7 @@ class Outcome:
 def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> RankOutcome:
     try:
         events = placed(spec, rank.rank, rank.events)
-        read_all(events, rank.rank)
+        check_all(events, rank.rank)
     except MalformedEvent as error:
         return replace(rank, events=(), finished=False, exit=malformed(rank.rank, f"has {error}"))
     return replace(rank, events=events)

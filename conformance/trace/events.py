@@ -516,43 +516,50 @@ class Raised(Event, noted="after the trainer's function has raised"):
 def read(line: dict[str, Any]) -> Event:
     """The event that a line of a trace holds, which shares its fields: leave the line as it is from now on.
 
-    Raises:
-        MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
+    Lines are checked where they come in, with `check` or `check_all`, and not again here.
     """
-    shape = (line.get("event"), *line, *map(type, line.values()))
-    kind = _SHAPES.get(shape)
-    if kind is None:
-        kind = _SHAPES[shape] = _checked(line)
-    event = object.__new__(kind)
+    event = object.__new__(KINDS[line["event"]])
     event.__dict__ = line
     return event
 
 
-def read_all(lines: Iterable[dict[str, Any]], rank: int) -> tuple[Event, ...]:
-    """The events of a rank.
+def check(line: dict[str, Any]) -> None:
+    """Check a line of a trace, but for what is inside its lists.
+
+    Raises:
+        MalformedEvent: the kind is unknown, a field is missing or unknown, or a value has the wrong type.
+    """
+    shape = (line.get("event"), *line, *map(type, line.values()))
+    if shape not in _SHAPES:
+        _check(line)
+        _SHAPES.add(shape)
+
+
+def check_all(lines: Iterable[dict[str, Any]], rank: int) -> None:
+    """Check the lines of a rank.
 
     Raises:
         MalformedEvent: a line is not a valid event; says which.
     """
-    events: list[Event] = []
-    try:
-        events.extend(map(read, lines))
-    except MalformedEvent as error:
-        raise MalformedEvent(f"event {len(events)} of rank {rank}: {error}") from None
-    return tuple(events)
+    for position, line in enumerate(lines):
+        try:
+            check(line)
+        except MalformedEvent as error:
+            raise MalformedEvent(f"event {position} of rank {rank}: {error}") from None
 
 
-def check_inside(lines: Iterable[dict[str, Any]], rank: int) -> None:
-    """Check what is inside the fields too, which `read` takes on trust because it takes long.
+def check_inside(lines: Sequence[dict[str, Any]], rank: int) -> None:
+    """Check what is inside the fields too, which takes long.
 
     Raises:
-        MalformedEvent: as `read_all`; or a list or number in a field is not what its description says.
+        MalformedEvent: as `check_all`; or a list or number in a field is not what its description says.
     """
-    for position, event in enumerate(read_all(lines, rank)):
-        for name, hint in hints(type(event)).items():
-            value = event.__dict__.get(name)
-            if name in event.__dict__ and not _fits(value, hint):
-                what = f"{event.event} has {str(value)[:60]!r} in the field {name!r}"
+    check_all(lines, rank)
+    for position, line in enumerate(lines):
+        kind = KINDS[line["event"]]
+        for name, hint in hints(kind).items():
+            if name in line and not _fits(line[name], hint):
+                what = f"{kind.event} has {str(line[name])[:60]!r} in the field {name!r}"
                 raise MalformedEvent(f"event {position} of rank {rank}: {what}, which cannot be")
 
 
@@ -571,11 +578,11 @@ def _fits(value: object, hint: Any) -> bool:
     return type(value) in _json_types(hint)
 
 
-#: The classes of events whose fields were found to be right: by kind, and the names and types of the fields.
-_SHAPES: dict[tuple[object, ...], type[Event]] = {}
+#: What was found to be right: a kind, and the names and types of the fields.
+_SHAPES: set[tuple[object, ...]] = set()
 
 
-def _checked(line: Mapping[str, Any]) -> type[Event]:
+def _check(line: Mapping[str, Any]) -> None:
     kind = KINDS.get(line.get("event", ""))
     if kind is None:
         raise MalformedEvent(f"{line.get('event')!r} is not a kind of event")
@@ -588,7 +595,6 @@ def _checked(line: Mapping[str, Any]) -> type[Event]:
             raise MalformedEvent(f"{kind.event} has an unknown field {name!r}")
         if name != "event" and type(value) not in types[name]:
             raise MalformedEvent(f"{kind.event} has {value!r} in the field {name!r}, which has another type")
-    return kind
 
 
 def hints(kind: type[Event]) -> dict[str, Any]:

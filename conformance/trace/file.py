@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from conformance.trace.events import MalformedEvent
-from conformance.trace.events import read as read_event
+from conformance.trace.events import MalformedEvent, check
 
 SCHEMA_VERSION = 1
 
@@ -109,7 +108,7 @@ def _read(file: Path) -> tuple[dict[str, Any], Trace]:
         if event is None or event.get("seq") != len(events):
             raise TraceError(f"{file}: line {number} is not the event that belongs there")
         try:
-            read_event(event)
+            check(event)
         except MalformedEvent as error:
             raise TraceError(f"{file}: line {number}: {error}") from None
         events.append(event)

@@ -16,7 +16,7 @@ import copy
 from typing import get_type_hints
 
 from conformance.laws.run import Run
-from conformance.trace.events import KINDS, Event, hints, is_required
+from conformance.trace.events import KINDS, Event, check_all, hints, is_required
 
 SPEC = {
     "case": "by-hand",
@@ -179,7 +179,10 @@ def a_run(*ranks, **changes):
     if len(spec["micro_batches"]) < len(ranks):
         spec["micro_batches"] = spec["micro_batches"] * len(ranks)
         spec["model"]["weights"] = spec["model"]["weights"] * len(ranks)
-    return Run.read(spec, [_lines(rank, events) for rank, events in enumerate(ranks)])
+    traces = [_lines(rank, events) for rank, events in enumerate(ranks)]
+    for rank, lines in enumerate(traces):
+        check_all(lines, rank)
+    return Run.read(spec, traces)
 
 
 def _flat(events):

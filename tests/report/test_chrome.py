@@ -11,7 +11,7 @@ from conformance.laws.law import Broken, Law
 from conformance.laws.run import Run
 from conformance.report.chrome import COLLECTIVES, SPANS, WINDOWS, chrome
 from conformance.runner.front.client import ForkServer
-from conformance.trace.events import read, read_all
+from conformance.trace.events import read
 
 from ..laws.building import DEFAULTS
 from ..trainers.tasks import make_spec, scaler
@@ -35,7 +35,7 @@ def traced(request):
 
 def converted(case, ranks, broken=()):
     """The Chrome trace of these lines of each rank."""
-    return chrome(case, [read_all(lines, rank) for rank, lines in enumerate(ranks)], broken)
+    return chrome(case, [tuple(map(read, lines)) for lines in ranks], broken)
 
 
 def by_track(drawn):

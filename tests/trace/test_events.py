@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from conformance.trace.events import KINDS, Clip, MalformedEvent, Step, read, read_all
+from conformance.trace.events import KINDS, Clip, MalformedEvent, Step, check_all, read
 from conformance.trace.words import enumerated, number, size, vector
 
 HEAD = {"rank": 1, "seq": 0, "time": 0.5, "window": None, "micro_batch": None, "where": ["train.py", 41, "train"]}
@@ -48,7 +48,7 @@ def test_the_line_itself_stays_as_it_is():
 )
 def test_a_malformed_line_is_named(line, complaint):
     with pytest.raises(MalformedEvent, match=f"^event 2 of rank 1: {re.escape(complaint)}$"):
-        read_all([clip(), clip(norm="inf"), line], rank=1)
+        check_all([clip(), clip(norm="inf"), line], rank=1)
 
 
 def test_kinds_are_named_as_in_traces():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.verdict.judge import judge
+
 CASE = "ddp-w2-acc2-fp32-momentum"
 
 
@@ -23,7 +25,7 @@ def test_a_field_with_something_else_inside(follow, kind, field, value):
 def test_an_event_that_fits_no_class(follow):
     run = follow(CASE)
     run.of("forward")[0]["wrapper"] = 1
-    judgement = run.judged()
+    judgement = judge(run.case, run.outcome().placed(run.case.spec()))
     assert judgement.verdict == "CRASH"
     assert judgement.headline.startswith("the evidence of rank 0 has event ")
     assert "'wrapper'" in judgement.headline
