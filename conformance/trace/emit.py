@@ -148,16 +148,9 @@ class Recording:
         """The events noted so far explain all changes of gradients until now; `zeroed`: they are zero."""
         self.gradients.known(self._last_seq, are_zero=zeroed)
 
-    @contextmanager
-    def accounting(self, *, zeroing: bool = False) -> Iterator[None]:
+    def accounting(self, *, zeroing: bool = False) -> AbstractContextManager[None]:
         """A context whose own events explain all changes of gradients in it, unless it raises."""
-        self.look()
-        self._accounting.append(get_ident())
-        try:
-            yield
-        finally:
-            self._accounting.remove(get_ident())
-        self.accounted(zeroed=zeroing)
+        return _Accounting(self, zeroing)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """Its number; `optimizer` is noted at first sight."""
@@ -187,7 +180,8 @@ class Recording:
         """`groups` for a step of an optimizer whose settings, but for the learning rate, are others than when it was
         last noted; {} for one that kept them."""
         number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched)
-        if [_without_rates(group) for group in now] == [_without_rates(group) for group in self._settings[number]]:
+        before = self._settings[number]
+        if now == before or [*map(_without_rates, now)] == [*map(_without_rates, before)]:
             return {}
         self._settings[number] = now
         return {"groups": now}
@@ -206,6 +200,20 @@ class Recording:
         one of them waits for the GIL to release the last collective.
         """
         self._groups.update(_world.pg_map)
+
+
+class _Accounting(AbstractContextManager[None]):
+    def __init__(self, recording: Recording, zeroing: bool) -> None:
+        self._recording, self._zeroing = recording, zeroing
+
+    def __enter__(self) -> None:
+        self._recording.look()
+        self._recording._accounting.append(get_ident())
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._recording._accounting.remove(get_ident())
+        if kind is None:
+            self._recording.accounted(zeroed=self._zeroing)
 
 
 def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:

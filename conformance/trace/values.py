@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 Number: TypeAlias = float | str | None
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter}
+_FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
@@ -30,24 +31,21 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
     flat: list[Number] = []
     for tensor, size in zip(tensors, sizes, strict=True):
         found = [] if tensor is None else elements(tensor)
-        flat.extend(found if len(found) == size else [None] * size)
+        flat += found if len(found) == size else [None] * size
     return flat
 
 
 def elements(tensor: torch.Tensor) -> list[Number]:
     """All elements of the part of a tensor that this rank holds, one after the other; none if it has no values."""
     # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
-    part = _readable(tensor)
+    part = _dense(tensor)
     if part is None:
         return []
-    if part.layout is not torch.strided:
-        part = part.to_dense()
     # Python's floats are float64 already.
-    found = (part if part.is_floating_point() else part.double()).tolist()
-    depth = part.dim()
-    if depth == 0:
+    found: Any = (part if part.dtype in _FLOATS else part.double()).tolist()
+    if type(found) is float:
         found = [found]
-    for _ in range(1, depth):
+    while found and type(found[0]) is list:
         found = found[0] if len(found) == 1 else list(chain.from_iterable(found))
     return found if isfinite(sum(found)) else [number(value) for value in found]
 
@@ -55,11 +53,8 @@ def elements(tensor: torch.Tensor) -> list[Number]:
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """The detached part of a tensor that this rank holds, ordinary and dense: all of it, unless it is sharded. An empty
     one if there are no values to read."""
-    part = _readable(tensor)
-    if part is None:
-        return torch.empty(0, dtype=tensor.dtype)
-    part = part.detach()
-    return part if part.layout is torch.strided else part.to_dense()
+    part = _dense(tensor)
+    return torch.empty(0, dtype=tensor.dtype) if part is None else part.detach()
 
 
 def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
@@ -72,6 +67,12 @@ def storage(tensor: torch.Tensor) -> torch.UntypedStorage:
     return part.untyped_storage()
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same as `_readable`, dense."""
+    part = _readable(tensor)
+    return part if part is None or part.layout is torch.strided else part.to_dense()
+
+
 def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor of torch's own class that holds what this rank has of `tensor`: of one in `vmap`, the whole batch.
     None if there is nothing to read: on the meta device, of fake tensors, while the memory is freed, and of classes
@@ -81,11 +82,11 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
         return None if inner is None else _readable(inner)
     if _is_wrapped(tensor):
         return _readable(torch._C._functorch.get_unwrapped(tensor))
-    if tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor.is_mkldnn:
+    if tensor.is_meta or tensor.is_nested or tensor.is_quantized:
         return None
-    if tensor.layout is torch.strided and tensor.untyped_storage().nbytes() == 0 and tensor.numel() > 0:
-        return None
-    return tensor
+    if tensor.layout is not torch.strided:
+        return None if tensor.is_mkldnn else tensor
+    return tensor if tensor.untyped_storage().nbytes() or not tensor.numel() else None
 
 
 def _inside(tensor: torch.Tensor) -> torch.Tensor | None:

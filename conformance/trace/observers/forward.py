@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.utils.parametrize import cached, is_parametrized
+from torch.nn.utils.parametrize import cached
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
@@ -38,7 +38,8 @@ def _forwards(recording: Recording) -> Iterator[None]:
         if recording.is_inside(("forward of", id(module))):
             return original(module, *args, **kwargs)
         # What a parametrization computes is read, and may draw random numbers: the forward gets the same.
-        with recording.inside(("forward of", id(module))), cached() if is_parametrized(module) else nullcontext():
+        is_parametrized = "parametrizations" in module._modules
+        with recording.inside(("forward of", id(module))), cached() if is_parametrized else nullcontext():
             number = _note(recording, module, args)
             output = original(module, *args, **kwargs)
         recording.flow.follow(number, output)

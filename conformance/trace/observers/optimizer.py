@@ -156,8 +156,9 @@ class _Steps:
             scale = -1.0 if scale is None else -scale
         for tensor in _used(optimizer):
             # The step is about to wait for what a functional collective has returned; nobody needs to before.
-            if hasattr(tensor, "trigger_wait"):
-                tensor.trigger_wait()
+            wait = getattr(type(tensor), "trigger_wait", None)
+            if wait is not None:
+                wait(tensor)
         outermost = next(step for step in self._running if step.parameters is not None)
         # A class with a step of its own may average or clip in it, or use other gradients altogether.
         outermost.gradients = (

@@ -7,19 +7,20 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._ops import _mode_stack_state_for_pre_dispatch as _before_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _C: Any = torch._C
+_modes, _transforms = _C._len_torch_dispatch_stack, _C._functorch.peek_interpreter_stack
 _tracing, _trace = _C._get_tracing_state, _C._set_tracing_state
+_is_included, _PRE_DISPATCH = _C._dispatch_tls_is_dispatch_key_included, _C.DispatchKey.PreDispatch
+_without_functions = _C.DisableTorchFunction
 
 
 class Aside:
     """A context in which this thread is in nothing that the trainer entered and that would count, forbid, record or
     make up what we read: modes, transforms of `torch.func`, `torch.jit.trace`, `__torch_function__` of its classes.
 
-    Create one for each use.
+    It may be entered again once it was left.
     """
 
     __slots__ = ("_functions", "_rest")
@@ -29,14 +30,14 @@ class Aside:
         self._rest: ExitStack | None = None
 
     def __enter__(self) -> None:
-        # This runs hundreds of times a step, and mostly there is nothing else to step out of.
-        if _modes() or _before_dispatch.count() or _transforms() is not None or _tracing() is not None:
+        # This runs dozens of times a step, and mostly there is nothing else to step out of.
+        if _modes() or _is_included(_PRE_DISPATCH) or _transforms() is not None or _tracing() is not None:
             with ExitStack() as stack:
                 stack.enter_context(_untraced())
                 stack.enter_context(torch._C._DisableFuncTorch())
                 stack.enter_context(_disable_current_modes())
                 self._rest = stack.pop_all()
-        self._functions = torch._C.DisableTorchFunction()
+        self._functions = _without_functions()
         self._functions.__enter__()
 
     def __exit__(self, *error: object) -> None:
@@ -45,18 +46,6 @@ class Aside:
         if self._rest is not None:
             self._rest.close()
             self._rest = None
-
-    @contextmanager
-    def left(self) -> Iterator[None]:
-        """Within this, the thread is back in everything."""
-        if self._functions is None:
-            yield
-            return
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()
 
 
 @contextmanager

@@ -51,25 +51,32 @@ class Failures:
 failures = Failures()
 
 
-class Original:
-    """The original of a call: whether it has run, and what came of it. `given`: what it gets if nothing calls it.
-    `aside`: what to leave while it runs."""
+class Original(Aside):
+    """The original of a call: whether it has run, and what came of it. Within it, as a context, the recorder is aside,
+    but for the original, which runs in all that the trainer is in. `given`: what it gets if nothing calls it."""
 
-    __slots__ = ("__wrapped__", "_aside", "error", "given", "has_run", "result")
+    __slots__ = ("__wrapped__", "error", "given", "has_run", "result")
 
-    def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]], aside: Aside) -> None:
+    def __init__(self, original: Function, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        self._functions = self._rest = None
         self.__wrapped__ = original
         self.given = given
-        self._aside = aside
         self.has_run = False
         self.result: Any = None
         self.error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = True
+        # What the original returned, such as a generator, may call it when the call has ended.
+        was_aside = self._functions is not None
         try:
-            with self._aside.left():
+            if was_aside:
+                self.__exit__()
+            try:
                 self.result = self.__wrapped__(*args, **kwargs)
+            finally:
+                if was_aside:
+                    self.__enter__()
         except BaseException as error:
             self.error = error
             raise
@@ -94,10 +101,9 @@ def guarded(around: Function, original: Function) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if observer in failures.off:
             return original(*args, **kwargs)
-        aside = Aside()
-        once = Original(original, (args, kwargs), aside)
+        once = Original(original, (args, kwargs))
         try:
-            with aside:
+            with once:
                 return around(once, *args, **kwargs)
         except Exception as error:
             if error is once.error:

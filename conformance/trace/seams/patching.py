@@ -71,7 +71,7 @@ def leaving_seams() -> Iterator[None]:
         leaving.is_on = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Place:
     """Where a function is found: what it was `found` as, what is there now, and how to `put` another one there."""
 

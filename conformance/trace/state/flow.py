@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -16,8 +15,7 @@ from conformance.trace.values import Number, elements, tensors_in
 _MOST_FORWARDS, _MOST_VALUES = 32, 64
 
 
-@dataclass(frozen=True)
-class Reached:
+class Reached(NamedTuple):
     """A forward that a backward reached: what the model put out, and the loss's gradient with respect to it; [] where
     they were not read."""
 
@@ -62,8 +60,8 @@ class Flow:
 
 def _read(tensor: Any) -> list[Number]:
     """The elements of a small, ordinary tensor; [] of any other."""
-    if type(tensor) is not torch.Tensor or tensor.numel() > _MOST_VALUES or not tensor.is_floating_point():
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not tensor.is_floating_point():
         return []
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor.layout is not torch.strided:
+    if tensor.numel() > _MOST_VALUES or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return []
     return elements(tensor)

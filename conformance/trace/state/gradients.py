@@ -120,9 +120,12 @@ class Gradients:
 
     def _see(self) -> Seen:
         gradients = [parameter.grad for _, parameter in self._looked_at]
-        if self._watched.is_readable:
-            return [None if gradient is None else elements(gradient) for gradient in gradients]
-        return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+        see = elements if self._watched.is_readable else _stamp
+        return [None if gradient is None else see(gradient) for gradient in gradients]
+
+
+def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
+    return id(gradient), gradient._version
 
 
 @dataclass(eq=False)

@@ -25,7 +25,7 @@ class Nested(Generic[T]):
         return _Entered(what, self._entered)
 
     def __iter__(self) -> Iterator[T]:
-        return (entered.what for entered in reversed(self._own()))
+        return iter([entered.what for entered in reversed(self._own())])
 
     def __contains__(self, what: object) -> bool:
         # Asked often, and mostly of what nobody is doing.
@@ -35,6 +35,8 @@ class Nested(Generic[T]):
         return False
 
     def _own(self) -> list[_Entered[T]]:
+        if not self._entered:
+            return self._entered
         me = get_ident()
         own = [entered for entered in self._entered if entered.thread == me]
         if len(own) == len(self._entered) or not isinstance(current_thread(), _DummyThread):

@@ -9,6 +9,9 @@ import torch
 from conformance.trace.state.watched import Watched
 from conformance.trace.values import number
 
+# Asked of each setting in each step, where a union would be made each time.
+_NUMBERS = (int, float)
+
 
 def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
     """The torch optimizer that its class is, or is derived from; None if it is none of torch's."""
@@ -29,9 +32,9 @@ def settings(optimizer: torch.optim.Optimizer, watched: Watched) -> list[dict[st
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int | float):
+    if isinstance(value, _NUMBERS):
         return number(float(value))
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return number(float(value))

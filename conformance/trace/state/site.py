@@ -21,15 +21,15 @@ _NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
 
 @dataclass(frozen=True)
 class _Code:
-    """What all frames of one code object share."""
+    """What all frames of one code object of the user's share. `file`: its path as events name it."""
 
     itself: CodeType
     path: str
+    file: str
     function: str
-    is_users: bool
 
 
-_libraries: dict[int, _Code] = {}
+_libraries: dict[int, CodeType] = {}
 """All code seen in this process that is not the user's; forked processes inherit this knowledge.
 
 By identity: equal code may come from different files.
@@ -44,7 +44,7 @@ class Sites:
 
     def __init__(self, trainer_file: str | None = None) -> None:
         self.trainer_file = trainer_file
-        self._known = dict(_libraries)
+        self._known: dict[int, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._last: tuple[Site | None, Site | None] = None, None
@@ -57,11 +57,11 @@ class Sites:
         """
         where: Site | None = None
         found: tuple[Site | None, Site | None]
-        known = self._known
         while frame is not None:
-            code = known.get(id(frame.f_code)) or self._learn(frame)
-            if code.is_users and (where is None or code.path == self.trainer_file):
-                here: Site = [self._file(code.path), frame.f_lineno, code.function]
+            # Most frames are of libraries.
+            code = None if id(frame.f_code) in _libraries else self._of_user(frame)
+            if code is not None and (where is None or code.path == self.trainer_file):
+                here: Site = [code.file, frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
                 if self.trainer_file in (None, code.path):
                     break
@@ -74,21 +74,21 @@ class Sites:
         self._last = found
         return found
 
-    def _learn(self, frame: FrameType) -> _Code:
-        path = frame.f_code.co_filename
-        # Before Python 3.11 code does not know the class that it is in.
-        function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-        is_users = path == self.trainer_file or _is_users(frame.f_globals, path)
-        code = _Code(frame.f_code, path, function, is_users)
-        self._known[id(code.itself)] = code
-        if not code.is_users:
-            _libraries[id(code.itself)] = code
+    def _of_user(self, frame: FrameType) -> _Code | None:
+        """What is known of a frame's code; None, and never asked again, if it is not the user's."""
+        itself = frame.f_code
+        code = self._known.get(id(itself))
+        if code is None:
+            path = itself.co_filename
+            if path != self.trainer_file and not _is_users(frame.f_globals, path):
+                _libraries[id(itself)] = itself
+                return None
+            # Before Python 3.11 code does not know the class that it is in.
+            function = getattr(itself, "co_qualname", itself.co_name)
+            # A trainer may change the working directory.
+            file = self._files.get(path) or self._files.setdefault(path, shortened(path))
+            code = self._known[id(itself)] = _Code(itself, path, file, function)
         return code
-
-    def _file(self, path: str) -> str:
-        if path not in self._files:
-            self._files[path] = shortened(path)
-        return self._files[path]
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:
