@@ -31,7 +31,7 @@ from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.scaling import scaler_faults
 from conformance.verdict.setup import Mistake, mistake
-from conformance.verdict.watched_weights import with_watched_weights
+from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
 from conformance.workloads.behaviour import Way
 from conformance.workloads.problem import Problem
 
@@ -95,8 +95,10 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement.run = run
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if judgement.verdict not in PASSED:
-        # Right numbers show that the windows are right.
+        # Right numbers show that windows and weights are those of the steps.
         unseen = unseen or unplaced(case, judgement.ranks)
+        if judgement.divergence is None and all(guard.holds or guard.gives_way for guard in judgement.guards):
+            unseen = unseen or changed_after_training(judgement.ranks, judgement.trajectory)
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if judgement.verdict not in _ENDED:

@@ -44,13 +44,19 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
                 "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`"
             )
-        if not any(rank.steps for rank in ranks) and not is_at_start:
+        if any(rank.steps for rank in ranks) or is_at_start:
+            continue
+        if rank.other_optimizer:
             return (
-                f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and "
-                "no forward showed when, so the steps cannot be compared; call the module that task.model() returns, "
-                "or derive the optimizer from torch.optim.Optimizer, in the process that calls the function under "
-                "`@trainer`"
+                f"rank {rank.outcome.rank} stepped parameters of shape {rank.other_optimizer['shapes']} beside the "
+                "task's model, whose weights changed afterwards, so the steps cannot be compared; put an adapter on "
+                "the module that task.model() returns with `torch.nn.utils.parametrize`, or train its own weights"
             )
+        return (
+            f"the weights of rank {rank.outcome.rank} changed, but no step of torch's Optimizer changed them, and no "
+            "forward showed when, so the steps cannot be compared; call the module that task.model() returns, or "
+            "derive the optimizer from torch.optim.Optimizer, in the process that calls the function under `@trainer`"
+        )
     return None
 
 

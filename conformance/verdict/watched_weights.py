@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.laws.run import Rank, Run
+from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
 from conformance.trace.events import Finished, Forward, ScalerStep
-from conformance.verdict.comparison import same
+from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
 
 
@@ -31,6 +32,29 @@ def with_watched_weights(ranks: Sequence[RankEvidence], run: Run) -> tuple[RankE
         _watched(rank, seen, rank.attempts or served, skipped) for rank, seen in zip(ranks, run.ranks, strict=True)
     ]
     return tuple(replace(rank, attempts=tuple(_completed(rank, watched))) for rank in watched)
+
+
+def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | None) -> str | None:
+    """Why the weights that training ends with say nothing of its steps, where these are right; None if they do."""
+    if right is None or not all(rank.attempts and rank.final_weights for rank in ranks):
+        return None
+    stepped = [_as_stepped(rank) for rank in ranks]
+    if stepped == list(ranks) or not matches(stepped, right.steps):
+        return None
+    return (
+        "all steps are right, but after the last one the weights become others, and it is not known what for; return "
+        "from the function under `@trainer` before averaged or earlier weights are loaded, adapters are merged, or the "
+        "model is cast to another type"
+    )
+
+
+def _as_stepped(rank: RankEvidence) -> RankEvidence:
+    """With what the optimizer's last step made of the weights, whatever training ends with."""
+    steps = [event for event in rank.outcome.events if event["event"] in ("step", "skip")]
+    *earlier, last = rank.attempts
+    if not steps or steps[-1]["window"] != last.seen_in:
+        return rank
+    return replace(rank, attempts=(*earlier, replace(last, weights=values(steps[-1]["weights"]))))
 
 
 def _skipped(ranks: Sequence[RankEvidence]) -> set[int | None]:

@@ -191,3 +191,30 @@ def test_windows_that_a_scaler_of_ones_own_skips(follow, rows):
     is_known = rows in ("of the window", "unknown, as many as planned")
     assert judgement.verdict == ("FAIL (numerics)" if is_known else "INCONCLUSIVE")
     assert is_known or judgement.headline.startswith("rank 0 took 5 steps in 6 windows, and nothing shows which it ")
+
+
+@pytest.mark.parametrize("are_right", [True, False])
+def test_weights_that_change_after_the_last_step(follow, are_right):
+    """As where averaged or earlier weights are loaded at the end, or the model is cast to another type."""
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    for finished in run.everywhere("finished", 0):
+        finished["weights"][0] += 1
+    for step in run.everywhere("step", -1):
+        step["weights"][0] += 0 if are_right else 2
+    judgement = run.judged()
+    assert judgement.verdict == ("INCONCLUSIVE" if are_right else "FAIL (numerics)")
+    if are_right:
+        assert judgement.headline.startswith("all steps are right, but after the last one the weights become others")
+        assert judgement.laws == ()
+
+
+def test_an_adapter_that_is_merged_at_the_end(follow):
+    """What trains beside the task's model is stepped; the task's own weights change once."""
+    run = follow("single-acc2-fp32-momentum")
+    [finished] = run.of("finished")
+    run.remove(*(event for kind in ("forward", "backward_begin", "backward_end", "step") for event in run.of(kind)))
+    stepped = {name: value for name, value in finished.items() if name != "weights"}
+    run.before(finished, {**stepped, "event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[1, 3]]})
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 0 stepped parameters of shape [[1, 3]] beside the task's model")
