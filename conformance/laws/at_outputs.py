@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from conformance.laws.run import Plan, Rank, fact
+from conformance.laws.run import Plan, Rank, Window, fact
 from conformance.trace.events import BackwardEnd, Forward, Vector
 
 #: The unit roundoff and the least number of the formats that a model computes in.
@@ -61,6 +61,49 @@ def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
             if forward is not None and often[number] == 1 and len(outputs) == len(forward.rows) == len(gradients):
                 found += (AtOutputs(end, terms) for terms in _terms(rank.run.plan, forward, outputs, gradients))
     return found
+
+
+def is_of_mean(window: Window, end: BackwardEnd, scale: float = 1.0) -> bool:
+    """Whether the gradients at the model's outputs are those of the mean over the window, by one rank or by all, times
+    `scale`: then there is no other scale in them."""
+    terms = terms_of(window, end)
+    return any(
+        all(abs(term.gradient - factor * term.residual) <= _error(term, factor) for term in terms)
+        # Else twice as much would fit too.
+        and any(_error(term, factor) < abs(term.gradient) / 4 for term in terms)
+        for factor in (scale * one for one in _factors(window))
+    )
+
+
+def exceeds_mean(window: Window, end: BackwardEnd) -> bool:
+    """Whether the gradients at the model's outputs are larger than those of any mean."""
+    largest, terms = max(_factors(window), default=0.0), terms_of(window, end)
+    return bool(terms) and all(
+        abs(term.gradient) - _error(term, largest) > largest * abs(term.residual) for term in terms
+    )
+
+
+def _factors(window: Window) -> Sequence[float]:
+    """What the mean over the window multiplies residuals by, by one rank or by all."""
+    plan = window.plan
+    shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
+    samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
+    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if _is_weighted(plan) else len(samples)
+    return (2 / total, 2 * plan.world_size / total) if total else ()
+
+
+def terms_of(window: Window, end: BackwardEnd) -> Sequence[Term]:
+    """Those of a backward, with residuals as the case's loss weighs them; none where rows do not show their samples."""
+    terms = [term for one in at_outputs(window.rank) if one.end is end for term in one.terms]
+    return [term.weighted() if _is_weighted(window.plan) else term for term in terms]
+
+
+def _is_weighted(plan: Plan) -> bool:
+    return bool(plan.spec["loss"] == "weighted")
+
+
+def _error(term: Term, factor: float) -> float:
+    return term.gradient_error + factor * term.residual_error
 
 
 def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> Sequence[Sequence[Term]]:

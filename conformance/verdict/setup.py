@@ -178,7 +178,9 @@ def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str
 def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should."""
     plan = rank.run.plan
-    asked = plan.learning_rates
+    asked, of_bias = plan.learning_rates, plan.spec["bias_group"]
+    if of_bias is not None:
+        asked += tuple(rate / plan.spec["optimizer"]["lr"] * of_bias["lr"] for rate in asked)
     for step in rank.of(Step):
         if step.lr is None or isinstance(step.lr, str) or any(_same(step.lr, rate) for rate in asked):
             continue

@@ -199,6 +199,9 @@ def _backward_after(window: Window) -> Broken | None:
     if not late:
         return None
     begin = next(event for event in window.backwards if event.backward == late[0].backward)
+    # A hook may step a parameter within the backward, as soon as its gradient is there.
+    if begin.seq < last.seq:
+        return None
     return Broken(
         last,
         must="a step must come after all backwards of its window",

@@ -6,6 +6,7 @@ disabled scaler leaves no events, so they check nothing then.
 
 from __future__ import annotations
 
+from conformance.laws.at_outputs import is_of_mean, terms_of
 from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.loss_scale import Scaling, all_finite, disagree, is_scale, scaling
@@ -56,10 +57,10 @@ def backward_on_scaled_loss(window: Window) -> Outcomes:
     # The trainer may have multiplied the gradients instead of the loss.
     if not ends or any(isinstance(event.factor, int | float) and event.factor > 1 for event in changes):
         return
-    bare = next((end for end in ends if end.scaled is None), None)
+    # The scale may have entered in another way, such as `backward(gradient=scale)`.
+    bare = next((end for end in ends if end.scaled is None and not _carries_scale(window, end)), None)
     if bare is None:
         yield OK
-    # The scale may have entered in another way, such as `backward(gradient=scale)`.
     elif not saw_right_gradients(window):
         scale = number(steps[-1].scale)
         yield Broken(
@@ -70,6 +71,20 @@ def backward_on_scaled_loss(window: Window) -> Outcomes:
             (bare, steps[-1]),
             f"The gradient of this backward is 1/{scale} of what it should be.",
         )
+
+
+def _carries_scale(window: Window, end: BackwardEnd) -> bool:
+    """Whether the gradients at the model's outputs show the loss scale; where they show nothing, those of other
+    backwards at this place."""
+    if terms_of(window, end):
+        return _shows_scale(window, end)
+    others = ((other, one) for other in window.rank.windows for one in other.of(BackwardEnd) if one.where == end.where)
+    return any(_shows_scale(other, one) for other, one in others)
+
+
+def _shows_scale(window: Window, end: BackwardEnd) -> bool:
+    scales = [float(step.scale) for step in window.of(ScalerStep)]
+    return bool(scales) and is_of_mean(window, end, scales[-1]) and not is_of_mean(window, end)
 
 
 @law(

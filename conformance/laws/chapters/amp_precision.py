@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.laws.at_outputs import Term, at_outputs
+from conformance.laws.at_outputs import exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Plan, Window
+from conformance.laws.run import Window
 from conformance.trace.events import (
     BackwardEnd,
     Forward,
@@ -134,9 +134,9 @@ def scaler_with_fp16(window: Window) -> Outcomes:
     if any(end.scaled is not None for end in ends):
         yield OK
     # A trainer may scale the loss by hand, and unscale gradients where nobody sees it.
-    elif not window.rank.has(_SCALING) and (plain := next((end for end in ends if _is_plain(window, end)), None)):
+    elif not window.rank.has(_SCALING) and (plain := next((end for end in ends if is_of_mean(window, end)), None)):
         # Such a scale may come down to 1.
-        scales = any(_is_larger(other, end) for other in window.rank.windows for end in _in_half(other)[1])
+        scales = any(exceeds_mean(other, end) for other in window.rank.windows for end in _in_half(other)[1])
         yield OK if scales else _not_scaled(next(half[number] for number in plain.forwards if number in half), plain)
 
 
@@ -144,48 +144,6 @@ def _in_half(window: Window) -> tuple[Mapping[int, Forward], Sequence[BackwardEn
     """The forwards in float16, and the backwards through them."""
     half = {forward.forward: forward for forward in window.forwards if forward.computes == "float16"}
     return half, [end for end in window.of(BackwardEnd) if not half.keys().isdisjoint(end.forwards)]
-
-
-def _is_plain(window: Window, end: BackwardEnd) -> bool:
-    """Whether the gradients at the model's outputs are those of the mean over the window, by one rank or by all: then
-    there is no scale in them."""
-    factors, terms = _factors(window), _terms(window, end)
-    return any(
-        all(abs(term.gradient - factor * term.residual) <= _error(term, factor) for term in terms)
-        # Else twice as much would fit too.
-        and any(_error(term, factor) < abs(term.gradient) / 4 for term in terms)
-        for factor in factors
-    )
-
-
-def _is_larger(window: Window, end: BackwardEnd) -> bool:
-    """Whether the gradients at the model's outputs are larger than those of any mean."""
-    largest, terms = max(_factors(window), default=0.0), _terms(window, end)
-    return bool(terms) and all(
-        abs(term.gradient) - _error(term, largest) > largest * abs(term.residual) for term in terms
-    )
-
-
-def _factors(window: Window) -> Sequence[float]:
-    """What the mean over the window multiplies residuals by, by one rank or by all."""
-    plan = window.plan
-    shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
-    samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
-    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if _is_weighted(plan) else len(samples)
-    return (2 / total, 2 * plan.world_size / total) if total else ()
-
-
-def _terms(window: Window, end: BackwardEnd) -> Sequence[Term]:
-    terms = [term for one in at_outputs(window.rank) if one.end is end for term in one.terms]
-    return [term.weighted() if _is_weighted(window.plan) else term for term in terms]
-
-
-def _is_weighted(plan: Plan) -> bool:
-    return bool(plan.spec["loss"] == "weighted")
-
-
-def _error(term: Term, factor: float) -> float:
-    return term.gradient_error + factor * term.residual_error
 
 
 def _not_scaled(forward: Forward, end: BackwardEnd) -> Broken:
