@@ -60,10 +60,10 @@ def attend(front: FrontAddress, member: Member) -> None:
                 channel.send({"token": front.token, "failure": f"{member.host}: {error}"})
             raise
         channel.send({"token": front.token, **asdict(hello)})
-        answers = _Answers(front)
+        servers: dict[int, ForkedServer] = {}
         while (request := channel.receive()) is not None:
             try:
-                answer = answers.to(request)
+                answer = _answered(request, front, servers)
             except TrainerError as error:
                 answer = {"trainer": str(error)}
             except (RunnerError, LaunchError) as error:
@@ -71,24 +71,17 @@ def attend(front: FrontAddress, member: Member) -> None:
             channel.send(answer)
 
 
-class _Answers:
-    """What this machine answers to the front."""
-
-    def __init__(self, front: FrontAddress) -> None:
-        self._front = front
-        self._servers: dict[int, ForkedServer] = {}
-
-    def to(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises TrainerError, RunnerError, LaunchError."""
-        match request:
-            case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn, "limit": limit}:
-                with connect(self._front.host, self._front.port, JOIN_LIMIT) as client:
-                    Channel(client).send({"token": self._front.token, "ticket": ticket})
-                    server = shared.get().fork(target, backend, client, spawn=spawn, limit=limit)
-                self._servers[server.pid] = server
-                return {"pid": server.pid}
-            case {"end": pid, "patience": patience}:
-                return {"how": self._servers.pop(pid).end(patience)}
-            case {"last_output": pid}:
-                return {"text": self._servers[pid].last_output()}
-        raise RunnerError(f"the front sent an unknown request: {request}")
+def _answered(request: dict[str, Any], front: FrontAddress, servers: dict[int, ForkedServer]) -> dict[str, Any]:
+    """What this machine, with these servers, answers to the front. Raises TrainerError, RunnerError, LaunchError."""
+    match request:
+        case {"serve": ticket, "target": target, "backend": backend, "spawn": spawn, "limit": limit}:
+            with connect(front.host, front.port, JOIN_LIMIT) as client:
+                Channel(client).send({"token": front.token, "ticket": ticket})
+                server = shared.get().fork(target, backend, client, spawn=spawn, limit=limit)
+            servers[server.pid] = server
+            return {"pid": server.pid}
+        case {"end": pid, "patience": patience}:
+            return {"how": servers.pop(pid).end(patience)}
+        case {"last_output": pid}:
+            return {"text": servers[pid].last_output()}
+    raise RunnerError(f"the front sent an unknown request: {request}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,10 +103,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     selected = [metafunc.config.getoption(name) for name in ("trainer", "backend", "case")]
     try:
-        items = collect(_servers(metafunc.config), *selected)
+        items = collect(servers(metafunc.config), *selected)
     except RunnerError as error:
         raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
-    for reason in _servers(metafunc.config).slow:
+    for reason in servers(metafunc.config).slow:
         warn(metafunc.config, SlowPath(reason), "collect")
     several = len({item.target for item in items}) > 1
     parameters = []
@@ -132,25 +131,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
-@pytest.fixture(scope="session")
-def conformance_servers(pytestconfig: pytest.Config) -> Servers:
+def servers(config: pytest.Config) -> Servers:
     """The processes that hold the trainers, started on demand."""
-    return _servers(pytestconfig)
-
-
-@pytest.fixture(scope="session")
-def conformance_time_limit(pytestconfig: pytest.Config) -> float:
-    return float(pytestconfig.getoption("time_limit"))
-
-
-@pytest.fixture(scope="session")
-def conformance_traces(pytestconfig: pytest.Config) -> Path | None:
-    """The folder for traces, if they are wanted."""
-    folder = pytestconfig.getoption("traces")
-    return None if folder is None else Path(folder)
-
-
-def _servers(config: pytest.Config) -> Servers:
     if SERVERS not in config.stash:
         config.stash[SERVERS] = Servers()
     return config.stash[SERVERS]

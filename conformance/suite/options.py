@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from conformance.adapter.declaration import BACKEND_NAMES
@@ -52,6 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
     },
     "--traces": {
+        "type": Path,
         "metavar": "FOLDER",
         "help": "write what each rank of each case did to FOLDER/<trainer>/<case>/rank<r>.jsonl (default: do not)",
     },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,25 +11,20 @@ from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
 from conformance.runner.front.client import RunnerError
 from conformance.runner.outcome import HostLost
+from conformance.suite.hooks import servers
 from conformance.suite.items import BadInput, Item
 from conformance.suite.running import run
-from conformance.suite.servers import Servers
 from conformance.suite.warned import Undeclared, warn
 from conformance.workloads.behaviour import WORDS, warning
 
 
-def test_case(
-    item: Item | BadInput,
-    conformance_servers: Servers,
-    conformance_time_limit: float,
-    conformance_traces: Path | None,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_case(item: Item | BadInput, request: pytest.FixtureRequest) -> None:
     if isinstance(item, BadInput):
         request.node.bad_input = item.line
         pytest.fail(visible(item.line), pytrace=False)
+    config = request.config
     try:
-        result = run(item, conformance_servers, conformance_time_limit, conformance_traces)
+        result = run(item, servers(config), config.getoption("time_limit"), config.getoption("traces"))
     except HostLost as error:
         request.session.shouldfail = str(error)
         pytest.fail(f"the harness failed: {error}; what follows was not run", pytrace=False)
@@ -47,4 +41,4 @@ def test_case(
     for one in result.behaviour:
         if (costs := warning(one.way, one.declared)) is not None:
             text = f"{result.trainer} {WORDS[one.way].says}. {costs}"
-            warn(request.config, Undeclared(visible(text)), "runtest", request.node.nodeid)
+            warn(config, Undeclared(visible(text)), "runtest", request.node.nodeid)

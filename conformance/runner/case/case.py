@@ -28,25 +28,16 @@ from conformance.runner.case.supervision import (
     Stop,
     Supervision,
 )
-from conformance.runner.outcome import Outcome, RankOutcome, describe_status
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, describe_status
 from conformance.runner.rank.environment import rank_environment
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import POLL, Child, sweep
 from conformance.runner.system.descriptors import Descriptors
-from conformance.runner.system.output import Output
 from conformance.runner.system.protocol import Channel
 
 # Seconds beyond the time limit if some ranks run elsewhere: the front, which sees all of them, enforces the limit.
 _SHARE_PATIENCE = 30.0
-
-
-class RendezvousLost(Exception):
-    """The process that hosts the rendezvous ended early: a failure of the harness, not of a rank."""
-
-
-class EvidenceUnwritable(Exception):
-    """The system refused to write evidence, as on a full disk: no failure of a rank."""
 
 
 class ClientDisconnected(Exception):
@@ -69,7 +60,7 @@ class Case(ABC):
         self._rendezvous: Child | None = None
 
     def run(self) -> Outcome:
-        """Raises ClientDisconnected, RendezvousLost, EvidenceUnwritable."""
+        """Raises ClientDisconnected; RunnerError for what is no failure of a rank."""
         began = monotonic()
         patience = 0.0 if self._share is None else _SHARE_PATIENCE
         limits = Limits(self._time_limit + patience)
@@ -89,7 +80,8 @@ class Case(ABC):
             self._watch()
             for process in self._processes():
                 if process.unwritable is not None:
-                    raise EvidenceUnwritable(f"cannot write the evidence of rank {process.rank}: {process.unwritable}")
+                    # As on a full disk.
+                    raise RunnerError(f"cannot write the evidence of rank {process.rank}: {process.unwritable}")
             ranks = self._outcomes(self._supervision.first_failed)
         return Outcome(ranks, monotonic() - began, self._supervision.timed_out)
 
@@ -101,18 +93,19 @@ class Case(ABC):
         return tuple(member.outcome(first_failed) for member in self._members)
 
     def _watch(self) -> None:
-        """Until every rank has exited. Raises ClientDisconnected, RendezvousLost."""
+        """Until every rank has exited. Raises ClientDisconnected, RunnerError."""
         self._listen_to(self._client, self._read_client)
         for process in self._processes():
-            self._listen_to_member(process)
-            self._listen_to_output(process.output)
+            self._listen_to(process, process.read)
+            self._listen_to(process.output.source, process.output.read)
         for child in self._children():
             if child.descriptor is not None:
-                # Below, `_note_exits` finds out which of them has ended, and closes its descriptor.
-                self._listen_to(child.descriptor, partial(self._selector.unregister, child.descriptor))
+                # `_note_exits` finds out which of them has ended, and closes its descriptor.
+                self._listen_to(child.descriptor, lambda: False)
         while not self._supervision.is_over:
             for key, _ in self._selector.select(self._patience()):
-                key.data()
+                if not key.data():
+                    self._selector.unregister(key.fileobj)
             self._note_exits()
             for action in self._supervision.advance(monotonic()):
                 self._act(action)
@@ -122,28 +115,14 @@ class Case(ABC):
         is_silent = any(child.status is None and child.descriptor is None for child in self._children())
         return min(POLL, patience) if is_silent else patience
 
-    def _listen_to(self, source: Any, react: Callable[[], object]) -> None:
-        """Call ``react`` when there is something to read."""
-        self._selector.register(source, selectors.EVENT_READ, react)
-
-    def _listen_to_member(self, member: RankMember) -> None:
-        def read() -> None:
-            if not member.read():
-                self._selector.unregister(member)
-
-        self._listen_to(member, read)
-
-    def _listen_to_output(self, output: Output) -> None:
-        def read() -> None:
-            if not output.read():
-                self._selector.unregister(output.source)
-
-        self._listen_to(output.source, read)
+    def _listen_to(self, source: Any, read: Callable[[], bool]) -> None:
+        """Call ``read`` when there is something to read, until it is False."""
+        self._selector.register(source, selectors.EVENT_READ, read)
 
     def _note_exits(self) -> None:
-        """Note which processes have ended. Raises RendezvousLost."""
+        """Note which processes have ended. Raises RunnerError."""
         if self._rendezvous is not None and (status := self._rendezvous.poll()) is not None:
-            raise RendezvousLost(f"the process that hosts the rendezvous ended early: {describe_status(status)}")
+            raise RunnerError(f"the process that hosts the rendezvous ended early: {describe_status(status)}")
         for process in self._processes():
             process.reap()
 
@@ -179,8 +158,8 @@ class Case(ABC):
             except OSError as error:
                 raise ClientDisconnected from error
 
-    def _read_client(self) -> None:
-        """Read what the client reports about ranks elsewhere. Raises ClientDisconnected."""
+    def _read_client(self) -> bool:
+        """Read what the client reports about ranks elsewhere; always True. Raises ClientDisconnected."""
         # A client whose ranks all run here sends nothing, so there is only the end of its connection to read.
         if self._share is None or not self._client.fill():
             raise ClientDisconnected
@@ -193,6 +172,7 @@ class Case(ABC):
                     self._supervision.given_up = because
                 case {"release": True}:
                     self._supervision.may_leave = True
+        return True
 
     def _start_rendezvous(self, address: str) -> int:
         """Returns the port of the case's rendezvous."""

@@ -55,15 +55,16 @@ class LaunchedCase(Case):
         self._listen_to(self._callers, self._admit)
         super()._watch()
 
-    def _admit(self) -> None:
-        """Let waiting workers enter."""
+    def _admit(self) -> bool:
+        """Let waiting workers enter; always True, as more may come."""
         with suppress(TimeoutError):
             while (caller := self._callers.next(monotonic())) is not None:
                 worker = self._called(caller)
                 if worker is None or not worker.enter(caller.channel, self._spec):
                     caller.channel.close()
                 else:
-                    self._listen_to_member(worker)
+                    self._listen_to(worker, worker.read)
+        return True
 
     def _called(self, caller: Caller) -> Worker | None:
         """The rank that a caller asks for."""

@@ -122,7 +122,8 @@ class RankProcess(RankMember):
         # Its handler writes to the descriptor whatever that is by now.
         if not Known.of(self._stack).is_intact_in(self.child.pid):
             return False
-        return stacks.Process(self.child.pid, self.stack_size).ask_for_stack()
+        stacks.ask(self.child.pid)
+        return True
 
     def stack_size(self) -> int:
         return os.fstat(self._stack).st_size

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import Import, Train, TrainerError, imported
 from conformance.runner.case import rendezvous_host
-from conformance.runner.case.case import Case, ClientDisconnected, EvidenceUnwritable, RendezvousLost, StartedCase
+from conformance.runner.case.case import Case, ClientDisconnected, StartedCase
 from conformance.runner.case.launched import LaunchedCase
-from conformance.runner.outcome import Outcome, Unavailable
+from conformance.runner.outcome import Outcome, RunnerError, Unavailable
 from conformance.runner.rank import loading, rank
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.server import forking
@@ -132,7 +132,7 @@ def _answer(client: Channel, make_case: MakeCase) -> None:
             outcome = make_case(request, client).run()
         except SessionFailed as error:
             outcome = Outcome.without_evidence(request["spec"]["world_size"], str(error), monotonic() - began)
-        except (RendezvousLost, EvidenceUnwritable) as error:
+        except RunnerError as error:
             client.send({"failure": str(error)})
             continue
         client.send_json(outcome.to_json())

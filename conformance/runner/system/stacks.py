@@ -7,8 +7,7 @@ import os
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -31,24 +30,14 @@ class Answering(ABC):
         """Bytes of the answer so far."""
 
 
-@dataclass(frozen=True)
-class Process(Answering):
-    """A process that has called `answer_requests`; ``size``: how many bytes it has written."""
-
-    pid: int
-    size: Callable[[], int]
-
-    def ask_for_stack(self) -> bool:
-        os.kill(self.pid, _REQUEST)
-        return True
-
-    def stack_size(self) -> int:
-        return self.size()
-
-
 def answer_requests(descriptor: int) -> None:
     """Have this process write the stacks of all its threads to ``descriptor`` when `request` asks."""
     faulthandler.register(_REQUEST, file=descriptor, all_threads=True)
+
+
+def ask(pid: int) -> None:
+    """Have a process answer that has called `answer_requests`."""
+    os.kill(pid, _REQUEST)
 
 
 def request(asked: Iterable[Answering]) -> None:

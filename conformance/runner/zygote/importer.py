@@ -57,7 +57,7 @@ class Client:
             os.close(descriptor)
 
 
-class Importer:
+class Importer(stacks.Answering):
     """An importer, seen from the process that forks it.
 
     Attributes:
@@ -117,13 +117,16 @@ class Importer:
 
     def why_late(self) -> str:
         """The error when the import has not ended at the deadline."""
-
-        def size() -> int:
-            self.output.read()
-            return self.output.count
-
-        stacks.request([stacks.Process(self._child.pid, size)])
+        stacks.request([self])
         return f"{self._place}: importing it did not end within {self._limit:g} s{self._at_line()}"
+
+    def ask_for_stack(self) -> bool:
+        stacks.ask(self._child.pid)
+        return True
+
+    def stack_size(self) -> int:
+        self.output.read()
+        return self.output.count
 
     def why_ended(self) -> str:
         """The error when it has ended or disconnected before the import had ended. It is ended."""
