@@ -10,7 +10,6 @@ from time import monotonic
 from typing import Any
 
 from conformance.launchers.front import RemoteStarter
-from conformance.runner.case.node_share import NodeShare
 from conformance.runner.case.supervision import (
     GRACE,
     LEAVE_LIMIT,
@@ -24,6 +23,7 @@ from conformance.runner.case.supervision import (
     Supervision,
 )
 from conformance.runner.front.client import SLACK, ForkServer, Outcome, RankOutcome, RunnerError
+from conformance.runner.rank.environment import NodeShare
 from conformance.runner.system.protocol import Channel
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.runner.rank.environment import base_environment, rank_environment
+from conformance.runner.rank.environment import NodeShare, base_environment, rank_environment
 
 NATIVE = {"case": "ddp-w4", "backend": "ddp", "world_size": 4}
 
 
 def test_a_single_process_sees_no_launcher() -> None:
-    assert rank_environment({"case": "single", "backend": "single", "world_size": 1}, 0, None) == {}
+    assert rank_environment({"case": "single", "backend": "single", "world_size": 1}, 0, NodeShare(())) == {}
 
 
 def test_ddp_ranks_see_what_torchrun_sets() -> None:
-    environment = rank_environment(NATIVE, 3, 1234)
+    environment = rank_environment(NATIVE, 3, NodeShare((), port=1234))
     assert environment.items() >= {
         ("MASTER_ADDR", "127.0.0.1"),
         ("MASTER_PORT", "1234"),
@@ -30,7 +30,7 @@ def test_ddp_ranks_see_what_torchrun_sets() -> None:
 
 
 def test_horovod_ranks_see_what_horovodrun_sets() -> None:
-    environment = rank_environment({**NATIVE, "backend": "horovod"}, 3, 1234)
+    environment = rank_environment({**NATIVE, "backend": "horovod"}, 3, NodeShare((), port=1234))
     assert environment.items() >= {
         ("HOROVOD_RANK", "3"),
         ("HOROVOD_SIZE", "4"),
@@ -52,7 +52,7 @@ def test_what_the_user_set_is_inherited() -> None:
 
 def test_ranks_on_two_machines_see_torchrun_s_groups() -> None:
     spec = {**NATIVE, "hosts": ["a", "a", "b", "b"]}
-    assert rank_environment(spec, 3, 1234, "192.0.2.1", "eth7").items() >= {
+    assert rank_environment(spec, 3, NodeShare((), "192.0.2.1", 1234, "eth7")).items() >= {
         ("MASTER_ADDR", "192.0.2.1"),
         ("RANK", "3"),
         ("LOCAL_RANK", "1"),
@@ -66,7 +66,7 @@ def test_ranks_on_two_machines_see_torchrun_s_groups() -> None:
 
 def test_ranks_on_two_machines_see_horovod_s_communicators() -> None:
     spec = {**NATIVE, "backend": "horovod", "hosts": ["a", "a", "b", "b"]}
-    assert rank_environment(spec, 2, 1234, "192.0.2.1", "eth7").items() >= {
+    assert rank_environment(spec, 2, NodeShare((), "192.0.2.1", 1234, "eth7")).items() >= {
         ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "192.0.2.1"),
         ("HOROVOD_HOSTNAME", "b"),
         ("HOROVOD_RANK", "2"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.case.node_share import NodeShare
 from conformance.runner.front.client import ForkServer, Outcome, RunnerError
+from conformance.runner.rank.environment import NodeShare
 
 LIMIT = 60.0
 Write = Callable[..., str]

@@ -7,7 +7,7 @@ import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -16,7 +16,6 @@ from conformance.adapter.backends import BACKENDS
 from conformance.adapter.topology import Topology
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember
-from conformance.runner.case.node_share import NodeShare
 from conformance.runner.case.rank_process import RankProcess
 from conformance.runner.case.supervision import (
     Action,
@@ -29,7 +28,7 @@ from conformance.runner.case.supervision import (
     Supervision,
 )
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, describe_status
-from conformance.runner.rank.environment import rank_environment
+from conformance.runner.rank.environment import NodeShare, rank_environment
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.system import linux, stacks
 from conformance.runner.system.child import POLL, Child, sweep
@@ -228,12 +227,11 @@ class StartedCase(Case):
 
     def _start(self, hold: int) -> None:
         share = self._share or NodeShare(range(int(self._spec["world_size"])))
-        port = share.port
-        if port is None and BACKENDS[self._spec["backend"]].rendezvous is not None:
-            port = self._start_rendezvous(share.address)
-            self._report(port=port)
+        if share.port is None and BACKENDS[self._spec["backend"]].rendezvous is not None:
+            share = replace(share, port=self._start_rendezvous(share.address))
+            self._report(port=share.port)
         for rank in share.ranks:
-            environment = rank_environment(self._spec, rank, port, share.address, share.interface)
+            environment = rank_environment(self._spec, rank, share)
             self._fork(rank, hold, partial(self._become_rank, rank, environment))
 
     def _act(self, action: Action[RankMember]) -> None:

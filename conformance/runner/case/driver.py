@@ -12,8 +12,7 @@ from time import monotonic
 
 from conformance.adapter.job import Job
 from conformance.adapter.loading import Train
-from conformance.runner.rank.calling import call
-from conformance.runner.rank.rank import Pipes, file_of
+from conformance.runner.rank.rank import Pipes, call, file_of
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import stacks
 from conformance.runner.system.descriptors import Known

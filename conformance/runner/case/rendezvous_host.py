@@ -19,6 +19,21 @@ def listen(address: str) -> socket.socket:
     return listener
 
 
+def why_down(address: str) -> str | None:
+    """Why a connection to ``address``, which is loopback's, cannot be made, and what to do; None if it can.
+
+    A new network namespace begins with loopback down.
+    """
+    try:
+        with socket.create_server((address, 0)) as listener, socket.create_connection(listener.getsockname(), 10.0):
+            return None
+    except OSError as error:
+        return (
+            f"the loopback interface is down: connecting to {address} fails ({error.strerror or error}), so ranks "
+            "cannot reach each other; bring it up with: ip link set lo up"
+        )
+
+
 def host(backend: str, listener: socket.socket, topology: Topology) -> NoReturn:
     """Serve the rendezvous of ``backend`` on ``listener`` until this process is killed."""
     if BACKENDS[backend].rendezvous == "horovod":

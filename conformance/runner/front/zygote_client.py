@@ -11,10 +11,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from conformance.adapter.loading import TrainerError, place_of
-from conformance.runner.front.zygote_process import ZygoteProcess
+from conformance.runner.front.zygote_process import ZygoteProcess, connect
 from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
-from conformance.runner.system import sockets
 from conformance.runner.system.output import Followed
 from conformance.runner.system.protocol import Channel
 
@@ -99,10 +98,13 @@ class ZygoteClient:
         self._address = address
         self._environment = base_environment(os.environ)
         self.owner = os.getpid()
-        connection = socket.socket(socket.AF_UNIX)
-        self._channel = Channel(connection)
         try:
-            self._connect(connection)
+            self._channel = connect(address)
+        except OSError:
+            if self._process is not None:
+                self._process.close()
+            raise
+        try:
             hello = self._ask(self._channel, {})
         except BaseException:
             self.close()
@@ -137,18 +139,18 @@ class ZygoteClient:
             "folder": os.getcwd(),
             "path": [str(folder) for folder in sys.path],
         }
-        connection = socket.socket(socket.AF_UNIX)
-        control, output = Channel(connection), Followed()
         try:
-            self._connect(connection)
+            control = connect(self._address)
+        except OSError as error:
+            raise self._lost() from error
+        output = Followed()
+        try:
             answer = self._ask(control, request, client.fileno(), output.sink)
             if "error" in answer:
                 raise TrainerError(answer["error"])
-        except BaseException as error:
+        except BaseException:
             control.close()
             output.close()
-            if isinstance(error, OSError):
-                raise self._lost() from error
             raise
         return ForkedServer(answer["pid"], control, output)
 
@@ -157,11 +159,6 @@ class ZygoteClient:
         self._channel.close()
         if self._process is not None:
             self._process.close()
-
-    def _connect(self, connection: socket.socket) -> None:
-        """Raises OSError when nothing listens."""
-        with sockets.short_name(self._address) as name:
-            connection.connect(name)
 
     def _ask(self, channel: Channel, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         """Raises RunnerError."""

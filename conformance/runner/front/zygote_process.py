@@ -7,12 +7,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conformance.runner.outcome import signal_name
 from conformance.runner.rank.environment import base_environment
-from conformance.runner.system import interpreter, sockets
+from conformance.runner.system import interpreter
 from conformance.runner.system.descriptors import last_line, nameless_file, tail
+from conformance.runner.system.protocol import Channel
 
 _CLOSE_LIMIT = 20.0
 # Seconds from losing its connections until its end is known.
@@ -32,7 +35,7 @@ class ZygoteProcess:
         self.address = str(folder / "zygote")
         self._output = nameless_file()
         with socket.socket(socket.AF_UNIX) as listener:
-            with sockets.short_name(self.address) as name:
+            with _short_name(self.address) as name:
                 listener.bind(name)
             listener.listen(_MOST_WORKERS)
             self._process = subprocess.Popen(
@@ -68,3 +71,32 @@ class ZygoteProcess:
         os.close(self._output)
         # It removes its folder itself, unless it died.
         shutil.rmtree(Path(self.address).parent, ignore_errors=True)
+
+
+def connect(address: str) -> Channel:
+    """A connection to the process with this address. Raises OSError when it does not listen."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        with _short_name(address) as name:
+            connection.connect(name)
+    except OSError:
+        connection.close()
+        raise
+    return Channel(connection)
+
+
+@contextmanager
+def _short_name(path: str) -> Iterator[str]:
+    """Another name for ``path``, short enough for a socket's address, if the system has one.
+
+    An address holds about a hundred bytes: too few for the paths of some temporary folders.
+    """
+    links = Path("/proc/self/fd")
+    if not links.is_dir():
+        yield path
+        return
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        yield str(links / str(folder) / Path(path).name)
+    finally:
+        os.close(folder)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from conformance.adapter.backends import BACKENDS
@@ -12,6 +13,24 @@ from conformance.adapter.topology import Topology
 
 LOOPBACK = "127.0.0.1"
 INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """The ranks of a case that one of several machines starts, and where they meet the others.
+
+    Attributes:
+        ranks: their numbers.
+        address: the IPv4 address of the case's rendezvous.
+        port: where it listens; None if this machine hosts it.
+        interface: the network interface for messages between ranks.
+    """
+
+    ranks: Sequence[int]
+    address: str = LOOPBACK
+    port: int | None = None
+    interface: str = INTERFACE
+
 
 _EVERYWHERE = {
     # NumPy's BLAS would start a thread pool on import, which makes forking unsafe.
@@ -62,20 +81,15 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**_UNLESS_SET, **kept, **_EVERYWHERE}
 
 
-def rank_environment(
-    spec: Mapping[str, Any], rank: int, port: int | None, address: str = LOOPBACK, interface: str = INTERFACE
-) -> dict[str, str]:
-    """The variables that make a process rank ``rank`` of the case; its rendezvous listens at ``address``, ``port``.
-
-    Empty for a backend without a rendezvous.
-    """
-    if port is None:
+def rank_environment(spec: Mapping[str, Any], rank: int, share: NodeShare) -> dict[str, str]:
+    """The variables that make a process of this share rank ``rank`` of the case; none if it has no rendezvous."""
+    if share.port is None:
         return {}
     topology = Topology.of(spec)
     if BACKENDS[spec["backend"]].rendezvous == "horovod":
-        return {**_horovod(topology, rank, address, port), "HOROVOD_GLOO_IFACE": interface}
-    sockets = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return {**_torchrun(str(spec["case"]), topology, rank, address, port), **sockets}
+        return {**_horovod(topology, rank, share.address, share.port), "HOROVOD_GLOO_IFACE": share.interface}
+    sockets = {"GLOO_SOCKET_IFNAME": share.interface, "NCCL_SOCKET_IFNAME": share.interface}
+    return {**_torchrun(str(spec["case"]), topology, rank, share.address, share.port), **sockets}
 
 
 def _torchrun(case: str, topology: Topology, rank: int, address: str, port: int) -> dict[str, str]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
-from conformance.runner.rank.calling import call
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
@@ -86,6 +85,23 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
         recorder.note("raised", **described(error), at=monotonic())
         return exit_code(error)
     return None
+
+
+def call(function: Callable[[Any], object], argument: object) -> None:
+    """Call a trainer.
+
+    Raises TypeError if it returned what has not run yet, as a function does that wraps an async or generator function.
+    """
+    returned = function(argument)
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        if inspect.iscoroutine(returned):
+            # Else Python would warn that nobody awaits it.
+            returned.close()
+        kind = type(returned).__name__.replace("_", " ")
+        raise TypeError(
+            f"the trainer's function returned a {kind}, of which nothing has run; write a plain `def train(task)` that "
+            "runs it to its end"
+        )
 
 
 def file_of(train: Train) -> str | None:

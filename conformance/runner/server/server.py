@@ -22,7 +22,7 @@ from conformance.runner.rank import loading, rank
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.server import forking
 from conformance.runner.server.session import Session, SessionFailed
-from conformance.runner.system import linux, loopback, patches
+from conformance.runner.system import linux, patches
 from conformance.runner.system.child import sweep
 from conformance.runner.system.protocol import Channel
 
@@ -82,7 +82,7 @@ def _prepare(
         return partial(StartedCase, partial(rank.spawn, target, backend)), {}
     train, declaration = loading.load_for(target, backend, imported)
     needs_loopback = declaration.launches_workers or BACKENDS[backend].rendezvous is not None
-    if needs_loopback and (reason := loopback.why_down(LOOPBACK)) is not None:
+    if needs_loopback and (reason := rendezvous_host.why_down(LOOPBACK)) is not None:
         raise Unavailable(reason, None, declaration)
     rendezvous_host.preload(backend)
     gc.freeze()
