@@ -202,7 +202,9 @@ class Recording:
         self._groups.update(_world.pg_map)
 
 
-class _Accounting(AbstractContextManager[None]):
+class _Accounting:
+    __slots__ = ("_recording", "_zeroing")
+
     def __init__(self, recording: Recording, zeroing: bool) -> None:
         self._recording, self._zeroing = recording, zeroing
 

@@ -44,8 +44,10 @@ class Nested(Generic[T]):
         return list(self._entered)
 
 
-class _Entered(AbstractContextManager[None], Generic[T]):
+class _Entered(Generic[T]):
     """Contexts of several threads, or of steps that were interrupted, need not end in order: each removes itself."""
+
+    __slots__ = ("_all", "thread", "what")
 
     def __init__(self, what: T, all_: list[_Entered[T]]) -> None:
         self.what = what
