@@ -18,6 +18,7 @@ from conformance.trace.events import (
     Exchange,
     GradientChange,
     Optimizer,
+    Skip,
     ZeroGrad,
 )
 
@@ -159,8 +160,17 @@ def not_cleared_inside(window: Window) -> Outcomes:
     if broken is None:
         yield OK
     # A trainer may keep the gradients in its own buffers, and have the right ones when it steps.
-    elif not any(one.rank.number == _stepping(window) and saw_right_gradients(one) for one in window.counterparts):
+    elif not any(one.rank.number == _stepping(window) and _has_right_ones(one) for one in window.counterparts):
         yield broken
+
+
+def _has_right_ones(window: Window) -> bool:
+    """Whether the step saw the right gradients. Those of a skipped one are not finite: others that cleared tell."""
+    if saw_right_gradients(window):
+        return True
+    if not all(isinstance(attempt, Skip) for attempt in window.attempts):
+        return False
+    return any(saw_right_gradients(other) and _cleared_inside(other) for other in window.rank.windows)
 
 
 def _stepping(window: Window) -> int | None:
