@@ -29,11 +29,12 @@ from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.scaling import scaler_faults
+from conformance.verdict.scaling import scaler_faults, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
 from conformance.workloads.behaviour import Way
 from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Clip
 
 
 @dataclass
@@ -284,14 +285,14 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
     Raises:
         Unbounded: the precision has no finite error bound here.
     """
-    ranks, workload, scaled = judgement.ranks, problem.workload, problem.precision.scaled
+    ranks, workload, scaled, known = judgement.ranks, problem.workload, problem.precision.scaled, len(wrong)
     accepted, history = _accepted(problem, ranks)
     for reading in accepted if not wrong else ():
         trajectory = _trajectory(reading, history)
         if _fits(judgement, trajectory):
             judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
             if scaled:
-                wrong += scaler_faults(trajectory, ranks, workload.clip)
+                _judge_scaler(trajectory, workload.clip, judgement, wrong)
             ignored = ignored_precision(reading, trajectory, ranks)
             wrong += [ignored] if ignored else []
             if not wrong:
@@ -310,7 +311,17 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
         wrong.append(f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}")
     if scaled:
-        wrong += scaler_faults(right, ranks, workload.clip)
+        _judge_scaler(right, workload.clip, judgement, wrong, first=known)
+
+
+def _judge_scaler(right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[str], first: int = 0) -> None:
+    """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on."""
+    window = stepped_overflow(right, judgement.ranks)
+    if window is not None:
+        text = f"window {window} overflows, but the optimizer stepped"
+        judgement.guards += (Guard("overflows are skipped", False, "all", f"not window {window}", text),)
+        wrong.insert(first, text)
+    wrong += scaler_faults(right, judgement.ranks, clip)
 
 
 def _closest(

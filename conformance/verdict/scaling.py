@@ -14,6 +14,21 @@ from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.workload import Clip, LossScale
 
 
+def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> int | None:
+    """The first window that overflows and was stepped, by the observed skips that ``trajectory`` follows. What a scale
+    that is not known leaves open, the gradients show."""
+    seen = {
+        attempt.window
+        for rank in ranks
+        for attempt in rank.steps
+        if any(value is not None and not isfinite(value) for value in attempt.gradients or ())
+    }
+    for window, overflow in enumerate(trajectory.overflows):
+        if window not in trajectory.skips and (overflow == "certain" or (overflow == "possible" and window in seen)):
+            return window
+    return None
+
+
 def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None) -> list[str]:
     """What is wrong, one line each; empty if nothing is.
 
@@ -25,8 +40,6 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
     for window, overflow in enumerate(trajectory.overflows):
         if window in trajectory.skips and overflow == "impossible":
             faults.append(f"window {window} was skipped, though nothing can overflow at its loss scale")
-        if window not in trajectory.skips and overflow == "certain":
-            faults.append(f"window {window} overflows, but the optimizer stepped")
     for rank in ranks:
         # The server keeps the loss scale for its workers.
         if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
