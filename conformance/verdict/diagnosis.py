@@ -198,9 +198,13 @@ def _candidates(right: Trajectory, start: Vector, rank: RankEvidence, difference
     ]
     ratios = [one / two for one, two in pairs_of if one and two and one != two]
     simple = [ratio.limit_denominator(64) for ratio in ratios]
-    yield from dict.fromkeys(factor for factor in (*simple, *_SIMPLE, *ratios) if factor not in (0, 1))
+    # What is nearly 1 is rounding.
+    yield from dict.fromkeys(
+        factor for factor in (*simple, *_SIMPLE, *ratios) if factor and abs(factor - 1) > _ROUNDING
+    )
 
 
+_ROUNDING = Fraction(1, 2**10)
 _SIMPLE = (
     *(factor for number in range(2, 9) for factor in (Fraction(1, number), Fraction(number))),
     # A ratio of rounded numbers does not show these exactly enough.

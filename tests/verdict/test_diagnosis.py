@@ -134,6 +134,15 @@ def test_a_constant_factor_that_is_a_root_is_seen(follow):
     assert abs(found**2 - Fraction(1, 2)) < Fraction(1, 2**20)
 
 
+def test_rounding_is_no_factor(follow):
+    class RoundedToSingle(Recurrence):
+        def over_samples(self, window: Window) -> Fraction:
+            return 1 + Fraction(1, 2**25)
+
+    judgement = follow("single-acc2-fp64-momentum", RoundedToSingle).judged()
+    assert (judgement.verdict, judgement.suspects.gradient_factors) == ("FAIL (numerics)", ())
+
+
 def test_a_factor_that_clipping_hides_is_not_one_number(follow):
     """Where every gradient is brought to a norm, no factor shows."""
 
