@@ -149,7 +149,7 @@ def _bugs(cases: Sequence[CaseRecord]) -> dict[int, str]:
     tested = [case for case in cases if case.mistake is None and (case.explained_by or case.ruled_out)]
     names = dict.fromkeys(name for case in tested for name in case.explained_by)
     explained = {
-        name: [case for case in tested if name in case.explained_by]
+        name: [case for case in tested if _explains(case, name)]
         for name in names
         if not any(_speaks_against(case, name) for case in tested)
     }
@@ -169,12 +169,19 @@ def _bugs(cases: Sequence[CaseRecord]) -> dict[int, str]:
     return found
 
 
+def _explains(case: CaseRecord, name: str) -> bool:
+    """Whether the bug makes the numbers of this case; of a pair, the one that can be in it."""
+    return name in case.explained_by or (len(shown := _shown(case, name)) == 1 and shown[0] in case.explained_by)
+
+
 def _speaks_against(case: CaseRecord, name: str) -> bool:
     """Whether the bug, or the pair of bugs, would show in this case and make other numbers."""
-    if name in case.explained_by:
-        return False
-    shown = [one for one in name.split(PAIR) if one in case.explained_by or one in case.ruled_out]
-    return bool(shown) and not (len(shown) == 1 and shown[0] in case.explained_by)
+    return not _explains(case, name) and bool(_shown(case, name))
+
+
+def _shown(case: CaseRecord, name: str) -> list[str]:
+    """Those of a pair of bugs that would show in this case."""
+    return [one for one in name.split(PAIR) if one in case.explained_by or one in case.ruled_out]
 
 
 def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:

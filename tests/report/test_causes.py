@@ -54,12 +54,11 @@ def test_two_bugs_in_other_cases_are_two_entries() -> None:
     assert {text for text, _ in named(*found)} == {"The trainer sums.", "The trainer divides twice."}
 
 
-def test_a_pair_of_bugs() -> None:
+def test_a_pair_of_bugs_of_which_one_cannot_be_in_each_case() -> None:
     both = wrong("sum + twice", ruled_out=["sum", "twice"])
-    assert named(both, wrong("sum", ruled_out=[], layout=(2, 1))) == [
-        ("The trainer sums and divides twice.", 1),
-        (UNKNOWN, 1),
-    ]
+    only_sum = wrong("sum", ruled_out=[], layout=(2, 1))
+    assert named(both, only_sum) == [("The trainer sums and divides twice.", 2)]
+    assert named(both, only_sum, wrong(ruled_out=["sum", "twice"])) == [(UNKNOWN, 3)]
 
 
 def times(factor: float, *more: float, layout: tuple[int, int] = (2, 2), **fields: object) -> CaseRecord:
