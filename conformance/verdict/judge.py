@@ -316,12 +316,11 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
 
 def _judge_scaler(right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[str], first: int = 0) -> None:
     """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on."""
-    window = stepped_overflow(right, judgement.ranks)
-    if window is not None:
-        text = f"window {window} overflows, but the optimizer stepped"
-        judgement.guards += (Guard("overflows are skipped", False, "all", f"not window {window}", text),)
-        wrong.insert(first, text)
-    wrong += scaler_faults(right, judgement.ranks, clip)
+    stepped = stepped_overflow(right, judgement.ranks)
+    if stepped is not None:
+        judgement.guards += (Guard("overflows are skipped", False, "always", stepped, stepped),)
+        wrong.insert(first, stepped)
+    wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip) if fault not in wrong]
 
 
 def _closest(

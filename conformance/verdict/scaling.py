@@ -14,19 +14,18 @@ from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.workload import Clip, LossScale
 
 
-def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> int | None:
-    """The first window that overflows and was stepped, by the observed skips that ``trajectory`` follows. What a scale
-    that is not known leaves open, the gradients show."""
-    seen = {
-        attempt.window
-        for rank in ranks
-        for attempt in rank.steps
-        if any(value is not None and not isfinite(value) for value in attempt.gradients or ())
-    }
-    for window, overflow in enumerate(trajectory.overflows):
-        if window not in trajectory.skips and (overflow == "certain" or (overflow == "possible" and window in seen)):
-            return window
+def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
+    """A window that may overflow and was stepped along gradients that did, in words; None if there is none."""
+    overflowing = {window for window, overflow in enumerate(trajectory.overflows) if overflow != "impossible"}
+    for attempt in chain.from_iterable(rank.steps for rank in ranks):
+        seen = any(value is not None and not isfinite(value) for value in attempt.gradients or ())
+        if seen and attempt.window in overflowing:
+            return _stepped(attempt.window)
     return None
+
+
+def _stepped(window: int) -> str:
+    return f"window {window} overflows, but the optimizer stepped"
 
 
 def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None) -> list[str]:
@@ -37,9 +36,12 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
     # Clipping by value makes infinity finite; the scaler has seen it before, and skips after.
     clamped = clip is not None and clip.kind == "value"
     faults = []
+    skipped = "did not change the weights" if any(rank.steps_by_hand for rank in ranks) else "was skipped"
     for window, overflow in enumerate(trajectory.overflows):
         if window in trajectory.skips and overflow == "impossible":
-            faults.append(f"window {window} was skipped, though nothing can overflow at its loss scale")
+            faults.append(f"window {window} {skipped}, though nothing can overflow at its loss scale")
+        if window not in trajectory.skips and overflow == "certain":
+            faults.append(_stepped(window))
     for rank in ranks:
         # The server keeps the loss scale for its workers.
         if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
