@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance.runner.front.client import ForkServer
+from conformance.runner.front.client import ForkServer, TrainerError
 
 LIMIT = 60.0
 Write = Callable[..., str]
@@ -55,6 +55,22 @@ def test_ranks_collect_garbage(write: Write, make_spec: MakeSpec, before: str) -
         assert (server.why_slow is None) == (not before)
         (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
     assert rank.output == "True\n"
+
+
+NEVER = """
+def __getattr__(name):
+    threading.Event().wait(None if name == "never" else 0)
+    raise AttributeError(name)
+"""
+
+
+@pytest.mark.parametrize("before", ["", THREAD], ids=["fork", "spawn"])
+def test_a_server_that_is_never_ready_is_killed(write: Write, before: str) -> None:
+    """Looking up the trainer's function waits for ever, after an import that did not."""
+    target = f"{write('', before + NEVER)}:never"
+    why = r"py:never: not ready after 5 s; the trainer's server died \(killed by SIGKILL\)$"
+    with pytest.raises(TrainerError, match=why), ForkServer(target, "single", import_limit=5.0):
+        pass
 
 
 def test_threads_that_ended_on_import_do_no_harm(write: Write) -> None:

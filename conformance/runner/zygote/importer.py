@@ -53,6 +53,9 @@ class Client:
 
     def close(self) -> None:
         self.channel.close()
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
 
@@ -61,8 +64,7 @@ class Importer(stacks.Answering):
     """An importer, seen from the process that forks it.
 
     Attributes:
-        channel: from here come {"imported": whether it can be forked}, and {"idle": how many clients it has had} when
-            their servers have ended.
+        channel: from here comes {"imported": whether it can be forked}, and its end when all servers have ended.
         watched: readable when it has said something or has ended. What it has forked may hold its channel open.
         output: what it prints.
         waiting: who waits for the import, until ``deadline``.
@@ -85,7 +87,6 @@ class Importer(stacks.Answering):
         self._place = client.request["place"]
         self._limit = float(client.request["limit"])
         self.deadline = monotonic() + self._limit
-        self._admitted = 0
 
         def body() -> int:
             close_all()
@@ -104,16 +105,16 @@ class Importer(stacks.Answering):
         os.close(sink)
 
     def admit(self, client: Client) -> None:
-        """Have it fork a server for a client. Raises OSError if it has ended."""
+        """Have it fork a server for a client, or become it. Raises OSError if it has ended."""
         own = {name: value for name, value in client.request["environment"].items() if name.startswith(_OF_WORKER)}
         wanted = {name: client.request[name] for name in ("target", "backend", "spawn")}
         self.channel.send({**wanted, "environment": own}, [client.channel.fileno(), *client.descriptors])
-        client.close()
-        self._admitted += 1
 
-    def is_idle(self, admitted: int) -> bool:
-        """Whether no client is left of ``admitted`` ones that it has had."""
-        return not self.is_importing and admitted == self._admitted
+    def release(self) -> Child:
+        """Its process, which has become a server, and is not ended with this."""
+        self.channel.close()
+        os.close(self.output.source)
+        return self._child
 
     def why_late(self) -> str:
         """The error when the import has not ended at the deadline."""
@@ -189,21 +190,20 @@ def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | N
     if (admitted := _next(parent)) is None:
         return 0
     wanted, client, connection, output = admitted
+    client.close()
     print_to(output)
-    client.send({"pid": os.getpid()})
     return server.serve(Channel(socket.socket(fileno=connection)), wanted, unsafe, imported)
 
 
 class _Serving:
-    """Forks a server for each client that ``parent`` passes on, until it disconnects and they have ended."""
+    """Forks a server for each client that ``parent`` passes on, until they have ended."""
 
     def __init__(self, parent: Channel, imported: Import) -> None:
         self._parent = parent
         self._imported = imported
-        self._admitted = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ, self._admit)
-        self._nursery = Nursery(self._selector, lambda: parent.send({"idle": self._admitted}))
+        self._nursery = Nursery(self._selector, self._leave)
         self._is_over = False
 
     def run(self) -> None:
@@ -218,8 +218,13 @@ class _Serving:
             self._is_over = True
             return
         wanted, client, connection, output = admitted
-        self._admitted += 1
         self._nursery.fork(client, connection, output, partial(self._serve, wanted))
+
+    def _leave(self) -> None:
+        """From now on ``parent`` cannot pass on any client, unless it has already."""
+        if not self._parent.is_readable(0.0):
+            self._parent.cut()
+            self._is_over = True
 
     def _serve(self, wanted: dict[str, Any], connection: Channel) -> int:
         self._selector.close()

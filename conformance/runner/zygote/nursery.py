@@ -28,7 +28,7 @@ class _Server:
 
 
 class Nursery:
-    """The servers that were forked from this process.
+    """The servers that are children of this process.
 
     The client of each hears {"pid"}, and {"status"}, its wait status, when it has ended. Whatever the client says kills
     it, and so does its silence some time after it has disconnected.
@@ -53,16 +53,20 @@ class Nursery:
             print_to(output)
             return become(Channel(socket.socket(fileno=connection)))
 
-        server = _Server(Child(body), client)
+        self.adopt(Child(body), client)
         os.close(connection)
         os.close(output)
+
+    def adopt(self, process: Child, client: Channel) -> None:
+        """Take in a child of this process that has become a server."""
+        server = _Server(process, client)
         self._servers.append(server)
         self._selector.register(client, selectors.EVENT_READ, partial(self._hear, server))
-        if server.process.descriptor is not None:
+        if process.descriptor is not None:
             # `advance` follows, and finds out which of them has ended.
-            self._selector.register(server.process.descriptor, selectors.EVENT_READ, lambda: None)
+            self._selector.register(process.descriptor, selectors.EVENT_READ, lambda: None)
         with suppress(OSError):
-            client.send({"pid": server.process.pid})
+            client.send({"pid": process.pid})
 
     def patience(self) -> float | None:
         """Seconds until the next call of `advance` is due, if nothing happens before."""

@@ -196,12 +196,10 @@ class Zygote:
                 importer.is_importing, importer.can_be_forked = False, can_be_forked
                 first, *others = importer.waiting
                 importer.waiting = []
-                self._admit(importer, first)
                 if not can_be_forked:
                     self._unfit.add(importer.name)
+                self._admit(importer, first)
                 self._asking += others
-            case {"idle": admitted} if importer.is_idle(admitted):
-                self._end(importer)
 
     def _admit(self, importer: Importer, client: Client) -> None:
         try:
@@ -210,6 +208,13 @@ class Zygote:
             # It has been killed since.
             self._end(importer)
             self._import(importer.name, client)
+            return
+        if importer.can_be_forked:
+            client.close()
+        else:
+            self._forget(importer)
+            client.close_descriptors()
+            self._nursery.adopt(importer.release(), client.channel)
 
     def _refuse(self, importer: Importer, error: str) -> None:
         """Let no client wait any longer for this importer."""
@@ -220,11 +225,14 @@ class Zygote:
             client.close()
 
     def _end(self, importer: Importer) -> None:
+        self._forget(importer)
+        importer.end()
+
+    def _forget(self, importer: Importer) -> None:
         self._importers.remove(importer)
         for source in (*importer.watched, importer.output.source):
             if source in self._selector.get_map():
                 self._selector.unregister(source)
-        importer.end()
 
     def _close_all(self) -> None:
         """In a child: close everything that belongs to this process."""
