@@ -17,15 +17,13 @@ class LauncherContext:
 
     Attributes:
         member: this process. size: how many there are.
-        address, port: where the process of rank 0 listens; port 0 for any. token: what it wants to hear first.
+        at: where the process of rank 0 is to listen; port 0 for any.
         publish: rank 0 calls it with the address that it listens at. find: the others get that address from it.
     """
 
     member: Member
     size: int
-    address: str
-    port: int
-    token: str
+    at: FrontAddress
     publish: Callable[[FrontAddress], None]
     find: Callable[[], FrontAddress]
 
@@ -47,7 +45,3 @@ def number(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError as error:
         raise LaunchError(f"{name} is {environ[name]!r}, but must be a whole number; the launcher sets it") from error
-
-
-def format_address(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"

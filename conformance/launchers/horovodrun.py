@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import JOIN_LIMIT, Member
-from conformance.launchers.context import LauncherContext, format_address, number, require
+from conformance.launchers.context import LauncherContext, number, require
 from conformance.launchers.network import FrontAddress, address_towards
 
 _NAMES = (
@@ -30,7 +30,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
     # The user named the hosts, so their names are unique.
     member = Member(number(environ, "HOROVOD_RANK"), environ["HOROVOD_HOSTNAME"], environ["HOROVOD_HOSTNAME"])
     store = environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], number(environ, "HOROVOD_GLOO_RENDEZVOUS_PORT")
-    url = f"http://{format_address(store)}/conformance/front"
+    url = f"http://{store[0]}:{store[1]}/conformance/front"
 
     def publish(address: FrontAddress) -> None:
         _ask(Request(url, data=str(address).encode(), method="PUT"), store)
@@ -43,20 +43,19 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
             sleep(_PAUSE)
         return FrontAddress.parse(found)
 
-    size, token = number(environ, "HOROVOD_SIZE"), secrets.token_hex(16)
-    return LauncherContext(member, size, address_towards(*store), 0, token, publish, find)
+    at = FrontAddress(address_towards(*store), 0, secrets.token_hex(16))
+    return LauncherContext(member, number(environ, "HOROVOD_SIZE"), at, publish, find)
 
 
 def _ask(request: Request, store: tuple[str, int]) -> str | None:
     """The answer; None if there is no such key yet. Raises LaunchError."""
+    where = f"horovodrun's rendezvous at {store[0]}:{store[1]}"
     try:
         with urlopen(request, timeout=_REQUEST_LIMIT) as answer:
             return str(answer.read().decode())
     except HTTPError as error:
         if error.code == _NOT_FOUND:
             return None
-        raise LaunchError(
-            f"horovodrun's rendezvous at {format_address(store)} answered with HTTP status {error.code}"
-        ) from error
+        raise LaunchError(f"{where} answered with HTTP status {error.code}") from error
     except (URLError, OSError) as error:
-        raise LaunchError(f"cannot reach horovodrun's rendezvous at {format_address(store)}: {error}") from error
+        raise LaunchError(f"cannot reach {where}: {error}") from error

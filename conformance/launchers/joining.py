@@ -29,7 +29,7 @@ def join(launcher: str, address: str | None) -> Hosts | None:
     if launch.member.number != 0:
         attend(launch.find(), launch.member)
         return None
-    front = Front(listen(launch.address, launch.port), launch.size, launch.token)
+    front = Front(listen(launch.at.host, launch.at.port), launch.size, launch.at.token)
     try:
         # The others import torch as soon as they have connected, while this process imports it too.
         launch.publish(front.address)

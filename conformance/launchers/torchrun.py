@@ -39,9 +39,7 @@ def read(environ: Mapping[str, str]) -> LauncherContext:
         "\0".join([*map(str, master), *(environ.get(name, "") for name in _OF_LAUNCH)]).encode()
     ).hexdigest()
     front = FrontAddress(*master, token)
-    return LauncherContext(
-        member, number(environ, size), *master, token, publish=lambda address: None, find=lambda: front
-    )
+    return LauncherContext(member, number(environ, size), front, publish=lambda address: None, find=lambda: front)
 
 
 def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherContext:
@@ -56,7 +54,9 @@ def _by_store(member: Member, size: int, master: tuple[str, int]) -> LauncherCon
         except import_module("torch.distributed").DistError as error:
             raise LaunchError(f"the process of rank 0 did not publish its address within {JOIN_LIMIT:g} s") from error
 
-    return LauncherContext(member, size, address_towards(*master), 0, secrets.token_hex(16), publish, find)
+    return LauncherContext(
+        member, size, FrontAddress(address_towards(*master), 0, secrets.token_hex(16)), publish, find
+    )
 
 
 def _store(master: tuple[str, int]) -> Any:

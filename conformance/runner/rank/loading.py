@@ -43,16 +43,14 @@ _SPECIAL = {
 }
 
 
-def imported_apart(place: str) -> ModuleType:
-    """`imported`, without what it replaces that our own processes use: see `patches`. Raises TrainerError."""
-    with patches.undone():
-        return imported(place)
-
-
 def remembered(place: str) -> Import:
-    """Import ``place`` now; the result returns it, or raises why it cannot be imported, each time."""
+    """Import ``place`` now; the result returns it, or raises why it cannot be imported, each time.
+
+    What the import replaces that our own processes use is put back: see `patches`.
+    """
     try:
-        module = imported_apart(place)
+        with patches.undone():
+            module = imported(place)
     except TrainerError as error:
         wrong = error
 

@@ -59,11 +59,6 @@ class Followed:
         self._thread = threading.Thread(target=self._follow, name="conformance-output", daemon=True)
         self._thread.start()
 
-    def count(self) -> int:
-        """Bytes that were printed until now."""
-        with self._lock:
-            return self._output.count
-
     def text(self) -> str:
         """The last `KEPT` bytes of what was printed until now."""
         with self._lock:
