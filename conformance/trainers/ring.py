@@ -9,7 +9,7 @@ all-reduce algorithms for clusters of workstations", 2009). This is what Horovod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,10 @@ from conformance import Task, trainer
     schedule_on_skip="wait",
 )
 def train(task: Task) -> None:
+    fit(task, all_reduce)
+
+
+def fit(task: Task, all_reduce: Callable[[torch.Tensor], None]) -> None:
     dist.init_process_group(task.collective_backend)
     model = task.model()
     # All ranks begin with rank 0's weights.
@@ -59,7 +63,7 @@ def train(task: Task) -> None:
             scaler.scale(loss).backward()
 
         # Once a window, after its last backward.
-        average_gradients(model)
+        average_gradients(model, all_reduce)
 
         # All ranks have the same gradients, to the bit, so they find the same overflows and the same norm. Clipping
         # compares with a threshold that knows nothing of the loss scale, so unscale first, and once.
@@ -76,7 +80,7 @@ def train(task: Task) -> None:
     dist.destroy_process_group()
 
 
-def average_gradients(model: torch.nn.Module) -> None:
+def average_gradients(model: torch.nn.Module, all_reduce: Callable[[torch.Tensor], None]) -> None:
     """In one vector: the segments are cut from the whole gradient, however it is spread over the parameters."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     vector = torch.cat([gradient.flatten() for gradient in gradients])
