@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -105,11 +105,6 @@ ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", Ad
 CLIPS_AT_THE_NORM = Deviation("adds nothing to the norm that it clips by", ClipsAtTheNorm)
 SCALARS_IN_TENSORS = Deviation("computes the scalars of a step as tensors", ScalarsInTensors)
 
-Deviations = tuple[Deviation, ...]
-_Choice = list[tuple[tuple[Way, ...], Problem]]
-_Deviating = list[tuple[tuple[Way, ...], Deviations]]
-_BY_MICRO_BATCHES: tuple[Way, ...] = ("uneven_window=by micro-batches",)
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -117,7 +112,7 @@ class Reading:
 
     ways: tuple[Way, ...]
     problem: Problem
-    deviations: Deviations = ()
+    deviations: tuple[Deviation, ...] = ()
 
     @property
     def averages_early(self) -> bool:
@@ -127,6 +122,17 @@ class Reading:
     def recurrence(self, history: ScalerHistory | None = None, *further: Deviation) -> Recurrence:
         """The right answer by this reading, or one with ``further`` deviations."""
         return deviating((*further, *self.deviations))(self.problem, history)
+
+    def by(self, way: Way | None, *deviations: Deviation) -> Reading:
+        """This reading with one more decision; ``way``: what to call it."""
+        ways = (*self.ways, way) if way else self.ways
+        return replace(self, ways=ways, deviations=(*self.deviations, *deviations))
+
+    def ending(self, way: Way, last: tuple[Sample, ...] = ()) -> Reading:
+        """This reading with another last batch; without one, if it is empty."""
+        workload = self.problem.workload
+        batches = (*workload.batches[:-1], *([last] if last else []))
+        return replace(self.by(way), problem=replace(self.problem, workload=replace(workload, batches=batches)))
 
 
 def readings(
@@ -138,21 +144,19 @@ def readings(
         padded: what the samples of the last window may be, if ranks filled it up by repeating some.
         skips: the windows that a loss scaler skipped.
     """
-    return tuple(
-        Reading(
-            (*joined, *dividing, *small, *short, *uneven, *often, *skipping),
-            read,
-            (*over, *counting, *averaging, *scheduling, *clipping),
-        )
-        for joined, going_on in _of_ranks_without_data(problem, padded)
-        for dividing, over in _of_their_share(going_on)
-        for small, trained in _of_a_small_batch(going_on, padded)
-        for short, read in _of_a_short_window(trained, padded)
-        for uneven, counting in _of_an_uneven_window(read, is_padded=bool(padded))
-        for often, averaging in _of_averaging(read)
-        for skipping, scheduling in _of_a_skipped_step(read, skips)
-        for clipping in _of_the_norm(read)
+    decisions: tuple[Callable[[Reading], Iterator[Reading]], ...] = (
+        lambda reading: _of_ranks_without_data(reading, padded),
+        lambda reading: _of_a_small_batch(reading, padded),
+        lambda reading: _of_a_short_window(reading, padded),
+        lambda reading: _of_an_uneven_window(reading, is_padded=bool(padded)),
+        _of_averaging,
+        lambda reading: _of_a_skipped_step(reading, skips),
+        _of_the_norm,
     )
+    found = [Reading((), problem)]
+    for decision in decisions:
+        found = [more for reading in found for more in decision(reading)]
+    return tuple(found)
 
 
 def fewest_steps(problem: Problem) -> int:
@@ -160,93 +164,91 @@ def fewest_steps(problem: Problem) -> int:
     return min(reading.problem.workload.steps for reading in readings(problem))
 
 
-def _of_ranks_without_data(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+def _of_ranks_without_data(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
     """The readings of a last window in which only some ranks have data: these go on, all do with data that are
-    repeated, or none does."""
-    if _all_have_data(problem):
-        return [((), problem)]
-    whole = [samples for samples in padded if len(samples) == problem.workload.batch_size]
-    filled: _Choice = [(("last_batch=pad",), _ending(problem, samples)) for samples in whole]
-    return [(("last_batch=join",), problem), *filled, (("last_batch=drop",), _ending(problem, ()))]
+    repeated, or none does. Ranks without data may count in the average, or not: torch's Join does either, as it is
+    told."""
+    last = reading.problem.windows[-1]
+    if last.with_data == last.world_size:
+        yield reading
+        return
+    joined = reading.by("last_batch=join")
+    yield joined.by("joined_ranks=left out")
+    yield joined.by("joined_ranks=counted", COUNTS_JOINED_RANKS)
+    for samples in padded:
+        if len(samples) == reading.problem.workload.batch_size:
+            yield reading.ending("last_batch=pad", samples)
+    yield reading.ending("last_batch=drop")
 
 
-def _of_their_share(problem: Problem) -> _Deviating:
-    """Ranks without data may count in the average, or not: torch's Join does either, as it is told."""
-    if _all_have_data(problem):
-        return [((), ())]
-    return [(("joined_ranks=left out",), ()), (("joined_ranks=counted",), (COUNTS_JOINED_RANKS,))]
-
-
-def _all_have_data(problem: Problem) -> bool:
-    last = problem.windows[-1]
-    return last.with_data == last.world_size
-
-
-def _of_a_small_batch(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+def _of_a_small_batch(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
     """The readings of a last micro-batch that is smaller: trained on, filled up as the ranks did it, or dropped."""
-    last, size = problem.windows[-1], problem.layout.micro_batch_size
+    last, size = reading.problem.windows[-1], reading.problem.layout.micro_batch_size
     full = sorted(
         index for share in last.shares for micro_batch in share if len(micro_batch) == size for index in micro_batch
     )
     if len(full) == len(last.batch):
-        return [((), problem)]
-    filled: _Choice = [(("last_batch=pad",), _ending(problem, samples)) for samples in padded]
-    dropped = _ending(problem, tuple(last.batch[index] for index in full))
-    return [(("last_batch=use",), problem), *filled, (("last_batch=drop",), dropped)]
+        yield reading
+        return
+    yield reading.by("last_batch=use")
+    for samples in padded:
+        yield reading.ending("last_batch=pad", samples)
+    yield reading.ending("last_batch=drop", tuple(last.batch[index] for index in full))
 
 
-def _ending(problem: Problem, last: tuple[Sample, ...]) -> Problem:
-    """The problem with another last batch; without any, if it is empty."""
-    batches = (*problem.workload.batches[:-1], *([last] if last else []))
-    return replace(problem, workload=replace(problem.workload, batches=batches))
-
-
-def _of_a_short_window(problem: Problem, padded: Sequence[tuple[Sample, ...]]) -> _Choice:
+def _of_a_short_window(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
     """The readings of a short window: averaged by its true length, filled up as the ranks did it, or dropped."""
-    last = problem.windows[-1]
+    last = reading.problem.windows[-1]
     if last.length == last.nominal:
-        return [((), problem)]
-    filled: _Choice = [(("last_window=pad",), _ending(problem, samples)) for samples in padded]
-    return [(("last_window=step",), problem), *filled, (("last_window=drop",), _ending(problem, ()))]
+        yield reading
+        return
+    yield reading.by("last_window=step")
+    for samples in padded:
+        yield reading.ending("last_window=pad", samples)
+    yield reading.ending("last_window=drop")
 
 
-def _of_an_uneven_window(problem: Problem, *, is_padded: bool) -> _Deviating:
+def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Reading]:
     """A smaller last micro-batch may count by its samples, or as much as the others as in PyTorch's own loops.
 
     Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault. Nor if
     it was filled up: the samples that were repeated then make the same numbers.
     """
-    last, size = problem.windows[-1], problem.layout.micro_batch_size
-    if problem.workload.loss == "weighted":
-        return [((), ())]
-    by_samples: tuple[Way, ...] = ()
-    if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
-        by_samples, alike = ("uneven_window=by samples",), MICRO_BATCHES_ALIKE
-    elif len(last.batch) % size and len(_batches(last, size)) == last.world_size * last.length > 1:
-        # Only a trainer that deals the batches itself has an uneven window.
-        alike = BATCHES_ALIKE
-    else:
-        return [((), ())]
-    return [(by_samples, ()), *([] if is_padded else [(_BY_MICRO_BATCHES, (alike,))])]
+    last, size = reading.problem.windows[-1], reading.problem.layout.micro_batch_size
+    by_samples: Way | None = None
+    alike: Deviation | None = None
+    if reading.problem.workload.loss != "weighted":
+        if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
+            by_samples, alike = "uneven_window=by samples", MICRO_BATCHES_ALIKE
+        elif len(last.batch) % size and len(_batches(last, size)) == last.world_size * last.length > 1:
+            # Only a trainer that deals the batches itself has an uneven window.
+            alike = BATCHES_ALIKE
+    yield reading.by(by_samples)
+    if alike is not None and not is_padded:
+        yield reading.by("uneven_window=by micro-batches", alike)
 
 
-def _of_averaging(problem: Problem) -> _Deviating:
+def _of_averaging(reading: Reading) -> Iterator[Reading]:
     """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
-    if odd_part(problem.layout.world_size) == 1 or problem.layout.accumulation == 1:
-        return [((), ())]
-    return [((), ()), (("averaging=in every micro-batch",), (AVERAGES_EARLY,))]
+    yield reading
+    if odd_part(reading.problem.layout.world_size) > 1 and reading.problem.layout.accumulation > 1:
+        yield reading.by("averaging=in every micro-batch", AVERAGES_EARLY)
 
 
-def _of_a_skipped_step(problem: Problem, skips: Set[int]) -> _Deviating:
+def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
     """After a skipped step the schedule may be that of the steps that were taken, or of the windows."""
-    schedule = problem.workload.schedule
-    stepped = [window for window in range(problem.workload.steps) if window not in skips]
+    schedule = reading.problem.workload.schedule
+    stepped = [window for window in range(reading.problem.workload.steps) if window not in skips]
     if schedule is None or all(schedule[step] == schedule[window] for step, window in enumerate(stepped)):
-        return [((), ())]
-    return [(("schedule_on_skip=wait",), ()), (("schedule_on_skip=advance",), (ADVANCES_ON_SKIPS,))]
+        yield reading
+        return
+    yield reading.by("schedule_on_skip=wait")
+    yield reading.by("schedule_on_skip=advance", ADVANCES_ON_SKIPS)
 
 
-def _of_the_norm(problem: Problem) -> tuple[Deviations, ...]:
+def _of_the_norm(reading: Reading) -> Iterator[Reading]:
     """Clipping by norm may add something to it, or nothing."""
-    clip = problem.workload.clip
-    return ((), (CLIPS_AT_THE_NORM,)) if clip is not None and clip.kind == "norm" else ((),)
+    clip = reading.problem.workload.clip
+    yield reading
+    if clip is not None and clip.kind == "norm":
+        yield reading.by(None, CLIPS_AT_THE_NORM)
