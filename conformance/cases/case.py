@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from conformance.workloads.layout import LayoutKind
 from conformance.workloads.precision import PRECISIONS, Precision
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
-from conformance.workloads.workload import SGD, Workload
+from conformance.workloads.workload import AdamW, Workload
 
 Device = Literal["cpu", "cuda"]
 
@@ -65,7 +66,6 @@ class Case:
     def spec(self) -> dict[str, Any]:
         """The case as it is sent to a rank, in plain JSON values: floats, lists and names."""
         workload, layout = self.problem.workload, self.problem.layout
-        clip, scale = workload.clip, workload.scale
         return {
             "case": self.id,
             "backend": self.backend,
@@ -85,17 +85,10 @@ class Case:
             "samples": _samples(workload),
             "micro_batches": _micro_batches(self.problem),
             "optimizer": _optimizer(workload),
-            "bias_group": _bias_group(workload),
+            "bias_group": _plain(workload.bias_group),
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
-            "clip": None if clip is None else {"kind": clip.kind, "threshold": float(clip.threshold)},
-            "scaler": {
-                "init_scale": float(scale.initial),
-                "growth_factor": float(scale.growth_factor),
-                "backoff_factor": float(scale.backoff_factor),
-                "growth_interval": scale.growth_interval,
-            }
-            if self.arithmetic.scaled
-            else None,
+            "clip": _plain(workload.clip),
+            "scaler": _plain(workload.scale if self.arithmetic.scaled else None),
         }
 
 
@@ -128,17 +121,17 @@ def _floats(values: Any) -> list[float]:
     return [float(value) for value in values]
 
 
-def _bias_group(workload: Workload) -> dict[str, float] | None:
-    group = workload.bias_group
-    return None if group is None else {"lr": float(group.lr), "weight_decay": float(group.weight_decay)}
+def _plain(record: Any) -> dict[str, Any] | None:
+    """The fields of a record of the workload, which has torch's names for them, with floats for fractions."""
+    if record is None:
+        return None
+    return {name: float(value) if isinstance(value, Fraction) else value for name, value in vars(record).items()}
 
 
 def _optimizer(workload: Workload) -> dict[str, Any]:
-    spec = workload.optimizer
-    common: dict[str, Any] = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay)}
+    settings = _plain(workload.optimizer) or {}
+    if isinstance(workload.optimizer, AdamW):
+        settings["betas"] = [settings.pop("beta1"), settings.pop("beta2")]
     if workload.kernel is not None:
-        common[workload.kernel] = True
-    if isinstance(spec, SGD):
-        momentum = {"momentum": float(spec.momentum), "dampening": float(spec.dampening)}
-        return {"kind": "sgd", **common, **momentum, "nesterov": spec.nesterov}
-    return {"kind": "adamw", **common, "betas": _floats([spec.beta1, spec.beta2]), "eps": float(spec.eps)}
+        settings[workload.kernel] = True
+    return {"kind": type(workload.optimizer).__name__.lower(), **settings}

@@ -61,7 +61,7 @@ class Scaler:
     def __init__(self, spec: LossScale) -> None:
         self._spec = spec
         self._clean = 0
-        self.scale = spec.initial
+        self.scale = spec.init_scale
 
     def update(self, *, overflowed: bool) -> None:
         if overflowed:

@@ -416,10 +416,10 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
 def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
     """Why right numbers prove too little, and what would make them prove more."""
     scale = reading.problem.workload.scale
-    if reading.problem.precision.scaled and right.scales[0] != scale.initial:
+    if reading.problem.precision.scaled and right.scales[0] != scale.init_scale:
         return (
             f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
-            f"mistakes: use task.grad_scaler(), or begin with {float(scale.initial):g}"
+            f"mistakes: use task.grad_scaler(), or begin with {float(scale.init_scale):g}"
         )
     if by_weights:
         return (

@@ -71,7 +71,7 @@ class LossScale:
     without an overflow.
     """
 
-    initial: Fraction
+    init_scale: Fraction
     growth_interval: int = 2**31 - 1
     growth_factor: Fraction = Fraction(2)
     backoff_factor: Fraction = Fraction(1, 2)

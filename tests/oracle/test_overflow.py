@@ -56,7 +56,7 @@ def classified(workload, layout):
     [window] = layout.windows(workload)
     start = Enclosure(workload.start, (Fraction(0),) * len(workload.start))
     problem = Problem(workload, layout, PRECISIONS["fp16"])
-    return overflow(problem, window, start, workload.scale.initial)
+    return overflow(problem, window, start, workload.scale.init_scale)
 
 
 def overflows(workload, layout):

@@ -115,7 +115,7 @@ class _Training:
         scale = workload.scale
         self.scaler = torch.amp.GradScaler(
             "cpu",
-            init_scale=float(scale.initial),
+            init_scale=float(scale.init_scale),
             growth_factor=float(scale.growth_factor),
             backoff_factor=float(scale.backoff_factor),
             growth_interval=scale.growth_interval,
