@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from conformance.workloads.certified import Recipe, certified
 from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
@@ -214,43 +215,28 @@ def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
     return certified(replace(RECIPES[name], short=short), batch_size)
 
 
-def adamw(batch_size: int) -> Workload:
-    """The data of the plain SGD workload with AdamW, which rounds in its square root and quotient."""
-    return replace(
-        recipe("sgd", batch_size),
-        name="adamw",
-        optimizer=ADAMW,
-        summary="AdamW with decoupled weight decay; judged by its rounding-error bound.",
-    )
+#: The workloads with AdamW: the recipe whose data, clip and schedule they have, and what they change.
+ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": ("sgd", {"summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."}),
+    "adamw-groups": (
+        "two-groups-clip",
+        {
+            "bias_group": BiasGroup(2 * ADAMW.lr, Fraction(0)),
+            "summary": "As adamw-clip; the bias has twice the learning rate and no weight decay.",
+        },
+    ),
+    "adamw-clip": ("clip-norm", {"summary": "AdamW with a learning-rate schedule and clipping by norm."}),
+    "adamw-overflow": (
+        "overflow",
+        {
+            "schedule": None,
+            "summary": "AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
+        },
+    ),
+}
 
 
-def adamw_groups(batch_size: int) -> Workload:
-    """AdamW on the data of the workload that has two groups and is clipped, with its clip and schedule."""
-    return replace(
-        recipe("two-groups-clip", batch_size),
-        name="adamw-groups",
-        optimizer=ADAMW,
-        bias_group=BiasGroup(2 * ADAMW.lr, Fraction(0)),
-        summary="As adamw-clip; the bias has twice the learning rate and no weight decay.",
-    )
-
-
-def adamw_clip(batch_size: int) -> Workload:
-    """AdamW on the data of the workload that is clipped by norm, with its clip and schedule."""
-    return replace(
-        recipe("clip-norm", batch_size),
-        name="adamw-clip",
-        optimizer=ADAMW,
-        summary="AdamW with a learning-rate schedule and clipping by norm.",
-    )
-
-
-def adamw_overflow(batch_size: int) -> Workload:
-    """AdamW on the data of the workload that overflows."""
-    return replace(
-        recipe("overflow", batch_size),
-        name="adamw-overflow",
-        optimizer=ADAMW,
-        schedule=None,
-        summary="AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
-    )
+def adamw(name: str, batch_size: int) -> Workload:
+    """The workload ``name`` of `ADAMW_WORKLOADS`. AdamW rounds in its square root and quotient."""
+    base, changes = ADAMW_WORKLOADS[name]
+    return replace(recipe(base, batch_size), name=name, optimizer=ADAMW, **changes)

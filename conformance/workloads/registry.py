@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
 from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import RECIPES, adamw, adamw_clip, adamw_groups, adamw_overflow, recipe
+from conformance.workloads.recipes import ADAMW_WORKLOADS, RECIPES, adamw, recipe
 from conformance.workloads.workload import Workload
 
 #: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
@@ -42,6 +42,10 @@ def _certified(name: str) -> Standard:
     return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
 
 
+def _with_adamw(name: str) -> Standard:
+    return Standard(lambda batch_size, accumulation: adamw(name, batch_size))
+
+
 STANDARD: dict[str, Standard] = {
     **{name: _certified(name) for name in RECIPES},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
@@ -49,10 +53,7 @@ STANDARD: dict[str, Standard] = {
     "uneven-ranks": Standard(
         lambda size, accumulation: recipe("uneven-ranks", size, _of_some_ranks(size)), (16, 18), in_whole_shares=True
     ),
-    "adamw": Standard(lambda batch_size, accumulation: adamw(batch_size)),
-    "adamw-groups": Standard(lambda batch_size, accumulation: adamw_groups(batch_size)),
-    "adamw-clip": Standard(lambda batch_size, accumulation: adamw_clip(batch_size)),
-    "adamw-overflow": Standard(lambda batch_size, accumulation: adamw_overflow(batch_size)),
+    **{name: _with_adamw(name) for name in ADAMW_WORKLOADS},
     "line": Standard(lambda batch_size, accumulation: line(), (4,)),
     "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), (4,)),
     "two-workers": Standard(lambda batch_size, accumulation: two_workers(), (4,)),

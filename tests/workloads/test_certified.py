@@ -214,8 +214,9 @@ def test_a_short_last_batch_is_as_short_as_asked():
 
 
 def test_adamw_trains_on_the_data_of_plain_sgd():
-    assert adamw(24).batches == recipe("sgd", 24).batches
-    assert isinstance(adamw(24).optimizer, AdamW)
+    workload = adamw("adamw", 24)
+    assert workload.batches == recipe("sgd", 24).batches
+    assert isinstance(workload.optimizer, AdamW)
 
 
 def test_dampening_without_momentum_is_ignored_as_torch_ignores_it():
