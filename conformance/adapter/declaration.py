@@ -82,10 +82,7 @@ class Declaration:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, one entry per field."""
-        return {
-            field.name: list(value) if isinstance(value := getattr(self, field.name), tuple) else value
-            for field in dataclasses.fields(self)
-        }
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Declaration:

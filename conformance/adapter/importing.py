@@ -1,7 +1,9 @@
-"""Importing a trainer's module, with every failure turned into one line."""
+"""Importing a trainer's module, with every failure turned into one line; and reading its declaration without that."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import difflib
 import hashlib
 import importlib
@@ -14,9 +16,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from conformance.adapter.declaration import did_you_mean
-from conformance.adapter.errors import MissingRequirement, TrainerError
-from conformance.adapter.reading import declaration_in
+from conformance.adapter.declaration import Declaration, did_you_mean
+
+
+class TrainerError(Exception):
+    """A target that cannot be used; the message is one line that says what is wrong and what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))
+
+
+class MissingRequirement(TrainerError):
+    """A trainer that cannot be imported here, because a module that it declares under `requires` is missing.
+
+    `declaration` was read from the source; `module` is the missing one.
+    """
+
+    def __init__(self, message: str, declaration: Declaration, module: str) -> None:
+        super().__init__(message)
+        self.declaration = declaration
+        self.module = module
 
 
 def from_path(place: str) -> ModuleType:
@@ -150,3 +169,31 @@ def _similar_file(path: Path) -> str:
         return f" (nor a folder {path.parent})"
     close = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
     return f"; did you mean {path.with_name(close[0])}?" if close else ""
+
+
+def declaration_in(path: Path) -> Declaration | None:
+    """The only declaration in the file, if it consists of literals; otherwise None.
+
+    Its `name` defaults to the file's stem.
+    """
+    found = []
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
+            if isinstance(decorator, ast.Call) and _last_name(decorator.func) == "trainer":
+                found.append(decorator)
+    if len(found) != 1:
+        return None
+    try:
+        # A session is a function, and not part of the declaration.
+        keywords = [keyword for keyword in found[0].keywords if keyword.arg != "session"]
+        declares = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+        declaration = Declaration.from_dict(declares)
+    except ValueError:
+        return None
+    return dataclasses.replace(declaration, name=declaration.name or path.stem)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

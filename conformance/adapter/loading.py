@@ -14,8 +14,7 @@ from typing import Any
 
 from conformance.adapter import importing
 from conformance.adapter.declaration import Declaration, declared, did_you_mean
-from conformance.adapter.errors import MissingRequirement, TrainerError
-from conformance.adapter.reading import declaration_in
+from conformance.adapter.importing import MissingRequirement, TrainerError, declaration_in
 
 __all__ = [
     "Import", "MissingRequirement", "Train", "TrainerError", "imported", "load", "missing_requirements", "place_of",

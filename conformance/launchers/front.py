@@ -7,7 +7,7 @@ from dataclasses import fields
 from time import monotonic
 from typing import Any
 
-from conformance.adapter.errors import TrainerError
+from conformance.adapter.loading import TrainerError
 from conformance.launchers import LaunchError
 from conformance.launchers.agent import Hello
 from conformance.launchers.network import FrontAddress

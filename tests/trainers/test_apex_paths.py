@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from conformance.adapter.errors import MissingRequirement
-from conformance.adapter.loading import load, reference_names
+from conformance.adapter.loading import MissingRequirement, load, reference_names
 from conformance.runner.front.client import ForkServer, Unavailable
 
 TRAINERS = {"apex_single": "single", "apex_ddp": "ddp", "apex_horovod": "horovod"}
