@@ -100,15 +100,15 @@ def _explained(error: BaseException, field: str, hint: Any) -> str:
 
 
 def _make() -> Converter:
-    converter = Converter(omit_if_default=True)
+    converter = Converter(omit_if_default=True, forbid_extra_keys=True)
     for kind in (str, bool, int):
         converter.register_structure_hook(kind, _scalar)
     converter.register_structure_hook(float, _number)
     converter.register_structure_hook_func(_is(Literal), _choice)
     converter.register_structure_hook_func(lambda hint: hint == Scalar, _one_of)
-    converter.register_structure_hook_factory(dataclasses.is_dataclass, _fields)
-    converter.register_structure_hook_factory(_is(dict), _object)
-    converter.register_structure_hook_factory(_is(tuple), _list)
+    converter.register_structure_hook_factory(dataclasses.is_dataclass, _checked(make_dict_structure_fn, dict))
+    converter.register_structure_hook_factory(_is(dict), _checked(mapping_structure_factory, dict))
+    converter.register_structure_hook_factory(_is(tuple), _checked(homogenous_tuple_structure_factory, list | tuple))
     converter.register_unstructure_hook(float, lambda value: value if math.isfinite(value) else str(value))
     return converter
 
@@ -143,25 +143,20 @@ def _choice(value: object, hint: Any) -> object:
     return value
 
 
-def _fields(hint: Any, converter: BaseConverter) -> Structure:
-    return _checked(make_dict_structure_fn(hint, converter, _cattrs_forbid_extra_keys=True), dict)
+def _checked(factory: Callable[..., Structure], kinds: type | UnionType) -> Callable[[Any, BaseConverter], Structure]:
+    """``factory``, for values of these kinds alone."""
 
+    def make(hint: Any, converter: BaseConverter) -> Structure:
+        structure = factory(hint, converter)
 
-def _object(hint: Any, converter: BaseConverter) -> Structure:
-    return _checked(mapping_structure_factory(hint, converter), dict)
+        def checked(value: Any, hint: Any) -> Any:
+            if not isinstance(value, kinds):
+                raise _Refused(value)
+            return structure(value, hint)
 
+        return checked
 
-def _list(hint: Any, converter: BaseConverter) -> Structure:
-    return _checked(homogenous_tuple_structure_factory(hint, converter), list | tuple)
-
-
-def _checked(structure: Structure, kinds: type | UnionType) -> Structure:
-    def checked(value: Any, hint: Any) -> Any:
-        if not isinstance(value, kinds):
-            raise _Refused(value)
-        return structure(value, hint)
-
-    return checked
+    return make
 
 
 def _is(origin: Any) -> Callable[[Any], bool]:
