@@ -45,31 +45,22 @@ def train(task: Task) -> None:
     model, optimizer, loader, scheduler = accelerator.prepare(
         model, optimizer, task.global_dataloader(), task.scheduler(optimizer)
     )
-    loop = weighted if task.loss_name == "weighted" else mean
-    loop(task, accelerator, model, optimizer, loader, scheduler)
+    if task.loss_name == "weighted":
+        weighted(task, accelerator, model, optimizer, loader, scheduler)
+    else:
+        # The loop of the guide's "finished code".
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = task.loss(model(batch.inputs), batch)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    clip(task, accelerator, model)
+                # These two do nothing within a window.
+                optimizer.step()
+                optimizer.zero_grad()
+                if accelerator.sync_gradients:
+                    scheduler.step()
     accelerator.end_training()
-
-
-def mean(
-    task: Task,
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loader: DataLoader[Batch],
-    scheduler: AcceleratedScheduler,
-) -> None:
-    """The loop of the guide's "finished code"."""
-    for batch in loader:
-        with accelerator.accumulate(model):
-            loss = task.loss(model(batch.inputs), batch)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                clip(task, accelerator, model)
-            # These two do nothing within a window.
-            optimizer.step()
-            optimizer.zero_grad()
-            if accelerator.sync_gradients:
-                scheduler.step()
 
 
 def weighted(
