@@ -158,7 +158,7 @@ def precisions(results: Results) -> list[str]:
 
 def trainers(results: Results) -> list[Trainer]:
     """All cases by trainer, path and precision, in an order that does not depend on which case finished first."""
-    found = [_trainer(name, cases) for name, cases in _by(results.cases, lambda case: case.trainer).items()]
+    found = [_trainer(name, cases) for name, cases in grouped(results.cases, lambda case: case.trainer).items()]
     return sorted(
         found, key=lambda trainer: (not trainer.ran, _path_order(trainer.paths[0].cases[0]), natural(trainer.name))
     )
@@ -169,7 +169,7 @@ def failures(results: Results) -> list[Failure]:
     bugs = results.header.bugs
     found = [
         Failure(tuple(failed), title(cause, sorted(failed, key=_size), bugs), cause)
-        for cases in _by(results.cases, lambda case: case.trainer).values()
+        for cases in grouped(results.cases, lambda case: case.trainer).values()
         for cause, failed in causes(cases)
     ]
     return _worst_first(found)
@@ -178,7 +178,7 @@ def failures(results: Results) -> list[Failure]:
 def reasons(results: Results) -> list[Alike]:
     """What did not run, by reason."""
     idle = [case for case in results.cases if case.verdict in NOT_RUN]
-    groups = _by(idle, lambda case: (case.verdict, case.headline))
+    groups = grouped(idle, lambda case: (case.verdict, case.headline))
     return _worst_first(Alike(cases, reason) for (_, reason), cases in groups.items())
 
 
@@ -189,7 +189,7 @@ def _worst_first(groups: Iterable[A]) -> list[A]:
 
 def _trainer(name: str, cases: tuple[CaseRecord, ...]) -> Trainer:
     ordered = sorted(cases, key=lambda case: (_path_order(case), natural(case.id)))
-    rows = _by(ordered, lambda case: (case.path, case.device))
+    rows = grouped(ordered, lambda case: (case.path, case.device))
     paths = tuple(Path(row, path, device, _cells(row)) for (path, device), row in rows.items())
     return Trainer(
         tuple(ordered), name, ", ".join(dict.fromkeys(case.target for case in ordered if case.target)), paths
@@ -198,7 +198,7 @@ def _trainer(name: str, cases: tuple[CaseRecord, ...]) -> Trainer:
 
 def _cells(cases: tuple[CaseRecord, ...]) -> dict[str, Cell]:
     """The cells of a path by their precision, in the order of the matrix."""
-    groups = _by(cases, lambda case: case.precision)
+    groups = grouped(cases, lambda case: case.precision)
     return {precision: Cell(groups[precision], precision) for precision in sorted(groups, key=_precision_order)}
 
 
@@ -211,7 +211,7 @@ def _precision_order(precision: str) -> tuple[int, str]:
     return (PRECISIONS.index(precision) if precision in PRECISIONS else len(PRECISIONS), precision)
 
 
-def _by(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], K]) -> dict[K, tuple[CaseRecord, ...]]:
+def grouped(cases: Iterable[CaseRecord], key: Callable[[CaseRecord], K]) -> dict[K, tuple[CaseRecord, ...]]:
     groups: defaultdict[K, list[CaseRecord]] = defaultdict(list)
     for case in cases:
         groups[key(case)].append(case)

@@ -26,9 +26,8 @@ from .behaviour import behaviour
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked, unchecked
-from .scope import scopes
 from .series import Plot, plot
-from .summary import summary
+from .summary import scopes, summary
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 

@@ -1,13 +1,16 @@
-"""The verdict over a whole run, in a word and a sentence."""
+"""The verdict over a whole run, in a word and a sentence, and of how much it is one."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.results import Results
+from conformance.results.records import CaseRecord
 
 from .behaviour import warned
+from .grouping import grouped
 from .text import one_line, plural
 
 
@@ -57,3 +60,28 @@ def _not_run(results: Results) -> str:
 def _warned(results: Results) -> str:
     count = warned(results)
     return f" {plural(count, 'warning')}, under Behaviour." if count else ""
+
+
+def scopes(results: Results) -> list[str]:
+    """For each trainer that does not declare everything, how many of the cases that it could have it declares, and
+    what it does not declare: a sentence."""
+    return [
+        _scope(name, cases)
+        for name, cases in grouped(results.cases, lambda case: case.trainer).items()
+        if any(0 < case.declared < case.possible for case in cases)
+    ]
+
+
+def _scope(name: str, cases: Sequence[CaseRecord]) -> str:
+    counts = {
+        case.backend: f"{case.declared} of the {case.possible} cases that a {case.backend} trainer can have"
+        for case in cases
+    }
+    values = defaultdict[str, dict[str, None]](dict)
+    for case in cases:
+        if case.undeclared is not None:
+            what, _, value = case.undeclared.rpartition(" ")
+            values[what][value] = None
+    undeclared = "; ".join(f"{what} {', '.join(found)}" for what, found in values.items())
+    declares = f"{name} declares {' and '.join(counts.values())}"
+    return f"{declares}; not declared: {undeclared}." if undeclared else f"{declares}."

@@ -18,8 +18,7 @@ from .behaviour import behaviour, in_terminal
 from .findings import coverage, explained, warnings
 from .grouping import Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked, unchecked
-from .scope import scopes
-from .summary import summary
+from .summary import scopes, summary
 from .text import distinct, number, one_line, plural, visible
 
 MOST_CAUSES = 12

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from conformance.report.behaviour import behaviour
-from conformance.report.scope import scopes
+from conformance.report.summary import scopes
 from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, declarable, split
 
 from .test_html import Page
