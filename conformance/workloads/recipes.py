@@ -205,16 +205,6 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-@cache
-def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
-    """The certified workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given.
-
-    Raises:
-        KeyError: no such recipe.
-    """
-    return certified(replace(RECIPES[name], short=short), batch_size)
-
-
 #: The workloads with AdamW: the recipe whose data, clip and schedule they have, and what they change.
 ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("sgd", {"summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."}),
@@ -236,7 +226,15 @@ ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def adamw(name: str, batch_size: int) -> Workload:
-    """The workload ``name`` of `ADAMW_WORKLOADS`. AdamW rounds in its square root and quotient."""
-    base, changes = ADAMW_WORKLOADS[name]
-    return replace(recipe(base, batch_size), name=name, optimizer=ADAMW, **changes)
+@cache
+def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
+    """The workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given. It is
+    certified, unless AdamW rounds in its square root and quotient.
+
+    Raises:
+        KeyError: no such recipe.
+    """
+    if name in ADAMW_WORKLOADS:
+        base, changes = ADAMW_WORKLOADS[name]
+        return replace(recipe(base, batch_size), name=name, optimizer=ADAMW, **changes)
+    return certified(replace(RECIPES[name], short=short), batch_size)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
 from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import ADAMW_WORKLOADS, RECIPES, adamw, recipe
+from conformance.workloads.recipes import ADAMW_WORKLOADS, RECIPES, recipe
 from conformance.workloads.workload import Workload
 
 #: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
@@ -38,22 +38,17 @@ def _of_some_ranks(batch_size: int) -> int:
     return batch_size // 3 * 2 if batch_size % 3 == 0 else batch_size // 2
 
 
-def _certified(name: str) -> Standard:
+def _from_recipe(name: str) -> Standard:
     return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
 
 
-def _with_adamw(name: str) -> Standard:
-    return Standard(lambda batch_size, accumulation: adamw(name, batch_size))
-
-
 STANDARD: dict[str, Standard] = {
-    **{name: _certified(name) for name in RECIPES},
+    **{name: _from_recipe(name) for name in (*RECIPES, *ADAMW_WORKLOADS)},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "uneven-ranks": Standard(
         lambda size, accumulation: recipe("uneven-ranks", size, _of_some_ranks(size)), (16, 18), in_whole_shares=True
     ),
-    **{name: _with_adamw(name) for name in ADAMW_WORKLOADS},
     "line": Standard(lambda batch_size, accumulation: line(), (4,)),
     "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), (4,)),
     "two-workers": Standard(lambda batch_size, accumulation: two_workers(), (4,)),

@@ -15,7 +15,7 @@ from conformance.workloads.layout import Layout
 from conformance.workloads.outliers import FAR, INFINITELY_FAR, is_outlier
 from conformance.workloads.precision import BF16, FP16, FP32, FP64, PRECISIONS
 from conformance.workloads.problem import Problem
-from conformance.workloads.recipes import RECIPES, adamw, recipe
+from conformance.workloads.recipes import RECIPES, recipe
 from conformance.workloads.workload import SGD, AdamW, Clip
 
 BATCH_SIZES = (16, 18, 24)
@@ -214,7 +214,7 @@ def test_a_short_last_batch_is_as_short_as_asked():
 
 
 def test_adamw_trains_on_the_data_of_plain_sgd():
-    workload = adamw("adamw", 24)
+    workload = recipe("adamw", 24)
     assert workload.batches == recipe("sgd", 24).batches
     assert isinstance(workload.optimizer, AdamW)
 
