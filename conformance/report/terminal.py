@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.columns import Columns
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +16,7 @@ from conformance.results.records import NOT_RUN, PASSED
 
 from .behaviour import behaviour, in_terminal
 from .findings import coverage, explained, warnings
-from .grouping import Cell, Failure, failures, overall, precisions, reasons, trainers
+from .grouping import Alike, Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked, unchecked
 from .summary import scopes, summary
 from .text import distinct, number, one_line, plural, visible
@@ -39,9 +39,14 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
         console.print(_matrix(results))
         console.print(Text(MIXED, "dim"))
     _print_causes(results, console)
-    _print_behaviour(results, console)
-    _print_warnings(results, console)
-    _print_reasons(results, console)
+    sections: tuple[tuple[str, Iterable[RenderableType]], ...] = (
+        ("Behaviour: what may be done in several right ways", in_terminal(behaviour(results))),
+        ("Warnings: laws that say SHOULD\n", warnings(breaches(results, "SHOULD"))),
+        ("What did not run (never counts as passed)\n", map(_reason, reasons(results))),
+    )
+    for heading, lines in sections:
+        if shown := list(lines):
+            console.print(Text(f"\n{heading}", "bold"), *shown, sep="\n")
     whole = summary(results)
     console.print()
     if results.cut_off:
@@ -132,24 +137,6 @@ def _explained(cause: Failure) -> Group:
     return Group(explained(cause.findings), Text("\n").join(lines))
 
 
-def _print_behaviour(results: Results, console: Console) -> None:
-    found = behaviour(results)
-    if found:
-        console.print(
-            Text("\nBehaviour: what may be done in several right ways", "bold"), *in_terminal(found), sep="\n"
-        )
-
-
-def _print_warnings(results: Results, console: Console) -> None:
-    found = list(warnings(breaches(results, "SHOULD")))
-    if found:
-        console.print(Text("\nWarnings: laws that say SHOULD\n", "bold"), *found, sep="\n")
-
-
-def _print_reasons(results: Results, console: Console) -> None:
-    found = reasons(results)
-    if found:
-        console.print(Text("\nWhat did not run (never counts as passed)\n", "bold"))
-    for reason in found:
-        line = f"{reason.look.glyph} {reason.look.verdict}  {plural(len(reason.cases), 'case')}: "
-        console.print(Text.assemble((line, "dim"), visible(reason.text)))
+def _reason(reason: Alike) -> Text:
+    line = f"{reason.look.glyph} {reason.look.verdict}  {plural(len(reason.cases), 'case')}: "
+    return Text.assemble((line, "dim"), visible(reason.text))
