@@ -153,8 +153,8 @@ def not_cleared_inside(window: Window) -> Outcomes:
     # Horovod's optimizers have their own law, hvd/not-cleared-before-synchronize.
     if not window.backwards or not (window.attempts or window.step_is_unseen) or _by_horovod(window):
         return
-    # The trainer may have used them already.
-    if window.rank.steps_by_hand:
+    # The trainer may have used them already, or keep them in buffers of its own.
+    if window.rank.steps_by_hand or _filled_by_hand(window):
         return
     broken = _cleared_inside(window)
     if broken is None:
@@ -171,6 +171,14 @@ def _has_right_ones(window: Window) -> bool:
     if not all(isinstance(attempt, Skip) for attempt in window.attempts):
         return False
     return any(saw_right_gradients(other) and _cleared_inside(other) for other in window.rank.windows)
+
+
+def _filled_by_hand(window: Window) -> bool:
+    """Whether other gradients were put in after the last backward, and no exchange explains it."""
+    return any(
+        change.factor is None and not any(change.since <= event.seq <= change.seq for event in window.of(Exchange))
+        for change in window.of(GradientChange, after=window.backwards[-1])
+    )
 
 
 def _stepping(window: Window) -> int | None:
