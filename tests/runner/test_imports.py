@@ -106,8 +106,10 @@ def test_what_an_import_prints_fills_no_disk(write: Write) -> None:
     """Only the end is kept, although a program that it has started prints for ever."""
     endless = """
         import stat, subprocess
+        print("x" * 10_000_000, flush=True)
+        # The last thing that is printed is known, however late the program starts that goes on.
+        subprocess.run("yes goodbye | head -c 8000000", shell=True)
         subprocess.Popen(["yes", "goodbye"])
-        print("x" * 10_000_000)
         files = [os.stat(f"/proc/self/fd/{number}") for number in (1, 2)]
         assert not [file for file in files if stat.S_ISREG(file.st_mode) and file.st_size > 100_000]
         """
