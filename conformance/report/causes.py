@@ -48,7 +48,7 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
         for case in open_cases:
             for cause in _of(case, bugs, constant, innocent):
                 groups[cause].append(case)
-        cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_ORDER.index(one.kind)))
+        cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_rank(one)))
         found.append((cause, groups[cause]))
         taken = {id(case) for case in groups[cause]}
         open_cases = [case for case in open_cases if id(case) not in taken]
@@ -57,6 +57,12 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
 
 #: The most direct evidence first. A constant factor is what was seen; that a bug makes it is a conclusion.
 _ORDER: tuple[Kind, ...] = ("setup", "ending", "law", "guard", "factor", "bug", "factors", "reason", "unknown")
+
+
+def _rank(cause: Cause) -> float:
+    """The place in `_ORDER`. A pair of bugs comes after factors: there are so many that one may fit by chance."""
+    is_pair = cause.kind == "bug" and PAIR in cause.key
+    return _ORDER.index("factors") + 0.5 if is_pair else _ORDER.index(cause.kind)
 
 
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:

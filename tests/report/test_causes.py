@@ -114,6 +114,13 @@ def test_a_factor_that_depends_on_the_layout_is_one_cause() -> None:
     assert named(*found) == [(said, 4)]
 
 
+def test_a_factor_that_depends_on_the_layout_is_simpler_than_two_bugs() -> None:
+    one = wrong("sum", ruled_out=(), gradient_factors=[2], layout=(2, 1))
+    both = wrong("sum + twice", ruled_out=["sum", "twice"], gradient_factors=[1.5], layout=(3, 2))
+    said = "Every gradient is 2 times the right one at world size 2 and 3/2 times it at 3."
+    assert named(one, both) == [(said, 2)]
+
+
 def test_a_factor_that_is_no_fraction_is_one_number_in_every_case() -> None:
     found = times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)
     assert named(*found) == [("Every gradient is about 1.41 times the right one.", 3)]
