@@ -29,7 +29,7 @@ from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.scaling import scaler_faults, stepped_overflow
+from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
 from conformance.workloads.behaviour import Way
@@ -67,6 +67,10 @@ class Judgement:
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
 _WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
+_BEGAN_HIGHER = (
+    "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
+    "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
+)
 #: Verdicts on a trainer that did not come to its end.
 _ENDED = ("CRASH", "HANG")
 
@@ -292,7 +296,11 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         if _fits(judgement, trajectory):
             judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
             if scaled:
-                _judge_scaler(trajectory, workload.clip, judgement, wrong)
+                _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
+                if not wrong and may_begin_higher(trajectory, ranks):
+                    judgement.verdict = "INCONCLUSIVE"
+                    wrong.append(_BEGAN_HIGHER.format(float(workload.scale.init_scale)))
+                    return
             ignored = ignored_precision(reading, trajectory, ranks)
             wrong += [ignored] if ignored else []
             if not wrong:
@@ -314,13 +322,22 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         _judge_scaler(right, workload.clip, judgement, wrong, first=known)
 
 
-def _judge_scaler(right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[str], first: int = 0) -> None:
-    """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on."""
+def _judge_scaler(
+    right: Trajectory,
+    clip: Clip | None,
+    judgement: Judgement,
+    wrong: list[str],
+    *,
+    first: int = 0,
+    fit: bool = False,
+) -> None:
+    """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on.
+    ``fit``: the numbers are right."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
         judgement.guards += (Guard("overflows are skipped", False, "always", stepped, stepped),)
         wrong.insert(first, stepped)
-    wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip) if fault not in wrong]
+    wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault not in wrong]
 
 
 def _closest(

@@ -28,19 +28,24 @@ def _stepped(window: int) -> str:
     return f"window {window} overflows, but the optimizer stepped"
 
 
-def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None) -> list[str]:
+def scaler_faults(
+    trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None, *, fit: bool = False
+) -> list[str]:
     """What is wrong, one line each; empty if nothing is.
 
     ``trajectory`` follows the observed skips, so its ``overflows`` say what could overflow at each window's scale.
+    ``fit``: the ranks' numbers are right. Then a scale that nobody sees may be another than the task's.
     """
+    is_open = fit and not _is_seen(ranks)
     # Clipping by value makes infinity finite; the scaler has seen it before, and skips after.
     clamped = clip is not None and clip.kind == "value"
     faults = []
     skipped = "did not change the weights" if any(rank.steps_by_hand for rank in ranks) else "was skipped"
     for window, overflow in enumerate(trajectory.overflows):
-        if window in trajectory.skips and overflow == "impossible":
+        is_first = trajectory.skips.issuperset(range(window))
+        if window in trajectory.skips and overflow == "impossible" and not (is_open and is_first):
             faults.append(f"window {window} {skipped}, though nothing can overflow at its loss scale")
-        if window not in trajectory.skips and overflow == "certain":
+        if window not in trajectory.skips and overflow == "certain" and (clamped or not is_open):
             faults.append(_stepped(window))
     for rank in ranks:
         # The server keeps the loss scale for its workers.
@@ -54,6 +59,16 @@ def scaler_faults(trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: C
     if any(len(different) > 1 for different in scales.values()):
         faults.append("the ranks' loss scales differ")
     return faults
+
+
+def may_begin_higher(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the first windows are skipped without need at the task's loss scale, and the trainer's own is not seen:
+    it may have begun with a higher one, and come down."""
+    return not _is_seen(ranks) and 0 in trajectory.skips and trajectory.overflows[0] == "impossible"
+
+
+def _is_seen(ranks: Sequence[RankEvidence]) -> bool:
+    return any(attempt.scale is not None for rank in ranks for attempt in rank.attempts)
 
 
 def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:

@@ -218,3 +218,16 @@ def test_an_adapter_that_is_merged_at_the_end(follow):
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline.startswith("rank 0 stepped parameters of shape [[1, 3]] beside the task's model")
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_skip_at_a_scale_that_is_not_seen(follow, is_seen):
+    """One that begins higher than the task's overflows where the task's does not."""
+    run = follow("single-acc2-fp16-momentum", skips={0}, scales=(Fraction(32),) * 6)
+    if not is_seen:
+        run.remove(*(event for kind in ("skip", "unscale", "scaler_step", "update") for event in run.of(kind)))
+        for step in run.of("step"):
+            step["scale"] = None
+    judgement = run.judged()
+    assert judgement.verdict == ("FAIL (numerics)" if is_seen else "INCONCLUSIVE")
+    assert judgement.headline.startswith("window 0 was skipped, though nothing ")
