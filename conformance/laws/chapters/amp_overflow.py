@@ -41,7 +41,7 @@ _ROUNDING = 1e-6
     "After an overflow on any rank, every rank MUST skip the step.",
     why="""If the gradients of one rank are infinite, their average is infinite on every rank. A rank that decides by
         its own gradients, before averaging, steps on infinities, or steps while others skip; then the weights
-    differ.""",
+        differ.""",
     source=f'{GUIDE}: "otherwise each worker would step differently"',
     fix="""
         overflow = torch.zeros(1)

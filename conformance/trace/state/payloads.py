@@ -59,7 +59,7 @@ class Payloads:
         """The field ``zeros``: whether these hold nothing else. Without it unless they may be gradients."""
         parts = [own_part(tensor) for tensor in tensors if tensor.is_floating_point()]
         size = sum(part.numel() for part in parts)
-        if not parts or not self._watched.is_readable or size > MOST_ELEMENTS:
+        if not size or not self._watched.is_readable or size > MOST_ELEMENTS:
             return {}
         # A single zero is more often a flag.
         if of == GRADIENTS or (of is None and size == self._watched.size > 1):
