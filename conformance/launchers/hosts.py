@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from conformance.cases.case import Case
@@ -16,36 +15,33 @@ from conformance.suite.servers import Servers
 class HostedServer:
     """The servers of one trainer and backend, one on each machine.
 
-    Entering raises what `ForkServer` raises; the message names the machine.
+    `start` raises what that of `ForkServer` raises; the message names the machine.
     """
 
     def __init__(self, target: str, backend: str, agents: list[RemoteStarter]) -> None:
         self._agents = agents
         self._servers = [ForkServer(target, backend, starter=agent.get) for agent in agents]
-        self._closing = ExitStack()
 
-    def __enter__(self) -> HostedServer:
-        with ExitStack() as stack:
-            for agent, server in zip(self._agents, self._servers, strict=True):
-                try:
-                    stack.enter_context(server)
-                except TrainerError as error:
-                    raise TrainerError(f"{error} (on {agent.name})") from error
-                except Unavailable as error:
-                    reason = f"on {agent.name}: {error.reason}"
-                    raise Unavailable(reason, error.command, error.declaration) from error
-                if server.declaration.launches_workers:
-                    reason = "the trainer launches its workers itself; run it without --launcher"
-                    raise Unavailable(reason, None, server.declaration)
-            self._closing = stack.pop_all()
+    def start(self) -> None:
+        for agent, server in zip(self._agents, self._servers, strict=True):
+            try:
+                server.start()
+            except TrainerError as error:
+                raise TrainerError(f"{error} (on {agent.name})") from error
+            except Unavailable as error:
+                reason = f"on {agent.name}: {error.reason}"
+                raise Unavailable(reason, error.command, error.declaration) from error
+            if server.declaration.launches_workers:
+                reason = "the trainer launches its workers itself; run it without --launcher"
+                raise Unavailable(reason, None, server.declaration)
         first = self._servers[0]
         self.declaration, self.versions = first.declaration, first.versions
         self.gpus = min((server.gpus for server in self._servers), key=lambda gpus: int(gpus["devices"]))
         self.why_slow = next((server.why_slow for server in self._servers if server.why_slow is not None), None)
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Where there are more ranks than machines, neighbouring ranks share one. Raises RunnerError."""

@@ -20,10 +20,11 @@ class Server(Protocol):
     gpus: dict[str, Any]
     why_slow: str | None
 
-    def __enter__(self) -> Server:
+    def start(self) -> None:
         """Raises TrainerError, Unavailable, RunnerError."""
 
-    def __exit__(self, *error: object) -> None: ...
+    def close(self) -> None:
+        """End what `start` has begun, also where it raised."""
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
         """Raises RunnerError."""
@@ -49,7 +50,11 @@ class Servers:
     def get(self, target: str, backend: str) -> Server:
         """Raises TrainerError, Unavailable, RunnerError."""
         if (target, backend) not in self._servers:
-            self._servers[target, backend] = self._stack.enter_context(self.open(target, backend))
+            server = self.open(target, backend)
+            # At the end of the run, also if it raises: what it could not import, no other must import again.
+            self._stack.callback(server.close)
+            server.start()
+            self._servers[target, backend] = server
         return self._servers[target, backend]
 
     @property

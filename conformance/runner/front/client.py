@@ -29,8 +29,8 @@ class ForkServer:
         with ForkServer("my_trainer.py", backend="ddp") as server:
             outcome = server.run(spec, time_limit=60.0)
 
-    Entering raises TrainerError, one line that says what is wrong with the trainer; Unavailable when the backend or
-    the trainer needs something that is missing; RunnerError when the harness itself fails.
+    Entering it, or `start`, raises TrainerError, one line that says what is wrong with the trainer; Unavailable when
+    the backend or the trainer needs something that is missing; RunnerError when the harness itself fails.
 
     Attributes:
         declaration: what the trainer supports.
@@ -58,10 +58,18 @@ class ForkServer:
         self._server: Serving | None = None
 
     def __enter__(self) -> ForkServer:
-        self._start()
+        self.channel()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the server. Where that raises, it lasts until `close` all the same: nobody else imports again."""
+        self._start()
+
+    def close(self) -> None:
+        """End the process, also where `start` raised."""
         self._end(_END_LIMIT)
 
     def run(self, spec: dict[str, Any], time_limit: float) -> Outcome:
@@ -104,7 +112,13 @@ class ForkServer:
 
     def channel(self) -> Channel:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""
-        return (self._server or self._start()).channel
+        if self._server is not None:
+            return self._server.channel
+        try:
+            return self._start().channel
+        except BaseException:
+            self.close()
+            raise
 
     def abandon(self, patience: float = _END_LIMIT) -> str:
         """End a server that has hung up, or any server with a ``patience`` of 0; the result says how it ended."""
@@ -150,10 +164,8 @@ class ForkServer:
         if hello is None:
             raise TrainerError(f"{self._trainer}: {self.abandon()}")
         if "error" in hello:
-            self._end(_END_LIMIT)
             raise TrainerError(hello["error"])
         if "unavailable" in hello:
-            self._end(_END_LIMIT)
             raise Unavailable.from_dict(hello["unavailable"])
         return server, hello
 

@@ -53,7 +53,10 @@ def serve(
         linux.adopt_orphans()
         try:
             client.send(hello)
-            if make_case is not None and hello.get("why_slow") is None:
+            if make_case is None:
+                # The import's process stays with this one: who asks for the trainer next does not import it again.
+                client.receive()
+            elif hello.get("why_slow") is None:
                 _answer(client, make_case)
         except (ClientDisconnected, BrokenPipeError):
             return 1

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from conformance.adapter.loading import Import, TrainerError
+from conformance.adapter.loading import Import
 from conformance.runner.outcome import describe_status
 from conformance.runner.rank.loading import remembered
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
@@ -185,7 +185,7 @@ def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | N
     parent.send({"imported": can_be_forked})
     if can_be_forked:
         gc.freeze()
-        _Serving(parent, imported, _fails(imported, request["place"])).run()
+        _Serving(parent, imported).run()
         return 0
     if (admitted := _next(parent)) is None:
         return 0
@@ -195,25 +195,12 @@ def _become(parent: Channel, request: dict[str, Any], unsafe: forking.Unsafe | N
     return server.serve(Channel(socket.socket(fileno=connection)), wanted, unsafe, imported)
 
 
-def _fails(imported: Import, place: str) -> bool:
-    try:
-        imported(place)
-    except TrainerError:
-        return True
-    return False
-
-
 class _Serving:
-    """Forks a server for each client that ``parent`` passes on, until they have ended.
+    """Forks a server for each client that ``parent`` passes on, until they have ended."""
 
-    After an import that failed each ends at once, with the reason, and the next client must not import again: there it
-    goes on until ``parent`` disconnects.
-    """
-
-    def __init__(self, parent: Channel, imported: Import, has_failed: bool) -> None:
+    def __init__(self, parent: Channel, imported: Import) -> None:
         self._parent = parent
         self._imported = imported
-        self._has_failed = has_failed
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ, self._admit)
         self._nursery = Nursery(self._selector, self._leave)
@@ -235,7 +222,7 @@ class _Serving:
 
     def _leave(self) -> None:
         """From now on ``parent`` cannot pass on any client, unless it has already."""
-        if not self._has_failed and not self._parent.is_readable(0.0):
+        if not self._parent.is_readable(0.0):
             self._parent.cut()
             self._is_over = True
 
