@@ -291,4 +291,5 @@ def tests(session: nox.Session) -> None:
     """The harness's own tests, against the installed wheel; with everything installed that they can use."""
     install_wheel(session, "test", "accelerate", "lightning", "horovod")
     session.env["CONFORMANCE_WHEEL"] = str(built_wheel(session))
-    session.run("pytest", "-n", "2", *session.posargs)
+    # Stealing: what takes longest, runs of the command, stands in few files that one process would do alone at the end.
+    session.run("pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
