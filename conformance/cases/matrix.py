@@ -82,6 +82,7 @@ RULES: tuple[Rule, ...] = (
     # In bf16 the bound is too wide to tell some means of means from the right mean.
     Rule("weighted", ("fp64", "fp32", *_SCALED), _ACCUMULATED),
     Rule("weightless", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
+    Rule("weighted-clip", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("nesterov", ("fp32",), REPRESENTATIVE),
     Rule("clip-norm", layouts=REPRESENTATIVE),
     # In other precisions the bound is too wide to see the schedule.
@@ -100,9 +101,9 @@ RULES: tuple[Rule, ...] = (
     # Not with apex: its scale grows after 2000 steps, and nothing can change that.
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2, _W2_ACC2, _W4})),
-    # A trainer's branch for AMP may begin and end otherwise.
-    Rule("ranks-start-apart", _SCALED, frozenset({_W2_ACC2})),
-    *(Rule(workload, _SCALED, _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
+    # A trainer's branches for AMP may begin and end otherwise, that for bf16 too, which has no scaler.
+    Rule("ranks-start-apart", ("bf16", *_SCALED), frozenset({_W2_ACC2})),
+    *(Rule(workload, ("bf16", *_SCALED), _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
     Rule(
         "short-window",
         ("fp64", "fp32"),

@@ -107,6 +107,17 @@ RECIPES: dict[str, Recipe] = {
             seed=4,
         ),
         Recipe(
+            "weighted-clip",
+            "A weighted mean, and clipping by value that bites: what is clipped must be divided by the weight before.",
+            SGD(Fraction(1), momentum=HALF),
+            clip=Clip("value", Fraction(1)),
+            weights=(0, 0, 1, 1, 2, 4, 4),
+            totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
+            features=2,
+            spread=1,
+            seed=17,
+        ),
+        Recipe(
             "overflow",
             "One sample on the last rank overflows fp16: all ranks must skip that step together.",
             SGD(HALF, momentum=HALF),
