@@ -37,12 +37,20 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
 
 def elements(tensor: torch.Tensor) -> list[Number]:
     """All elements of the part of a tensor that this rank holds, one after the other; none if it has no values."""
-    # Every call of torch counts: this runs dozens of times a step. `tolist` needs nothing detached.
-    part = _dense(tensor)
-    if part is None:
-        return []
-    # Python's floats are float64 already.
-    found: Any = (part if part.dtype in _FLOATS else part.double()).tolist()
+    # Every call counts: this runs dozens of times a step. `tolist` needs nothing detached, and refuses to read what has
+    # no memory on the CPU.
+    found: Any = None
+    if type(tensor) in _ORDINARY and tensor.dtype in _FLOATS and tensor.is_cpu:
+        try:
+            found = tensor.tolist()
+        except RuntimeError:
+            found = None
+    if found is None:
+        part = _dense(tensor)
+        if part is None:
+            return []
+        # Python's floats are float64 already.
+        found = (part if part.dtype in _FLOATS else part.double()).tolist()
     if type(found) is float:
         found = [found]
     while found and type(found[0]) is list:

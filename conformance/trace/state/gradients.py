@@ -119,9 +119,8 @@ class Gradients:
         return trained[:: -(-len(trained) // _MOST_PARAMETERS) or 1]
 
     def _see(self) -> Seen:
-        gradients = [parameter.grad for _, parameter in self._looked_at]
         see = elements if self._watched.is_readable else _stamp
-        return [None if gradient is None else see(gradient) for gradient in gradients]
+        return [None if (gradient := one.grad) is None else see(gradient) for _, one in self._looked_at]
 
 
 def _stamp(gradient: torch.Tensor) -> tuple[int, int]:

@@ -59,7 +59,8 @@ class Sites:
         found: tuple[Site | None, Site | None]
         while frame is not None:
             # Most frames are of libraries.
-            code = None if id(frame.f_code) in _libraries else self._of_user(frame)
+            identity = id(frame.f_code)
+            code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
             if code is not None and (where is None or code.path == self.trainer_file):
                 here: Site = [code.file, frame.f_lineno, code.function]
                 found = (here, None) if where is None else (where, here)
@@ -75,19 +76,17 @@ class Sites:
         return found
 
     def _of_user(self, frame: FrameType) -> _Code | None:
-        """What is known of a frame's code; None, and never asked again, if it is not the user's."""
+        """What there is to know of a frame's code, seen for the first time; None if it is not the user's."""
         itself = frame.f_code
-        code = self._known.get(id(itself))
-        if code is None:
-            path = itself.co_filename
-            if path != self.trainer_file and not _is_users(frame.f_globals, path):
-                _libraries[id(itself)] = itself
-                return None
-            # Before Python 3.11 code does not know the class that it is in.
-            function = getattr(itself, "co_qualname", itself.co_name)
-            # A trainer may change the working directory.
-            file = self._files.get(path) or self._files.setdefault(path, shortened(path))
-            code = self._known[id(itself)] = _Code(itself, path, file, function)
+        path = itself.co_filename
+        if path != self.trainer_file and not _is_users(frame.f_globals, path):
+            _libraries[id(itself)] = itself
+            return None
+        # Before Python 3.11 code does not know the class that it is in.
+        function = getattr(itself, "co_qualname", itself.co_name)
+        # A trainer may change the working directory.
+        file = self._files.get(path) or self._files.setdefault(path, shortened(path))
+        code = self._known[id(itself)] = _Code(itself, path, file, function)
         return code
 
 

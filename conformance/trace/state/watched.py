@@ -138,11 +138,13 @@ class Watched:
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
         own = [one for one in model._parameters.values() if isinstance(one, torch.nn.Parameter)]
+        if all(id(one) in self._numbers for one in own):
+            return
         # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
         shapes = [tuple(one.shape) for one in own]
         has_sizes = all(isinstance(size, int) for shape in shapes for size in shape)
         is_whole = not self._knows_copies or (has_sizes and set(shapes) == set(self._shapes))
-        if is_whole and any(id(one) not in self._numbers for one in own):
+        if is_whole:
             self._stepped = None
             self.add(model)
 
@@ -254,8 +256,8 @@ class Watched:
 
     def may_be_rounded(self, used: Found) -> bool:
         """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
-        stepped = set(map(id, self._stepped or ()))
-        return any(one is not None and one.element_size() == 2 and id(one) not in stepped for one in used)
+        halves = [one for one in used if one is not None and one.element_size() == 2]
+        return bool(halves) and not set(map(id, halves)) <= set(map(id, self._stepped or ()))
 
     def final_weights(self) -> list[Number] | None:
         """What training ends with."""
@@ -274,7 +276,11 @@ class Watched:
         """`used`, or the masters that these are, rounded to another format."""
         own = self._own[0]._parameters if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
-        return tuple(_master(one, _cast_from(one), stepped, own.get(name)) for one, name, stepped in known)
+        return tuple(
+            # Mostly there is but one.
+            one if one is stepped is own.get(name) else _master(one, _cast_from(one), stepped, own.get(name))
+            for one, name, stepped in known
+        )
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
