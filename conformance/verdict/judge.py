@@ -441,7 +441,8 @@ def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> 
     if by_weights:
         return (
             "the weights are right, but what would show here is in the gradients, and those that the steps used could "
-            "not be read: step with one of torch's optimizers, or take the cases with SGD for an answer"
+            "not be read: step with one optimizer of torch's that holds all parameters, or take the cases with SGD for "
+            "an answer"
         )
     return "this case's error bound is too wide to tell right from wrong: take the cases that are exact for an answer"
 
