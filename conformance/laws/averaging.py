@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
 from itertools import chain, product, zip_longest
-from math import prod
+from math import hypot, prod
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from conformance.laws.expected import Expectations, Gradient, held
 from conformance.laws.loss_scale import all_finite
@@ -191,6 +191,9 @@ def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, boo
     event, seen = sight
     known = _combinations(*_sizes(window))
     right = next((one for one in rights if one.is_times(1.0, seen)), None)
+    # A trainer that clips by hand does not show the gradients before clipping, unless its clip leaves them as they are.
+    if window.plan.clip is not None and not _clips(window) and (right is None or not _within(window.plan.clip, seen)):
+        return None
     if right is not None:
         return None if any(_fitting(known, right, seen)) else (Averaged(window, event, seen, right, ()), True)
     fits = [(one, tuple(_fitting(known, one, seen))) for one in rights]
@@ -200,6 +203,16 @@ def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, boo
     if any(scale in (mistake.factor, 1 / mistake.factor) for mistake in fitting for scale in scales):
         return None
     return Averaged(window, event, seen, right, fitting), False
+
+
+def _clips(window: Window) -> list[Clip]:
+    return [clip for clip in window.of(Clip, before=window.attempts[0]) if not isinstance(clip.threshold, str)]
+
+
+def _within(clip: Mapping[str, Any], seen: Sequence[float | None]) -> bool:
+    """Whether these are smaller than anything that the clip has reduced."""
+    known = [abs(one) for one in seen if one is not None]
+    return bool((max(known) if clip["kind"] == "value" else hypot(*known)) < clip["threshold"])
 
 
 def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float | None]) -> Iterator[Mistake]:
@@ -215,12 +228,8 @@ def _seen(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | Non
         return None
     first = window.attempts[0]
     attempts = {event.optimizer: event for event in reversed(window.attempts)}
-    clips = [clip for clip in window.of(Clip, before=first) if not isinstance(clip.threshold, str)]
-    # A trainer that clips by hand does not show the gradients before clipping.
-    if window.plan.clip is not None and not clips:
-        return None
     # A clip of no parameters sees no gradients.
-    clips = [clip for clip in clips if clip.parameters]
+    clips = [clip for clip in _clips(window) if clip.parameters]
     layers: list[Vector] = []
     events: list[Clip | Attempt] = [*clips, *attempts.values()]
     for event in events:

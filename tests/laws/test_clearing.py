@@ -110,3 +110,12 @@ class TestClearing:
         gradients = right([0, 1])
         run = a_run([event("start"), micro_batch(0), clear(), micro_batch(), step(gradients=gradients)], **TWO)
         assert broken(run) == set()
+
+    @pytest.mark.parametrize(("threshold", "laws"), [(1000.0, set()), (0.01, {"acc/not-cleared-inside"})])
+    def test_sums_that_are_right_in_one_window_are_kept_in_all(self, threshold, laws):
+        """A clip by hand hides what the gradients were, unless they are below its threshold."""
+        first = [event("start"), micro_batch(0), clear(), micro_batch(), step(gradients=right([0, 1]))]
+        second = [micro_batch(1), clear(), micro_batch(), step(gradients=[0.5, 0.5])]
+        clip = {"kind": "norm", "threshold": threshold}
+        run = a_run([first, clear(), second], **TWO, clip=clip)
+        assert broken(run) == laws

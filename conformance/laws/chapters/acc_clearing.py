@@ -18,7 +18,6 @@ from conformance.trace.events import (
     Exchange,
     GradientChange,
     Optimizer,
-    Skip,
     ZeroGrad,
 )
 
@@ -165,12 +164,19 @@ def not_cleared_inside(window: Window) -> Outcomes:
 
 
 def _has_right_ones(window: Window) -> bool:
-    """Whether the step saw the right gradients. Those of a skipped one are not finite: others that cleared tell."""
-    if saw_right_gradients(window):
-        return True
-    if not all(isinstance(attempt, Skip) for attempt in window.attempts):
-        return False
-    return any(saw_right_gradients(other) and _cleared_inside(other) for other in window.rank.windows)
+    """Whether the step saw the right gradients, or does in another window that is cleared alike: what is wrong with
+    those of this one, such as an overflow or a clip by hand, has another cause."""
+    return saw_right_gradients(window) or any(
+        saw_right_gradients(other) and _loses_weight(other) for other in window.rank.windows
+    )
+
+
+def _loses_weight(window: Window) -> bool:
+    """Whether gradients that are not zero are cleared inside the window."""
+    clears, weights = _losing(window), window.plan.spec["samples"]["weight"]
+    lost = len(window.of(BackwardBegin, before=clears[-1])) if clears else 0
+    micro_batches = window.plan.micro_batches(window.rank.number, window.number)
+    return any(weights[sample] for samples in micro_batches[:lost] for sample in samples)
 
 
 def _filled_by_hand(window: Window) -> bool:
@@ -196,7 +202,7 @@ def _by_horovod(window: Window) -> bool:
 
 
 def _cleared_inside(window: Window) -> Broken | None:
-    clears = [clear for clear in window.of(ZeroGrad) if _loses_gradients(window, clear)]
+    clears = _losing(window)
     if not clears:
         return None
     first, lost = clears[0], len(window.of(BackwardBegin, before=clears[-1]))
@@ -210,6 +216,10 @@ def _cleared_inside(window: Window) -> Broken | None:
         shows=(before, first, after),
         effect=f"Window {window.number} loses the gradients of {lost} of its {len(window.backwards)} backwards.",
     )
+
+
+def _losing(window: Window) -> list[ZeroGrad]:
+    return [clear for clear in window.of(ZeroGrad) if _loses_gradients(window, clear)]
 
 
 def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
