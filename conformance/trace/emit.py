@@ -66,6 +66,11 @@ class Recording:
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._doing = Nested[object]()
+        self.inside = self._doing.inside
+        """`inside(what)` is a context in which `what` is active: one of DURING, or anything that an observer asks for
+        later."""
+        self.is_inside = self._doing.__contains__
+        """`is_inside(what)`: whether `what` is active, innermost or not."""
         self._accounting: list[int] = []
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
@@ -91,16 +96,9 @@ class Recording:
         Returns its ``seq``."""
         where, called_from = self.sites.of(sys._getframe(1))
         seq = self._last_seq = next(self._seq)
-        noted = {
-            "event": event,
-            "rank": self._rank,
-            "seq": seq,
-            "time": monotonic(),
-            "where": where,
-        }
         if called_from is not None:
-            noted["called_from"] = called_from
-        noted.update(fields)
+            fields = {"called_from": called_from, **fields}
+        noted = {"event": event, "rank": self._rank, "seq": seq, "time": monotonic(), "where": where, **fields}
         if event in _OF_CURRENT and self.watched.is_copys(self.watched.current):
             noted["copy"] = True
         self._emit(noted)
@@ -114,14 +112,6 @@ class Recording:
             yield
         finally:
             self.note(f"{name}_exit", **fields)
-
-    def inside(self, what: object) -> AbstractContextManager[None]:
-        """A context in which `what` is active: one of DURING, or anything that an observer asks for later."""
-        return self._doing.inside(what)
-
-    def is_inside(self, what: object) -> bool:
-        """Whether `what` is active, innermost or not."""
-        return what in self._doing
 
     @property
     def during(self) -> str | None:

@@ -12,6 +12,7 @@ from conformance.trace.values import tensors_in
 
 _KEY = "conformance.loss_scale"
 _MOST_NODES = 64
+_PRODUCT = "MulBackward0"
 _LINEAR = {
     f"{operation}Backward{variant}"
     for operation in (
@@ -42,17 +43,19 @@ def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
         if not queue:
             break
         node = queue.popleft()
-        factor: float | None = node.metadata.get(_KEY) or _factor(node, scalers)
+        name = node.name()
+        factor: float | None = node.metadata.get(_KEY) or (_factor(node, scalers) if name == _PRODUCT else None)
         if factor is not None:
             product = factor * (product or 1.0)
             queue.clear()
-        if node.name() in _LINEAR:
+        if name in _LINEAR:
             queue.extend(following for following, _ in node.next_functions if following is not None)
     return product
 
 
 def _factor(node: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
-    if not scalers or node.name() != "MulBackward0":
+    """The scale of one of `scalers` that this product multiplies by."""
+    if not scalers:
         return None
     # A factor of 1 by hand would be any factor of 1.
     scales = {scaler.get_scale() for scaler in scalers} - {1.0}

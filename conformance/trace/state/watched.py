@@ -192,7 +192,7 @@ class Watched:
         held = held_by(optimizer)
         found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
         if found:
-            return next((own for own in found if not self.is_copys(own)), found[0])
+            return next((own for own in found if not self.is_copys(own)), found[0]) if self._copied else found[0]
         if not self._knows_copies or self._own_was_stepped:
             return None
         by_shape = [next((one for one in held if tuple(one.shape) == shape), None) for shape in self._shapes]
