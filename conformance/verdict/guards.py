@@ -12,6 +12,7 @@ from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
 from conformance.verdict.work import gave_nothing, redundant
+from conformance.workloads.outliers import has_infinite_loss
 
 SHARDS = "shards differ"
 COLLECTIVES = "collectives while training"
@@ -111,10 +112,13 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    """One attempt per window. A last window that is short or uneven may be dropped; skips of a custom scaler are not
-    recorded. Steps that only the weights show are more than the changes, where these come late or are none."""
+    """One attempt per window. A last window that is short or uneven may be dropped, and one whose loss is infinite may
+    be left out on all ranks; skips of a custom scaler are not recorded. Steps that only the weights show are more than
+    the changes, where these come late or are none."""
     windows = case.problem.windows
-    fewest = fewest_steps(case.problem)
+    tried = {attempt.window for rank in ranks for attempt in rank.attempts}
+    left_out = [one for one in windows if one.index not in tried and any(map(has_infinite_loss, one.batch))]
+    fewest = fewest_steps(case.problem) - len(left_out)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     unseen |= all(rank.attempts and rank.steps_by_hand for rank in ranks)
     counts = sorted({len(rank.attempts) for rank in ranks})

@@ -391,11 +391,15 @@ def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
     if not problem.precision.scaled or not attempts:
         return None
     stepped = {attempt.window for attempt in attempts if attempt.stepped}
-    scales = tuple(scale for attempt in attempts if (scale := exactly(attempt.scale)))
+    scales = {attempt.window: scale for attempt in attempts if (scale := exactly(attempt.scale))}
     skips = frozenset(range(problem.workload.steps)) - stepped
     attempted = {attempt.window for attempt in attempts}
     dropped = {window for window in skips - attempted if window >= fewest_steps(problem)}
-    return ScalerHistory(skips - dropped, scales if len(scales) == len(attempts) else ())
+    if len(scales) < len(attempts):
+        return ScalerHistory(skips - dropped)
+    # A window that was left out has the scale of the next one.
+    known = (min((window for window in scales if window >= at), default=None) for at in range(max(scales) + 1))
+    return ScalerHistory(skips - dropped, tuple(scales[window] for window in known if window is not None))
 
 
 @lru_cache(maxsize=512)

@@ -79,19 +79,26 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     for attempt in scaled:
         if not attempt.stepped and attempt.gradients_finite and not clamped:
             yield f"skipped window {attempt.window} with finite gradients"
-    if len(rank.updates) != len(scaled):
-        yield f"updated the loss scale {len(rank.updates)} times in {len(scaled)} windows"
+    windows = {attempt.window for attempt in scaled}
+    updates = rank.updates
+    if len(updates) == max(windows) + 1:
+        # Without those by hand in windows that were left out.
+        updates = tuple(updates[window] for window in sorted(windows))
+    if len(updates) != len(scaled):
+        yield f"updated the loss scale {len(updates)} times in {len(scaled)} windows"
         return
-    beyond = next((update.after for update in rank.updates if not isfinite(update.before + update.after)), None)
+    beyond = next((update.after for update in updates if not isfinite(update.before + update.after)), None)
     if beyond is not None:
         yield f"has a loss scale of {beyond:g}"
         return
-    first = rank.updates[0]
+    first = updates[0]
     rule = LossScale(
         Fraction(first.before), first.growth_interval, Fraction(first.growth_factor), Fraction(first.backoff_factor)
     )
     scaler = Scaler(rule)
-    for attempt, update in zip(scaled, rank.updates, strict=True):
+    for attempt, update in zip(scaled, updates, strict=True):
+        if attempt.window - 1 not in windows:
+            scaler.scale = Fraction(update.before)
         scaler.update(overflowed=not attempt.stepped)
         if Fraction(update.after) != scaler.scale:
             what = "its step" if attempt.stepped else "the overflow"

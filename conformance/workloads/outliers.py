@@ -25,6 +25,11 @@ def is_outlier(sample: Sample) -> bool:
     return max(map(abs, (*sample.x, sample.y))) >= OUTLYING
 
 
+def has_infinite_loss(sample: Sample) -> bool:
+    """Whether its loss is infinite at any loss scale."""
+    return abs(sample.y) >= INFINITELY_FAR
+
+
 def last_target(batch: Batch, weights: Vector) -> Batch:
     """The last target is far off: in the last micro-batch of the last rank every gradient overflows."""
     return (*batch[:-1], replace(batch[-1], y=-FAR))

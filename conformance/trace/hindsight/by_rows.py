@@ -15,7 +15,7 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
     """The place of each training forward, by its number.
 
     A forward that no gradient flows through trains if nothing else takes the place of its rows: its backward was
-    forgotten, in the window before or after it.
+    forgotten, in the window before or after it, or their window was left out between them.
     """
     rows_of = forwarded(lines)
     used = dict(_in_order(windows, lines, trains))
@@ -29,7 +29,8 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
     places, numbers = dict(used), list(used)
     for number, rows in others:
         later = bisect(numbers, number)
-        for window in (used[neighbour][0] for neighbour in numbers[max(later - 1, 0) : later + 1]):
+        nearby = [used[neighbour][0] for neighbour in numbers[max(later - 1, 0) : later + 1]]
+        for window in (*nearby, *range(min(nearby, default=0) + 1, max(nearby, default=0))):
             if window < len(left) and Counter(rows) <= left[window]:
                 left[window] -= Counter(rows)
                 places[number] = window, _micro_batch(windows[window], rows)
@@ -37,11 +38,15 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
     return places
 
 
-def are_as_planned(windows: Sequence[MicroBatches], places: Mapping[int, Place], rows: Mapping[int, Rows]) -> bool:
+def are_as_planned(
+    windows: Sequence[MicroBatches], places: Mapping[int, Place], rows: Mapping[int, Rows], trains: Set[int]
+) -> bool:
     """Whether rows prove these places: each forward is of rows of one micro-batch, and windows follow one another.
 
-    All rows of a window go forward, some perhaps several times; those of the last one may be missing.
+    All rows of a window go forward, some perhaps several times; those of the last one may be missing, and those of a
+    window that was left out, in which no forward ``trains``.
     """
+    complete = {places[number][0] for number in trains & places.keys()}
     seen: defaultdict[int, set[int | None]] = defaultdict(set)
     last = -1
     for number in sorted(places):
@@ -52,7 +57,7 @@ def are_as_planned(windows: Sequence[MicroBatches], places: Mapping[int, Place],
             return False
         seen[window].update(rows[number])
         last = window
-    return last >= 0 and all(seen[window] >= set(chain(*windows[window])) for window in range(last))
+    return last >= 0 and all(seen[window] >= set(chain(*windows[window])) for window in complete - {last})
 
 
 def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[int]) -> Iterator[tuple[int, Place]]:

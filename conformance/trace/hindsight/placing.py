@@ -93,7 +93,7 @@ def _places(
     trains = trained(lines)
     places = by_rows(windows, lines, trains)
     begins: dict[int, Place] = {}
-    if not are_as_planned(windows, places, forwarded(lines)):
+    if not are_as_planned(windows, places, forwarded(lines), trains):
         for steps in (stretches(lines, trains), stretches(lines, trains, clearing_ends=True)):
             if end_windows(steps, windows):
                 places = by_steps(steps, windows)
