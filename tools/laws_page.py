@@ -18,6 +18,8 @@ PERMISSIONS: dict[str, str] = {
     "recomputes_activations.patch": "A backward MAY run the forward again.",
     "averaged_by_hand.py": "Ranks MAY average their gradients by hand, also before the loss scale is divided out.",
     "horovod_averages_by_hand.patch": "Gradients MAY be averaged by Horovod without its optimizer.",
+    "overflow_shared_in_unscale.py": "Ranks MAY average gradients after `unscale_` if they share overflows in it.",
+    "window_left_out_for_its_loss.py": "All ranks MAY leave out a window whose loss is infinite, before its backward.",
     "clipped_at_scaled_threshold.patch": "Gradients that carry the loss scale MAY be clipped at the threshold times "
     "the scale.",
     "clipped_by_hand.patch": "Gradients MAY be clipped by hand after they are unscaled.",

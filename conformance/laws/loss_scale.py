@@ -161,12 +161,13 @@ def unscaled_before_sync(window: Window) -> tuple[Event, Event] | None:
     """An unscale, and the averaging of gradients between it and the step; None if there is no such pair.
 
     If the gradients were averaged after the last backward began, what is averaged later is something else, such as a
-    copy for a log.
+    copy for a log. If the ranks have told one another of overflows, in `unscale_` itself or after it, they may average
+    what is finite on all of them.
     """
     last = window.backwards[-1] if window.backwards else None
     for unscale in window.of(Unscale):
         earlier = window.of(Contribution, after=last, before=unscale)
-        if any(averages_gradients(event) for event in earlier):
+        if any(averages_gradients(event) or (_is_flag(event) and event.during == "unscale") for event in earlier):
             continue
         step = next((event for event in window.of(Event, after=unscale) if isinstance(event, Attempt | ZeroGrad)), None)
         between = window.of(Contribution, after=unscale, before=step)

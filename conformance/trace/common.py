@@ -26,8 +26,8 @@ def note_collective(
 
     Returns whether the trainer itself reduces gradients with it.
     """
-    # A scaler may exchange overflows within its `unscale_`, when it has divided the gradients.
-    if recording.during is None and not recording.is_inside("scaler.unscale"):
+    # Not within `unscale_` either: a scaler may exchange overflows there, when it has divided the gradients.
+    if recording.during is None:
         recording.look()
     if len(group) > 1:
         # A rank may leave its process group before it steps or ends.

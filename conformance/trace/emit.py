@@ -29,7 +29,7 @@ from conformance.trace.state.watched import Watched, held_by, unwrapped
 from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
 
-DURING = ("forward", "backward", "synchronize", "step")
+DURING = ("forward", "backward", "synchronize", "unscale", "step")
 """The activities that events name in `during`; observers keep track of more."""
 
 _OF_CURRENT = {"clip", "norm", "zero_grad", "gradient_change"}

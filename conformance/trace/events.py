@@ -237,7 +237,8 @@ class Exchange(Event):
     via: Annotated[Literal["c10d", "horovod"], "`c10d` is torch.distributed"]
     phase: Annotated[Literal["construction", "training"], "`construction` until training begins"]
     during: Annotated[
-        Literal["forward", "backward", "synchronize", "step"] | None, "the innermost of these calls that is in progress"
+        Literal["forward", "backward", "synchronize", "unscale", "step"] | None,
+        "the innermost of these calls that is in progress",
     ]
     of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, [see below](#what-a-collective-carries)"]
 

@@ -35,7 +35,7 @@ def observe(recording: Recording) -> Seams:
         if not begins("unscale", scaler) or recording.watched.find(optimizer) is None:
             return original(scaler, optimizer)
         with recording.accounting():
-            with recording.inside("scaler.unscale"):
+            with recording.inside("scaler.unscale"), recording.inside("unscale"):
                 result = original(scaler, optimizer)
             recording.note(
                 "unscale",
