@@ -44,7 +44,7 @@ def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | No
     return (
         "all steps are right, but after the last one the weights become others, and it is not known what for; return "
         "from the function under `@trainer` before averaged or earlier weights are loaded, adapters are merged, or the "
-        "model is cast to another type"
+        "model is cast to another type, and after what the last step made of masters is copied to the model"
     )
 
 

@@ -29,6 +29,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines
     )
     reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
+    has_masters = _has_masters(lines, reached - forwards, optimizers)
     if reached and reached <= forwards:
         copies = {line["forward"]: line["of_copy"] for line in marked if "of_copy" in line}
         trained = {copies.get(number) for number in reached}
@@ -39,7 +40,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
             return line["forward"] in forwards
         return own_steps and (bool(line.get("copy")) or line.get("optimizer") in optimizers)
 
-    if own_steps:
+    if own_steps or has_masters:
         lines = [{**line, "weights": line["own"]} if "own" in line else line for line in lines]
     return without(lines, is_beside, forwards)
 
@@ -58,6 +59,18 @@ def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> boo
             if held is not None and weights not in (held, stepped):
                 return True
             held = weights
+    return False
+
+
+def _has_masters(lines: Sequence[Line], trains: Set[int], optimizers: Set[int]) -> bool:
+    """Whether a forward that ``trains`` computes with what one of these optimizers has stepped: then that is to come
+    back to the task's own model at the end too."""
+    stepped = None
+    for line in lines:
+        if line["event"] in _STEPS and line["optimizer"] in optimizers:
+            stepped = line["weights"]
+        elif line["event"] == "forward" and line["forward"] in trains and line["weights"] == stepped:
+            return True
     return False
 
 
