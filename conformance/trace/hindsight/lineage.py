@@ -7,7 +7,7 @@ stepped, and whether gradients flowed through its own forwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from conformance.trace.hindsight.omission import FLOWS, without
 from conformance.trace.hindsight.training import Line
@@ -33,6 +33,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     if reached and reached <= forwards:
         copies = {line["forward"]: line["of_copy"] for line in marked if "of_copy" in line}
         trained = {copies.get(number) for number in reached}
+        trained = trained & _following(lines, copies, optimizers) or trained
         forwards = {number for number, copy in copies.items() if copy not in trained}
 
     def is_beside(line: Line) -> bool:
@@ -43,6 +44,17 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
     if own_steps or has_masters:
         lines = [{**line, "weights": line["own"]} if "own" in line else line for line in lines]
     return without(lines, is_beside, forwards)
+
+
+def _following(lines: Sequence[Line], copies: Mapping[int, int], optimizers: Set[int]) -> Set[int | None]:
+    """The copies that go forward with the weights to which the task's own model was last stepped."""
+    found, stepped = set[int | None](), None
+    for line in lines:
+        if line["event"] == "step" and line["optimizer"] not in optimizers:
+            stepped = line["weights"]
+        elif line["event"] == "forward" and stepped is not None and line["weights"] == stepped:
+            found.add(copies.get(line["forward"]))
+    return found
 
 
 def _moves(lines: Sequence[Line], others: Set[int], optimizers: Set[int]) -> bool:
