@@ -115,9 +115,11 @@ def test_killed_and_resumed(blocked, all_gone, conformance):
     assert list(Path().glob("conformance-unfinished-*")) == []
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted_and_resumed(blocked, all_gone, conformance, processes, sent):
+@pytest.mark.parametrize(
+    ("sent", "processes"),
+    [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2"), (signal.SIGHUP, "1")],
+)
+def test_interrupted_and_resumed(blocked, all_gone, conformance, sent, processes):
     run, gate = blocked(processes)
     handles = run.handles()
     # As a terminal does on Ctrl-C, and when it is closed.

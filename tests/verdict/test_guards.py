@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.cases.matrix import BACKEND_LAYOUTS, RULES
 from conformance.oracle.faults import NotSynchronised
 
 
@@ -309,22 +308,3 @@ def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_suspects(follo
     assert judgement.headline.startswith("the trainer has world size 1")
     assert any(note.startswith("step 0, rank 0: the gradient of") for note in judgement.notes)
     assert "not-synchronised" in judgement.suspects.explained_by
-
-
-def test_every_workload_of_the_matrix_has_its_guards_hold(follow):
-    """No guard is at odds with a workload: each on its first path that two ranks share, else on its first."""
-    for rule in RULES:
-        for backend in ("ddp", "single"):
-            layout = next(
-                (one for one in BACKEND_LAYOUTS[backend] if rule.layouts is None or one in rule.layouts), None
-            )
-            if layout is not None:
-                break
-        kind, world_size, accumulation = layout
-        middle = [f"w{world_size}"] * (world_size > 1)
-        middle += [f"acc{accumulation}"] if kind == "accumulated" else [kind] * (world_size == 1)
-        name = "-".join([backend, *middle, rule.precisions[0], rule.workload])
-        # Elsewhere the oracle knows what overflows.
-        judgement = follow(name, skips={2, 5} if rule.workload == "overflow-in-part" else None).judged()
-        assert broken(judgement) == [], name
-        assert judgement.verdict.startswith("PASS"), (name, judgement.headline)
