@@ -147,6 +147,27 @@ def test_what_goes_unnoticed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("ESCAPED") == text.count("--replay") == len(tally.escaped)
 
 
+@pytest.mark.parametrize(
+    ("verdict", "laws", "surprises"),
+    [
+        ("FAIL (law)", True, False),
+        ("INCONCLUSIVE", True, False),
+        ("INCONCLUSIVE", False, True),
+        ("DIVERGED", True, True),
+    ],
+)
+def test_a_step_that_stays_as_it_was_is_caught_by_a_law_alone(
+    monkeypatch: pytest.MonkeyPatch, textbook: Program, verdict: str, laws: bool, surprises: bool
+) -> None:
+    result = Result(verdict, "", (("acc/x", "MUST"),) * laws)
+    monkeypatch.setattr(session, "alone", lambda program: result)
+    monkeypatch.setattr(session, "change", lambda origin, edited: Change.NONE)
+    tally = Tally()
+    try_edits(st.just(textbook), Always(result), tally, 1, seed=0)
+    assert bool(tally.surprising) is surprises
+    assert bool(tally.order_only) is not surprises
+
+
 @pytest.mark.parametrize("caught", [False, True])
 def test_what_is_less_than_the_error_bound_has_to_show_where_numbers_are_exact(
     monkeypatch: pytest.MonkeyPatch, textbook: Program, caught: bool
