@@ -8,7 +8,8 @@ from conformance.laws.run import Run
 from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update
 
 #: Lines that a loop without a GradScaler does not have, and what stands there instead.
-_ONLY_SCALED = re.compile(r"^ *scaler\.(unscale_|update)\(.*\n?", re.MULTILINE)
+_ONLY_SCALED = re.compile(r"^ *(scaler\.(unscale_|update)\(.*|scale = scaler\.get_scale\(\))\n?", re.MULTILINE)
+_IF_TAKEN = re.compile(r"^(?P<indent> *)if scaler\.get_scale\(\) >= scale:.*\n +(?P<then>.*)", re.MULTILINE)
 _SCALED_LOSS = re.compile(r"scaler\.scale\((?P<loss>.*)\)\.backward\(\)")
 _SCALED_STEP = re.compile(r"scaler\.step\((?P<optimizer>\w+)\)")
 _CLIP = re.compile(r"clip_grad_norm_\((?P<parameters>[\w.()]+), [\w.]+\)")
@@ -21,6 +22,7 @@ def fitted(fix: str, run: Run) -> str:
     has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
     if not has_scaler and not plan.precision.scaled:
         fix = _ONLY_SCALED.sub("", fix)
+        fix = _IF_TAKEN.sub(r"\g<indent>\g<then>", fix)
         fix = _SCALED_LOSS.sub(r"\g<loss>.backward()", fix)
         fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
     kinds = {clip.kind for rank in run.ranks for clip in rank.of(Clip)}

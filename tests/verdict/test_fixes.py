@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.laws.fitting import fitted
+from conformance.laws.law import laws
 
 FIX = """
 scaler.scale(criterion(model(x), y)).backward()
@@ -33,6 +34,15 @@ scaler.update()
 )  # fmt: skip
 def test_scaler_and_clip_are_those_of_the_run(follow, name, lines):
     assert fitted(FIX, follow(name).judged().run).splitlines() == lines
+
+
+def test_schedule_asks_no_scaler_that_is_not_there(follow):
+    fix = next(law.fix for law in laws() if law.id == "acc/schedule-per-step")
+    assert fitted(fix, follow("single-acc2-fp32-momentum").judged().run).splitlines() == [
+        "optimizer.step()",
+        "scheduler.step()",
+    ]
+    assert "if scaler.get_scale() >= scale" in fitted(fix, follow("single-acc2-fp16-momentum").judged().run)
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
