@@ -61,6 +61,24 @@ class TestSchedulePerStep:
         assert broken(run) == {self.ID}
         assert found(run, self.ID).broken.event.event == "step"
 
+    def test_made_anew(self):
+        """A run that is resumed has a new scheduler, which must be told how far it was."""
+        anew = self.schedule(scheduler=1, initial=True)
+        run = self.run(self.taken(0, 0.5, self.schedule(), anew), self.taken(1, 0.5))
+        assert broken(run) == {self.ID}
+        assert "a new scheduler began at step 0 again" in found(run, self.ID).broken.contradiction
+        assert found(run, self.ID).broken.event.event == "schedule"
+
+    def test_for_a_window_in_which_only_another_optimizer_steps(self):
+        """The step that is missing is another matter."""
+        both = self.schedule(), self.schedule(scheduler=1, optimizer=1)
+        first = [micro_batch(0), step(), step(optimizer=1), clear(), *both]
+        alone = [micro_batch(1), step(lr=0.25), clear(), *both]
+        last = [micro_batch(2), step(lr=0.125), step(optimizer=1, lr=0.125), clear()]
+        second = self.schedule(scheduler=1, optimizer=1, initial=True)
+        run = self.run(hold(0, 0), hold(1, 1), second, first, alone, last)
+        assert self.ID not in broken(run)
+
     def test_permitted(self):
         skipped = [micro_batch(1), event("skip"), clear()]
         assert broken(self.run(self.taken(0, 0.5, self.schedule()), skipped, self.taken(2, 0.25))) == set()
