@@ -88,6 +88,15 @@ ALLOWED = {
     "weights averaged after the step": lambda: ranks(
         lambda rank: [forward(0), backward(), stepped(rank), event("collective", of="parameters"), SECOND]
     ),
+    "weights broadcast after the step": lambda: ranks(
+        lambda rank: [
+            ddp(0),
+            averaging(),
+            stepped(rank),
+            event("collective", op="broadcast_", of="parameters", elements=1),
+            SECOND,
+        ]
+    ),
     "a scalar every window": lambda: both(SCALAR, ddp(0), averaging(), step(), SCALAR, ddp(1), averaging(), step()),
     "evaluation between steps": lambda: both(FIRST, event("collective", op="allgather_", elements=9, bytes=36), SECOND),
     "an overflow that all skip": lambda: ranks(

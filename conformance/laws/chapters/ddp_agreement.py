@@ -241,8 +241,11 @@ def _failed(rank: Rank) -> bool:
 
 
 def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
-    # Sending does not change a rank's own weights.
-    if not isinstance(event, Receive) and not (isinstance(event, Collective) and brings_together(event)):
+    # Sending does not change a rank's own weights; of the ranks in a broadcast, one sends and the others receive.
+    if isinstance(event, Collective):
+        if not (brings_together(event) or (event.op.startswith("broadcast") and event.of == "parameters")):
+            return False
+    elif not isinstance(event, Receive):
         return False
     return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
 
