@@ -20,6 +20,9 @@ Kind: TypeAlias = Literal["setup", "ending", "law", "guard", "bug", "factor", "f
 #: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
 _NUMERIC_LAWS = ("acc/averaged-once",)
 
+#: Laws of what comes of a mistake, whichever it is: a known bug that makes the numbers says more.
+_OF_EFFECTS = ("ddp/identical-weights",)
+
 #: The chapters of laws that only some precisions can break.
 _OF_PRECISION = ("amp/", "apex/")
 
@@ -61,6 +64,8 @@ _ORDER: tuple[Kind, ...] = ("setup", "ending", "law", "guard", "factor", "bug", 
 
 def _rank(cause: Cause) -> float:
     """The place in `_ORDER`. A pair of bugs comes after factors: there are so many that one may fit by chance."""
+    if cause.kind == "law" and cause.key.startswith(_OF_EFFECTS):
+        return _ORDER.index("bug") + 0.5
     is_pair = cause.kind == "bug" and PAIR in cause.key
     return _ORDER.index("factors") + 0.5 if is_pair else _ORDER.index(cause.kind)
 
