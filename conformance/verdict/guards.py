@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import fewest_steps
+from conformance.oracle.recurrence import Step
 from conformance.results.records import Vector
-from conformance.verdict.comparison import same
+from conformance.trace.words import enumerated
+from conformance.verdict.comparison import Difference, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named
 from conformance.verdict.work import gave_nothing, redundant
 from conformance.workloads.outliers import has_infinite_loss
@@ -162,6 +164,50 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         "nowhere else" if not changed else "; ".join(changed),
         f"the weights changed outside an optimizer step: {'; '.join(changed)}",
         gives_way=not skipped,
+    )
+
+
+def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Step) -> Guard | None:
+    """What the first wrong number shows by itself: a parameter without a gradient on any rank, or weights that were
+    right when the optimizer's step was over."""
+    if difference.quantity == "gradient" and difference.observed is None:
+        return _stepped_in_part(case, ranks, difference)
+    rank = ranks[difference.rank]
+    left = rank.left_by_step(difference.step)
+    if difference.quantity == "gradient" or left is None or outside(right.weights, left) is not None:
+        return None
+    window, seen = right.window, f"after the step of window {right.window}"
+    return Guard(
+        "weights stay as they are stepped",
+        False,
+        "until the next step",
+        f"rank {difference.rank}, {seen}",
+        f"the optimizer's step of window {window} is right, but after it the weights of rank {difference.rank} become "
+        "others; only steps may change them",
+        gives_way=True,
+    )
+
+
+def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:
+    at = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
+    parameters = case.problem.workload.parameters
+    without = [
+        name.partition("[")[0]
+        for index, name in enumerate(parameters)
+        if all(gradients is not None and gradients[index : index + 1] == (None,) for gradients in at)
+    ]
+    if not without:
+        return None
+    names = enumerated(list(dict.fromkeys(without)))
+    window = ranks[difference.rank].steps[difference.step].window
+    return Guard(
+        "all parameters stepped",
+        False,
+        "in each window",
+        f"not {names} in window {window}",
+        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; what the forwards use "
+        "must be stepped in each window, by an optimizer that holds it",
+        gives_way=True,
     )
 
 

@@ -16,7 +16,7 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import PROBE, Power, bounded, power, shows_least_harm
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.oracle.rounding import odd_part
-from conformance.results.records import PASSED, Behaviour, Verdict
+from conformance.results.records import PAIR, PASSED, Behaviour, Verdict
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.verdict.behaviour import observed
@@ -24,7 +24,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import COLLECTIVES, SHARDS, Guard, guards
+from conformance.verdict.guards import COLLECTIVES, SHARDS, Guard, first_wrong, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
@@ -221,7 +221,7 @@ def _by_numbers(case: Case, outcome: Outcome, run: Run) -> Judgement:
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
-        _numbers(case.problem, judgement, wrong)
+        _numbers(case, judgement, wrong)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
@@ -283,13 +283,14 @@ def _give_way(judgement: Judgement, wrong: list[str]) -> None:
         wrong[int(others) : int(others)] = [guard.text for guard in broken]
 
 
-def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
+def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
     """Compare with the oracle, and append what is wrong to ``wrong``.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
     """
-    ranks, workload, scaled, known = judgement.ranks, problem.workload, problem.precision.scaled, len(wrong)
+    problem, ranks, known = case.problem, judgement.ranks, len(wrong)
+    workload, scaled = problem.workload, problem.precision.scaled
     accepted, history = _accepted(problem, ranks)
     for reading in accepted if not wrong else ():
         trajectory = _trajectory(reading, history)
@@ -315,6 +316,10 @@ def _numbers(problem: Problem, judgement: Judgement, wrong: list[str]) -> None:
         )
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
+        is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
+        guard = first_wrong(case, ranks, judgement.difference, right.steps[judgement.difference.step])
+        if guard is not None and not is_known and all(other.holds for other in judgement.guards):
+            judgement.guards += (guard,)
     elif not wrong:
         what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
         wrong.append(f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}")

@@ -192,7 +192,8 @@ def test_a_missing_gradient_fails_where_weights_have_a_bound(follow):
     run.of("step")[0]["gradients"] = [None] * 3
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
-    assert judgement.headline.startswith("step 0, rank 0: the gradient of weight[0] is missing, expected ")
+    assert judgement.headline.startswith("weight had no gradient in the step of window 0, or no optimizer")
+    assert judgement.notes[0].startswith("step 0, rank 0: the gradient of weight[0] is missing, expected ")
 
 
 @pytest.mark.parametrize("length", [0, 3, 5])
