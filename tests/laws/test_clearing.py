@@ -102,6 +102,14 @@ class TestClearing:
     def test_cleared_before_the_step(self):
         assert broken(a_run([micro_batch(0), clear(), step(gradients=[None, None])])) == {"acc/not-cleared-inside"}
 
+    def test_the_same_samples_may_go_backward_again(self):
+        def twice(rows):
+            first = [forward(0, rows=[0, 1], forward=0), backward(forwards=[0])]
+            return a_run([first, clear(), forward(rows=rows, forward=1), backward(forwards=[1]), step()])
+
+        assert broken(twice([0, 1])) == set()
+        assert broken(twice([2, 3])) == {"acc/not-cleared-inside"}
+
     def test_horovod_has_a_law_of_its_own(self):
         held = hold(0, 0, 1, horovod=True, backward_passes_per_step=1)
         assert broken(a_run([held, micro_batch(0), clear(), step()], backend="horovod")) == set()

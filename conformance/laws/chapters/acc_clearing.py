@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
@@ -86,6 +87,12 @@ def _clears(window: Window) -> Sequence[ZeroGrad]:
     # Gradients of torch.autograd.grad are put into place by hand, and sums of them that are zero look cleared.
     first = min((window.backwards[0], *window.of(AutogradGrad)[:1]), key=_seq)
     return (*previous.of(ZeroGrad, after=last), *window.of(ZeroGrad, before=first))
+
+
+def _rows(window: Window, ends: Sequence[BackwardEnd]) -> Counter[int | None]:
+    """The rows whose losses went backward."""
+    reached = {forward for end in ends for forward in end.forwards}
+    return Counter(row for forward in window.forwards if forward.forward in reached for row in forward.rows)
 
 
 _seq = attrgetter("seq")
@@ -231,6 +238,11 @@ def _loses_gradients(window: Window, clear: ZeroGrad) -> bool:
     # The same losses go backward again.
     if {event.root for event in before} <= {event.root for event in window.of(BackwardBegin, after=clear)}:
         return False
+    # So do others of the same samples, as where a forward at nearby weights comes first.
+    if len(window.forwards) > window.planned:
+        lost, kept = (_rows(window, window.of(BackwardEnd, **side)) for side in ({"before": clear}, {"after": clear}))
+        if lost and lost <= kept and None not in lost:
+            return False
     # The average over the ranks may be zero.
     if clear.by == "hand" and window.of(Exchange, after=before[-1], before=clear):
         return False
