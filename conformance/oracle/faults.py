@@ -201,6 +201,18 @@ class FirstMicroBatchOnly(Recurrence):
         return _only(super().counted(window), (share[0] for share in window.shares if share))
 
 
+@fault("adds the earlier micro-batches of a window again with each later one", _accumulating)
+class EarlierMicroBatchesAgain(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        times_of = {
+            index: len(own) - number
+            for own in window.shares
+            for number, micro_batch in enumerate(own)
+            for index in micro_batch
+        }
+        return tuple(c * times_of.get(index, 1) for index, c in enumerate(super().counted(window)))
+
+
 @fault("drops one sample of the batch")
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -406,6 +418,53 @@ class GroupsAlike(Recurrence):
 
     def bias_learning_rate(self, step: int) -> Fraction:
         return self.learning_rate(step)
+
+
+@fault("gives each parameter group the settings of the other", lambda problem: problem.workload.bias_group is not None)
+class GroupsSwapped(Recurrence):
+    def optimizer(self) -> SGD | AdamW:
+        group = self.problem.workload.bias_group
+        return replace(super().optimizer(), weight_decay=group.weight_decay) if group else super().optimizer()
+
+    def bias_optimizer(self) -> SGD | AdamW:
+        return super().optimizer()
+
+    def learning_rate(self, step: int) -> Fraction:
+        group, rate = self.problem.workload.bias_group, super().learning_rate(step)
+        return rate * group.lr / self.problem.workload.optimizer.lr if group else rate
+
+    def bias_learning_rate(self, step: int) -> Fraction:
+        return super().learning_rate(step)
+
+
+@fault(
+    "gives all parameter groups the learning rate of the first",
+    lambda problem: problem.workload.bias_group is not None,
+)
+class LearningRateOfFirstGroup(Recurrence):
+    def bias_learning_rate(self, step: int) -> Fraction:
+        return self.learning_rate(step)
+
+
+@fault(
+    "multiplies gradients by the learning rate before they enter the momentum, which a schedule then does not scale",
+    _has_momentum,
+    _schedules,
+    lambda problem: problem.workload.bias_group is None,
+)
+class LearningRateInMomentum(Recurrence):
+    def optimizer(self) -> SGD | AdamW:
+        return replace(super().optimizer(), weight_decay=Fraction(0))
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        decayed = vector.plus(weights.scaled(self.problem.workload.optimizer.weight_decay))
+        return self._rule.step(weights, decayed.scaled(self.learning_rate(step)), Fraction(1))
+
+
+@fault("is one step ahead in the learning-rate schedule", _schedules)
+class ScheduleAhead(Recurrence):
+    def learning_rate(self, step: int) -> Fraction:
+        return super().learning_rate(min(step + 1, self.problem.workload.steps - 1))
 
 
 @fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_bias)
