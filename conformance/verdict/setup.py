@@ -16,7 +16,7 @@ from typing import Any
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Mistake as Kind
-from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Step, Unscale
+from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Start, Step, Unscale
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
 from conformance.verdict.loss import other_loss
@@ -119,6 +119,28 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
             rows += len(event.rows)
         elif isinstance(event, Step):
             yield rows
+
+
+# Which weights training began with.
+
+
+def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
+    """Weights that are none of the task's, and none of these in 16 bits."""
+    plan, start = rank.run.plan.spec["model"], next(iter(rank.of(Start)), None)
+    planned = plan["weights"][0]
+    # Ranks that start apart may begin with what they make of their weights together.
+    if start is None or start.weights is None or any(weights != planned for weights in plan["weights"]):
+        return None
+    # What trained before may have changed them.
+    if any(isinstance(event, Forward | BackwardBegin | Step) for event in rank.events if event.seq < start.seq):
+        return None
+    for seen, asked in zip(start.weights, planned, strict=False):
+        if seen is not None and (isinstance(seen, str) or abs(seen - asked) > max(abs(asked), 1) / 2**7):
+            return (
+                f"You began with other weights than the task's: one of them is {number(seen)} in place of "
+                f"{number(asked)}; train `task.model()` as it is, without initialising it again or loading others."
+            )
+    return None
 
 
 # How gradients were clipped.
@@ -267,6 +289,7 @@ def _single(value: float) -> bytes:
 
 
 _CHECKS: dict[Kind, Callable[[Rank, Sequence[str]], str | None]] = {
+    "start": _other_start,
     "optimizer": _other_optimizer,
     "learning rate": _other_rate,
     "clip": _other_clip,

@@ -161,3 +161,13 @@ def test_rows_that_cannot_be_told_prove_nothing(follow):
     forwards[0]["rows"], forwards[-1]["rows"] = forwards[-1]["rows"], [None] * len(forwards[0]["rows"])
     wrong(run)
     assert run.judged().verdict == "FAIL (numerics)"
+
+
+def test_weights_to_begin_with(follow):
+    run = follow("single-acc2-fp32-momentum", TwiceTheRate)
+    start = run.of("start")[0]
+    right = start["weights"]
+    start["weights"] = [right[0] + 0.25, *right[1:]]
+    assert run.judged().mistake.kind == "start"
+    start["weights"] = [right[0] + 2**-9, *right[1:]]
+    assert run.judged().mistake.kind == "learning rate", "as of a model in 16 bits"
