@@ -83,11 +83,11 @@ class RankEvidence:
     def steps(self) -> tuple[Attempt, ...]:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 
-    def left_by_step(self, number: int) -> Vector | None:
-        """The weights when torch's optimizer was done with its step ``number``; None if no such step was seen."""
+    def taken(self, number: int) -> Mapping[str, Any] | None:
+        """The last event of its step ``number``; None if no optimizer of torch's took it."""
         window = self.steps[number].seen_in
-        taken = [one for one in self.outcome.events if one["event"] == "step" and one["window"] == window]
-        return values(taken[-1]["weights"]) if taken and taken[-1]["weights"] else None
+        events = [one for one in self.outcome.events if one["event"] == "step" and one["window"] == window]
+        return events[-1] if events else None
 
     @property
     def scalars_in_tensors(self) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isclose
 
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import fewest_steps
-from conformance.oracle.recurrence import Step
+from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
-from conformance.trace.words import enumerated
+from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, outside, same
-from conformance.verdict.evidence import RankEvidence, exactly, named
+from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.work import gave_nothing, redundant
 from conformance.workloads.outliers import has_infinite_loss
 
@@ -167,25 +168,44 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     )
 
 
-def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Step) -> Guard | None:
-    """What the first wrong number shows by itself: a parameter without a gradient on any rank, or weights that were
-    right when the optimizer's step was over."""
-    if difference.quantity == "gradient" and difference.observed is None:
-        return _stepped_in_part(case, ranks, difference)
-    rank = ranks[difference.rank]
-    left = rank.left_by_step(difference.step)
-    if difference.quantity == "gradient" or left is None or outside(right.weights, left) is not None:
+def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
+    """What the first wrong number shows by itself: a parameter without a gradient on any rank, a step at another
+    learning rate, or weights that were right when the optimizer's step was over."""
+    if difference.quantity == "gradient":
+        return _stepped_in_part(case, ranks, difference) if difference.observed is None else None
+    taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
+    if taken is None:
         return None
-    window, seen = right.window, f"after the step of window {right.window}"
+    rate, asked = taken["lr"], _rate(case, difference.step, right)
+    if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
+        window, seen = expected.window, number(float(rate))
+        return Guard(
+            "learning rate of each step",
+            False,
+            f"{number(asked)} in window {window}",
+            seen,
+            f"the step of window {window} has the learning rate {seen}, and not {number(asked)}",
+            gives_way=True,
+        )
+    if taken["weights"] is None or outside(expected.weights, values(taken["weights"])) is not None:
+        return None
     return Guard(
         "weights stay as they are stepped",
         False,
         "until the next step",
-        f"rank {difference.rank}, {seen}",
-        f"the optimizer's step of window {window} is right, but after it the weights of rank {difference.rank} become "
-        "others; only steps may change them",
+        f"rank {difference.rank}, after the step of window {expected.window}",
+        f"the optimizer's step of window {expected.window} is right, but after it the weights of rank "
+        f"{difference.rank} become others; only steps may change them",
         gives_way=True,
     )
+
+
+def _rate(case: Case, step: int, right: Trajectory) -> float | None:
+    """The learning rate that a step must have; None where parameters have several, or a skipped step leaves it open."""
+    workload = case.problem.workload
+    if workload.bias_group is not None or right.skips:
+        return None
+    return float(workload.optimizer.lr * (workload.schedule[step] if workload.schedule else 1))
 
 
 def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:

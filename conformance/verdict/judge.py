@@ -181,7 +181,7 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
 
 def _look_for_mistake(judgement: Judgement) -> None:
     """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
-    broken = [guard for guard in judgement.guards if not guard.holds]
+    broken = [guard for guard in judgement.guards if not (guard.holds or guard.gives_way)]
     if judgement.run is None or judgement.verdict != "FAIL (numerics)":
         return
     if judgement.difference is None and not broken:
@@ -317,7 +317,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
         is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
-        guard = first_wrong(case, ranks, judgement.difference, right.steps[judgement.difference.step])
+        guard = first_wrong(case, ranks, judgement.difference, right)
         if guard is not None and not is_known and all(other.holds for other in judgement.guards):
             judgement.guards += (guard,)
     elif not wrong:

@@ -198,22 +198,27 @@ def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str
 
 
 def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
-    """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should."""
+    """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should; and so
+    are other rates in a few of its steps, such as that of a short window."""
     plan = rank.run.plan
     asked, of_bias = plan.learning_rates, plan.spec["bias_group"]
     if of_bias is not None:
         asked += tuple(rate / plan.spec["optimizer"]["lr"] * of_bias["lr"] for rate in asked)
-    for step in rank.of(Step):
-        if step.lr is None or isinstance(step.lr, str) or any(_same(step.lr, rate) for rate in asked):
-            continue
-        base = plan.spec["optimizer"]["lr"]
-        times = " (times the number of ranks)" if plan.world_size > 1 and _same(step.lr, base * plan.world_size) else ""
-        wanted = number(asked[0]) if len(asked) == 1 else f"one of {', '.join(map(number, asked))}"
-        return (
-            f"You stepped with the learning rate {number(step.lr)}{times}; this case asks for {wanted}: use "
-            "`task.optimizer` and `task.scheduler`."
-        )
-    return None
+    steps = rank.of(Step)
+    others = [
+        step.lr
+        for step in steps
+        if step.lr is not None and not isinstance(step.lr, str) and not any(_same(step.lr, rate) for rate in asked)
+    ]
+    if 2 * len(others) < max(len(steps), 1):
+        return None
+    base = plan.spec["optimizer"]["lr"]
+    times = " (times the number of ranks)" if plan.world_size > 1 and _same(others[0], base * plan.world_size) else ""
+    wanted = number(asked[0]) if len(asked) == 1 else f"one of {', '.join(map(number, asked))}"
+    return (
+        f"You stepped with the learning rate {number(others[0])}{times}; this case asks for {wanted}: use "
+        "`task.optimizer` and `task.scheduler`."
+    )
 
 
 _ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW"}
