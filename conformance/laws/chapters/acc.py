@@ -20,6 +20,7 @@ from conformance.trace.events import (
     GradientChange,
     LossScaled,
     Receive,
+    Skip,
     Step,
     Update,
     ZeroGrad,
@@ -185,6 +186,8 @@ def _second_step(window: Window) -> Broken | None:
             shows=(earlier, *between[:1], event),
             effect="Each of these steps goes along the gradients of a part of the window."
             if between
+            else f"Window {window.number} is stepped all the same, along gradients that overflow."
+            if isinstance(earlier, Skip)
             else f"The gradients of window {window.number} are applied twice.",
         )
     return None
