@@ -44,7 +44,10 @@ def scaler_faults(
     for window, overflow in enumerate(trajectory.overflows):
         is_first = trajectory.skips.issuperset(range(window))
         if window in trajectory.skips and overflow == "impossible" and not (is_open and is_first):
-            faults.append(f"window {window} {skipped}, though nothing can overflow at its loss scale")
+            left = (
+                f"; {left_over}" if window - 1 in trajectory.skips and (left_over := _left_over(ranks, window)) else ""
+            )
+            faults.append(f"window {window} {skipped}, though nothing can overflow at its loss scale{left}")
         if window not in trajectory.skips and overflow == "certain" and (clamped or not is_open):
             faults.append(_stepped(window))
     for rank in ranks:
@@ -59,6 +62,16 @@ def scaler_faults(
     if any(len(different) > 1 for different in scales.values()):
         faults.append("the ranks' loss scales differ")
     return faults
+
+
+def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
+    """What a window's first backward added to, if gradients of the skipped window before it were still there."""
+    for rank in ranks:
+        backwards = (one for one in rank.outcome.events if one["event"] == "backward_begin" and one["window"] == window)
+        if (first := next(backwards, None)) is not None and first["gradients"] == "some":
+            at = " ({}:{})".format(*first["where"]) if first["where"] else ""
+            return f"its gradients{at} were added to those of window {window - 1}, which nobody cleared"
+    return None
 
 
 def may_begin_higher(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
