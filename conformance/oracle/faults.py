@@ -148,6 +148,21 @@ class NominalLength(Recurrence):
         return Fraction(window.length, window.nominal)
 
 
+def _has_smaller_batch(problem: Problem) -> bool:
+    full = problem.layout.micro_batch_size
+    return any(len(window.batch) < full * window.length * window.world_size for window in problem.windows)
+
+
+@fault(
+    "divides a smaller last batch by the nominal number of samples",
+    _has_smaller_batch,
+    lambda problem: problem.workload.loss == "mean" and not _runs_out(problem),
+)
+class NominalSamples(Recurrence):
+    def over_samples(self, window: Window) -> Fraction:
+        return Fraction(len(window.batch), self.problem.layout.micro_batch_size * window.length * window.world_size)
+
+
 @fault(
     "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
     _accumulating,

@@ -24,24 +24,27 @@ FAULTS = {fault.name: fault for fault in CATALOGUE}
 every_fault = pytest.mark.parametrize("name", FAULTS)
 
 PLACES = [
-    (workload, shape, precision)
-    for workload, shape, precision in product(
-        [
-            "momentum",
-            "clip-value",
-            "decay",
-            "two-groups",
-            "weighted",
-            "clip-norm",
-            "adamw-clip",
-            "fine-data",
-            "cast-weights",
-            "short-window",
-            "uneven-ranks",
-        ],
-        [("accumulated", 2, 2), ("accumulated", 2, 3)],
-        ["fp32", "fp16"],
-    )
+    ("uneven-batch", ("accumulated", 2, 2), "fp32"),
+    *(
+        (workload, shape, precision)
+        for workload, shape, precision in product(
+            [
+                "momentum",
+                "clip-value",
+                "decay",
+                "two-groups",
+                "weighted",
+                "clip-norm",
+                "adamw-clip",
+                "fine-data",
+                "cast-weights",
+                "short-window",
+                "uneven-ranks",
+            ],
+            [("accumulated", 2, 2), ("accumulated", 2, 3)],
+            ["fp32", "fp16"],
+        )
+    ),
 ]
 
 
