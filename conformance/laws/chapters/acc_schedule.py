@@ -38,7 +38,11 @@ def schedule_per_step(window: Window) -> Outcomes:
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
         if taken.calls_once(may_skip=may_skip):
             yield OK
-        elif not isclose(_rate(taken.step), _planned_rate(window.plan, taken.number), rel_tol=1e-6):
+        elif not any(
+            isclose(_rate(taken.step), _planned_rate(window.plan, count), rel_tol=1e-6)
+            # Who counts skipped steps too is at the number of the window.
+            for count in (taken.number, *([window.number] if may_skip else []))
+        ):
             yield _wrongly_scheduled(window, taken)
 
 
