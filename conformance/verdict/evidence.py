@@ -126,7 +126,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         outcome=outcome,
         attempts=_attempts(steps, outcome.rank, windows),
         world_size=next((one["world_size"] for one in events if one["event"] == "topology" and one["via"]), None),
-        updates=(*(_update(event) for event in events if event["event"] == "update"), *by_apex),
+        updates=(*map(_update, _updates(events)), *by_apex),
         collectives=_collectives(events),
         # None if they could not be read: then a part of the recorder has failed.
         final_weights=next(
@@ -172,6 +172,13 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
             )
         )
     return tuple(attempts)
+
+
+def _updates(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the scalers that step the model, if that is seen: another network may have a scaler of its own."""
+    scalers = {event["scaler"] for event in events if event["event"] in ("scaler_step", "unscale")}
+    updates = [event for event in events if event["event"] == "update"]
+    return [event for event in updates if event["scaler"] in scalers] if scalers else updates
 
 
 def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Update]]:
