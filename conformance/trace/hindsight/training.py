@@ -69,7 +69,8 @@ def _reached(lines: Sequence[Line]) -> tuple[set[int], set[int]]:
             has_gradients = has_trained = True
             reached.update(line["forwards"])
             waiting.update(line["forwards"])
-        elif kind == "zero_grad":
+        elif kind == "zero_grad" or (kind == "backward_begin" and line.get("gradients") in ("none", "zero")):
+            # The backwards until here have left nothing in the model, which may have been frozen.
             waiting.clear()
         elif kind in ("step", "skip"):
             if not has_gradients:
