@@ -29,7 +29,7 @@ def without_copies(lines: Sequence[Line]) -> Sequence[Line]:
         line["event"] in _STEPS and line["optimizer"] not in optimizers for line in lines
     )
     reached = {number for line in lines if line["event"] in FLOWS for number in line["forwards"]}
-    has_masters = _has_masters(lines, reached - forwards, optimizers)
+    has_masters = _has_masters(lines, reached - forwards, optimizers) or _waits(lines, reached & forwards)
     if reached and reached <= forwards:
         copies = {line["forward"]: line["of_copy"] for line in marked if "of_copy" in line}
         trained = {copies.get(number) for number in reached}
@@ -84,6 +84,14 @@ def _has_masters(lines: Sequence[Line], trains: Set[int], optimizers: Set[int]) 
         elif line["event"] == "forward" and line["forward"] in trains and line["weights"] == stepped:
             return True
     return False
+
+
+def _waits(lines: Sequence[Line], copies: Set[int]) -> bool:
+    """Whether nothing is stepped, and the copy that goes forward in ``copies`` ends as it last did: it would get what
+    came of that in the next window only, and the task's own model has weights that the copy never had."""
+    used = [line["weights"] for line in lines if line["event"] == "forward" and line["forward"] in copies]
+    ended = [line for line in lines if "own" in line and [line["weights"]] == used[-1:] and line["own"] not in used]
+    return bool(ended) and not any(line["event"] in _STEPS for line in lines)
 
 
 def _is_of_another(line: Line, stepped: Set[int]) -> bool:
