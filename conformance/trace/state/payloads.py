@@ -96,7 +96,8 @@ def _address(tensor: torch.Tensor) -> int:
 def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
     """Whether `tensors` hold the values of `of`, up to rounding and, if there are several values, up to one factor."""
     copy, original = _floats(tensors), _floats(of)
-    if copy.numel() != original.numel() or not original.any():
+    # Zeros are zero times anything.
+    if copy.numel() != original.numel() or not original.any() or not copy.any():
         return False
     largest = original.abs().argmax()
     factor = copy[largest] / original[largest] if original.numel() > 1 else 1.0
