@@ -18,6 +18,7 @@ import numpy.typing as npt
 from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.ring import played
 from conformance.workloads.layout import Window
+from conformance.workloads.model import Linear
 from conformance.workloads.multivariate import COEFFICIENTS, EPOCHS, LEARNING_RATE, SAMPLES, SHARD, multivariate
 
 NODES = SAMPLES // SHARD
@@ -91,7 +92,7 @@ def _forms(parts: int) -> list[tuple[Floats, Floats]]:
     for part in range(parts):
         samples = batch[part * size : (part + 1) * size]
         window = Window(0, samples, ((tuple(range(size)),),), 1)
-        form = NormalForm.of(window, (Fraction(1, size),) * size, bias=False)
+        form = NormalForm.of(window, (Fraction(1, size),) * size, Linear(1))
         matrix = np.array([[float(entry) for entry in row] for row in form.matrix])
         forms.append((matrix, np.array([float(entry) for entry in form.offset])))
     return forms

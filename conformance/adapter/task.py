@@ -69,14 +69,13 @@ class Task:
 
     def model(self) -> torch.nn.Module:
         """A fresh `torch.nn.Linear(features, 1)` on `device` that holds this rank's start weights."""
-        shape = self._spec["model"]
-        features: int = shape["features"]
-        start = torch.tensor(shape["weights"][self.rank], dtype=self.dtype)
-        model = torch.nn.Linear(features, 1, bias=shape["bias"], dtype=self.dtype)
+        spec = self._spec["model"]
+        model = torch.nn.Linear(spec["features"], 1, bias=spec["bias"], dtype=self.dtype)
+        start = torch.tensor(spec["weights"][self.rank], dtype=self.dtype)
+        parts = start.split([parameter.numel() for parameter in model.parameters()])
         with torch.no_grad():
-            model.weight.copy_(start[:features].view(1, features))
-            if shape["bias"]:
-                model.bias.copy_(start[features:])
+            for parameter, part in zip(model.parameters(), parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
         model.to(self.device)
         if self._recorder is not None:
             self._recorder.watch(model)
@@ -89,9 +88,9 @@ class Task:
         has a group for it then, whatever groups `params` has. Only trainers that declare
         `parameter_groups=(1, 2)` get them.
         """
-        settings, of_bias = dict(self._spec["optimizer"]), self._spec["bias_group"]
-        if of_bias is not None:
-            params = _with_biases_apart(params, of_bias)
+        settings = dict(self._spec["optimizer"])
+        for of_biases in self._spec["groups"]:
+            params = _with_biases_apart(params, of_biases)
         kind = settings.pop("kind")
         if kind == "adamw":
             return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})

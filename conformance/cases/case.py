@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -78,14 +78,13 @@ class Case:
             "loss": workload.loss,
             "device": self.device,
             "model": {
-                "features": workload.features,
-                "bias": workload.bias,
+                **asdict(workload.model),
                 "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
             },
             "samples": _samples(workload),
             "micro_batches": _micro_batches(self.problem),
             "optimizer": _optimizer(workload),
-            "bias_group": _plain(workload.bias_group),
+            "groups": [_plain(group) for group in workload.groups],
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
             "clip": _plain(workload.clip),
             "scaler": _plain(workload.scale if self.arithmetic.scaled else None),

@@ -232,7 +232,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if case.problem.layout.in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     yield "loss", workload.loss, declaration.losses
-    if workload.bias_group is not None:
-        yield "number of parameter groups", 2, declaration.parameter_groups
+    if workload.groups:
+        yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:
         yield "clip", workload.clip.kind, declaration.clips

@@ -177,7 +177,7 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
             continue
         [weights] = known
         # The right gradients are unknown for a model of another shape.
-        rights = expectations.gradients(shares, weights) if len(weights) == run.plan.elements else ()
+        rights = expectations.gradients(shares, weights) if len(weights) == run.plan.model.size else ()
         for window in windows if rights else ():
             if number in starts[window.rank.number] and (found := _compared(window, rights)) is not None:
                 yield found
@@ -233,7 +233,7 @@ def _seen(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | Non
     layers: list[Vector] = []
     events: list[Clip | Attempt] = [*clips, *attempts.values()]
     for event in events:
-        if isinstance(event, Skip) or event.gradients is None or len(event.gradients) != window.plan.elements:
+        if isinstance(event, Skip) or event.gradients is None or len(event.gradients) != window.plan.model.size:
             return None
         layers.append(event.gradients)
     seen = layers[0]

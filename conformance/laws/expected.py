@@ -129,8 +129,8 @@ class Expectations:
             yield self._slope({index: Fraction(1, count * len(one)) for one in micro_batches for index in one})
 
     def _slope(self, coefficients: dict[int, Fraction]) -> Slope:
-        samples, has_bias = self._plan.spec["samples"], bool(self._plan.spec["model"]["bias"])
-        vectors = [(*samples["x"][index], *(1.0,) * has_bias, samples["y"][index]) for index in coefficients]
+        samples, model = self._plan.spec["samples"], self._plan.model
+        vectors = [(*model.row(samples["x"][index], 1.0), samples["y"][index]) for index in coefficients]
         moments, sizes, denominator = _moments(vectors, list(coefficients.values()))
         return Slope(
             tuple(row[:-1] for row in moments[:-1]),
@@ -139,12 +139,6 @@ class Expectations:
             sizes[-1][:-1],
             denominator,
         )
-
-
-@fact
-def parameter_of_elements(plan: Plan) -> tuple[int, ...]:
-    """For each element of a flat gradient, the number of its parameter: weight, then bias."""
-    return (*(0,) * int(plan.spec["model"]["features"]), *(1,) * bool(plan.spec["model"]["bias"]))
 
 
 @fact

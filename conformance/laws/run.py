@@ -31,6 +31,7 @@ from conformance.trace.events import (
     Update,
     read,
 )
+from conformance.workloads.model import Linear, model_of
 from conformance.workloads.precision import PRECISIONS, Precision
 
 E = TypeVar("E", bound=Event)
@@ -111,9 +112,8 @@ class Plan:
         return int(self.spec["micro_batch_size"])
 
     @cached_property
-    def elements(self) -> int:
-        """Elements of the model's parameters."""
-        return int(self.spec["model"]["features"]) + int(self.spec["model"]["bias"])
+    def model(self) -> Linear:
+        return model_of(self.spec["model"])
 
     def micro_batches(self, rank: int, window: int) -> tuple[tuple[int, ...], ...]:
         """The sample indices of each micro-batch that ``rank`` should read in ``window``; () after the last window.

@@ -12,6 +12,7 @@ from operator import mul
 from conformance.oracle.normal_form import tabulated
 from conformance.oracle.rounding import Ledger, StageProof, Sums, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
+from conformance.workloads.model import Linear
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
@@ -31,10 +32,10 @@ class _Terms:
 
 
 @lru_cache(maxsize=256)
-def _terms(loss: str, bias: bool, window: Window, weights: Vector) -> _Terms:
+def _terms(loss: str, model: Linear, window: Window, weights: Vector) -> _Terms:
     """The terms of a window at ``weights``, which are the same in every precision."""
     # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and products of both of 1 / (fine unit).
-    table = tabulated(window, bias)
+    table = tabulated(window, model)
     [point], fine = integers([weights])
     unit = table.unit
     inputs = [weight * unit for weight in point]
@@ -78,7 +79,7 @@ def _proved(problem: Problem, window: Window, weights: Vector, scale: Fraction, 
     if not is_dyadic(scale) or odd_part(scale.numerator) != 1:
         return ledger.refuse("loss scale", master, f"{scale} is not a power of two")
 
-    terms = _terms(workload.loss, workload.bias, window, weights)
+    terms = _terms(workload.loss, workload.model, window, weights)
     forward = terms.forward
     if not (ledger.sums("forward", forward, compute) and ledger.range("forward", forward, compute)):
         return False

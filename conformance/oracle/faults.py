@@ -99,8 +99,12 @@ def _by_norm(problem: Problem) -> bool:
     return problem.workload.clip is not None and problem.workload.clip.kind == "norm"
 
 
-def _has_bias(problem: Problem) -> bool:
-    return problem.workload.bias
+def _has_several_parameters(problem: Problem) -> bool:
+    return len(problem.workload.model.tensors) > 1
+
+
+def _has_groups(problem: Problem) -> bool:
+    return bool(problem.workload.groups)
 
 
 def _schedules(problem: Problem) -> bool:
@@ -337,24 +341,29 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
     return total
 
 
-@fault("clips each parameter by itself, at a norm that is meant for all of them together", _by_norm, _has_bias)
+@fault(
+    "clips each parameter by itself, at a norm that is meant for all of them together",
+    _by_norm,
+    _has_several_parameters,
+)
 class ClipsEachParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
-        return super().clip(self.only_weights(vector)).plus(super().clip(self.only_bias(vector)))
+        return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
 
 
-@fault("clips only the first parameter", _clips, _has_bias)
+@fault("clips only the first parameter", _clips, _has_several_parameters)
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
-        return super().clip(self.only_weights(vector)).plus(self.only_bias(vector))
+        first, others = self.tensors[:1], self.tensors[1:]
+        return self.joined([(super().clip(self.only(vector, first)), first), (vector, others)])
 
 
-@fault("clips gradients of which some still carry the loss scale", _by_norm, _has_bias, _scaled)
+@fault("clips gradients of which some still carry the loss scale", _by_norm, _has_several_parameters, _scaled)
 class ClipsBeforeAllAreUnscaled(Recurrence):
     def clip(self, vector: Affine) -> Affine:
-        bias = self.only_bias(vector).scaled(self.loss_scale)
-        clipped = super().clip(self.only_weights(vector).plus(bias))
-        return self.only_weights(clipped).plus(self.only_bias(clipped).scaled(1 / self.loss_scale))
+        first, others = self.tensors[:1], self.tensors[1:]
+        clipped = super().clip(self.joined([(vector, first), (vector.scaled(self.loss_scale), others)]))
+        return self.joined([(clipped, first), (clipped.scaled(1 / self.loss_scale), others)])
 
 
 @fault("steps on gradients that still carry the loss scale", _scaled)
@@ -418,46 +427,36 @@ class NesterovLost(Recurrence):
 @fault(
     "applies the weight decay to the first parameter group only",
     _decays,
-    _has_bias,
-    lambda problem: problem.workload.bias_group is None,
+    _has_several_parameters,
+    lambda problem: not problem.workload.groups,
 )
 class DecayForFirstGroup(Recurrence):
-    def bias_optimizer(self) -> SGD | AdamW:
-        return replace(super().bias_optimizer(), weight_decay=Fraction(0))
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+        right = super().optimizer_of(tensor)
+        return replace(right, weight_decay=Fraction(0)) if tensor else right
 
 
-@fault("gives all parameter groups the settings of the first", lambda problem: problem.workload.bias_group is not None)
+@fault("gives all parameter groups the settings of the first", _has_groups)
 class GroupsAlike(Recurrence):
-    def bias_optimizer(self) -> SGD | AdamW:
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
         return self.optimizer()
 
-    def bias_learning_rate(self, step: int) -> Fraction:
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return self.learning_rate(step)
 
 
-@fault("gives each parameter group the settings of the other", lambda problem: problem.workload.bias_group is not None)
+@fault("gives each parameter group the settings of the other", _has_groups)
 class GroupsSwapped(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        group = self.problem.workload.bias_group
-        return replace(super().optimizer(), weight_decay=group.weight_decay) if group else super().optimizer()
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+        return super().optimizer_of(self.tensors[-1 - tensor])
 
-    def bias_optimizer(self) -> SGD | AdamW:
-        return super().optimizer()
-
-    def learning_rate(self, step: int) -> Fraction:
-        group, rate = self.problem.workload.bias_group, super().learning_rate(step)
-        return rate * group.lr / self.problem.workload.optimizer.lr if group else rate
-
-    def bias_learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(step)
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        return super().learning_rate_of(self.tensors[-1 - tensor], step)
 
 
-@fault(
-    "gives all parameter groups the learning rate of the first",
-    lambda problem: problem.workload.bias_group is not None,
-)
+@fault("gives all parameter groups the learning rate of the first", _has_groups)
 class LearningRateOfFirstGroup(Recurrence):
-    def bias_learning_rate(self, step: int) -> Fraction:
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return self.learning_rate(step)
 
 
@@ -465,7 +464,7 @@ class LearningRateOfFirstGroup(Recurrence):
     "multiplies gradients by the learning rate before they enter the momentum, which a schedule then does not scale",
     _has_momentum,
     _schedules,
-    lambda problem: problem.workload.bias_group is None,
+    lambda problem: not problem.workload.groups,
 )
 class LearningRateInMomentum(Recurrence):
     def optimizer(self) -> SGD | AdamW:
@@ -473,7 +472,7 @@ class LearningRateInMomentum(Recurrence):
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         decayed = vector.plus(weights.scaled(self.problem.workload.optimizer.weight_decay))
-        return self._rule.step(weights, decayed.scaled(self.learning_rate(step)), Fraction(1))
+        return self.stepped(weights, decayed.scaled(self.learning_rate(step)), lambda tensor: Fraction(1))
 
 
 @fault("is one step ahead in the learning-rate schedule", _schedules)
@@ -482,10 +481,10 @@ class ScheduleAhead(Recurrence):
         return super().learning_rate(min(step + 1, self.problem.workload.steps - 1))
 
 
-@fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_bias)
+@fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_several_parameters)
 class ScheduleForFirstGroup(Recurrence):
-    def bias_learning_rate(self, step: int) -> Fraction:
-        return super().bias_learning_rate(0)
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        return super().learning_rate_of(tensor, 0 if tensor else step)
 
 
 @fault(

@@ -15,14 +15,16 @@ from operator import mul
 from conformance.oracle.affine import dot
 from conformance.oracle.rounding import integers
 from conformance.workloads.layout import Window
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import Vector
 
 Column = list[int]
+ONE = Fraction(1)
 
 
 @dataclass(frozen=True)
 class Table:
-    """The samples of a window in units of 1 / ``unit``; ``rows`` are the x, with a final one if there is a bias."""
+    """The samples of a window in units of 1 / ``unit``; ``rows`` are those of the model."""
 
     rows: list[list[int]]
     targets: Column
@@ -37,16 +39,16 @@ class Table:
 
 
 @lru_cache(maxsize=64)
-def tabulated(window: Window, bias: bool) -> Table:
+def tabulated(window: Window, model: Linear) -> Table:
     """The window's samples over their common denominator."""
-    ones = [Fraction(1)] * bias
-    table, unit = integers([*sample.x, *ones, sample.y, sample.weight] for sample in window.batch)
+    table, unit = integers([*model.row(sample.x, ONE), sample.y, sample.weight] for sample in window.batch)
     return Table([row[:-2] for row in table], [row[-2] for row in table], [row[-1] for row in table], unit)
 
 
 @dataclass(frozen=True)
 class NormalForm:
-    """``sum_i c_i (x_i . w + b - y_i)^2``, and the magnitudes to which its gradient's rounding errors are proportional.
+    """``sum_i c_i (x_i . w - y_i)^2`` for the rows x_i, and the magnitudes that its gradient's rounding errors are
+    proportional to.
 
     ``factors`` are the c_i, in units of 1 / ``unit``.
     """
@@ -56,9 +58,9 @@ class NormalForm:
     unit: int
 
     @classmethod
-    def of(cls, window: Window, coefficients: Vector, bias: bool) -> NormalForm:
+    def of(cls, window: Window, coefficients: Vector, model: Linear) -> NormalForm:
         [factors], unit = integers([coefficients])
-        return cls(tabulated(window, bias), factors, unit)
+        return cls(tabulated(window, model), factors, unit)
 
     @cached_property
     def matrix(self) -> tuple[Vector, ...]:

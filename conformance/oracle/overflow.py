@@ -28,7 +28,7 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
     workload, fmt, total = problem.workload, problem.precision.compute, problem.total_weight(window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
     # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / unit.
-    table = tabulated(window, workload.bias)
+    table = tabulated(window, workload.model)
     (point, radii), fine = integers([weights.center, weights.radius])
     unit = table.unit * fine
     sizes = [abs(center) + radius for center, radius in zip(point, radii, strict=True)]

@@ -6,10 +6,10 @@ applied once. Each method is one decision of a trainer; deviations, right or wro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, reduce
 
 from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
@@ -103,7 +103,6 @@ class Recurrence:
         self.problem, self.history = problem, history
         self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
-        self._rule, self._bias_rule = self.rule(self.optimizer()), self.rule(self.bias_optimizer())
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []
@@ -144,46 +143,54 @@ class Recurrence:
     def optimizer(self) -> SGD | AdamW:
         return self.problem.workload.optimizer
 
-    def bias_optimizer(self) -> SGD | AdamW:
-        """The optimizer of the bias."""
-        group = self.problem.workload.bias_group
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+        """The settings that the ``tensor``-th parameter is stepped with."""
+        group = self.problem.workload.group_of(tensor)
         return replace(self.optimizer(), weight_decay=group.weight_decay) if group else self.optimizer()
 
     def rule(self, spec: SGD | AdamW) -> SGDRule | AdamWRule:
         """How an optimizer steps, with empty state."""
         return update_rule(spec, self.problem.precision.master, self.ledger)
 
-    def bias_learning_rate(self, step: int) -> Fraction:
-        """The learning rate of the bias, in the proportion to that of the weights that its group asks for."""
-        group, rate = self.problem.workload.bias_group, self.learning_rate(step)
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        """That of the ``tensor``-th parameter, in the proportion to the first group's that its group asks for."""
+        group, rate = self.problem.workload.group_of(tensor), self.learning_rate(step)
         return rate * group.lr / self.problem.workload.optimizer.lr if group else rate
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        moved = self._rule.step(weights, vector, self.learning_rate(step))
-        if not self._two_groups:
-            return moved
-        # Optimizers treat each entry alone.
-        of_bias = self._bias_rule.step(weights, vector, self.bias_learning_rate(step))
-        return self.only_weights(moved).plus(self.only_bias(of_bias))
+        return self.stepped(weights, vector, lambda tensor: self.learning_rate_of(tensor, step))
 
     # What the right answer and all deviations share.
 
     @cached_property
-    def _two_groups(self) -> bool:
-        """Whether the bias is trained in another way than the weights."""
-        steps = range(self.problem.workload.steps)
-        return self.problem.workload.bias and (
-            self._bias_rule.spec != self._rule.spec
-            or any(self.bias_learning_rate(step) != self.learning_rate(step) for step in steps)
-        )
+    def _rules(self) -> list[tuple[SGDRule | AdamWRule, list[int]]]:
+        """The parameters that are stepped alike, with what steps them."""
+        steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
+        for tensor in self.tensors:
+            rates = tuple(self.learning_rate_of(tensor, step) for step in steps)
+            alike.setdefault((self.optimizer_of(tensor), rates), []).append(tensor)
+        return [(self.rule(self.optimizer_of(own[0])), own) for own in alike.values()]
 
-    def only_weights(self, vector: Affine) -> Affine:
-        """``vector`` with a zero for the bias."""
-        return vector.where([name != "bias" for name in self.problem.workload.parameters])
+    def stepped(self, weights: Affine, vector: Affine, rate_of: Callable[[int], Fraction]) -> Affine:
+        """``weights`` after the optimizer's step with the gradient ``vector``."""
+        # Optimizers treat each entry alone.
+        return self.joined((rule.step(weights, vector, rate_of(own[0])), own) for rule, own in self._rules)
 
-    def only_bias(self, vector: Affine) -> Affine:
-        """``vector`` with zeros for the weights."""
-        return vector.where([name == "bias" for name in self.problem.workload.parameters])
+    @property
+    def tensors(self) -> range:
+        """The numbers of the parameters."""
+        return range(len(self.problem.workload.model.tensors))
+
+    def only(self, vector: Affine, tensors: Container[int]) -> Affine:
+        """``vector`` with zeros for all other parameters."""
+        return vector.where([tensor in tensors for tensor in self.problem.workload.model.tensor_of])
+
+    def joined(self, parts: Iterable[tuple[Affine, Sequence[int]]]) -> Affine:
+        """Of each vector these parameters; together they are all."""
+        (first, own), *others = parts
+        if not others:
+            return first
+        return reduce(Affine.plus, (self.only(vector, own) for vector, own in others), self.only(first, own))
 
     def coefficients(self, window: Window) -> Vector:
         """What each sample's squared error is multiplied with."""
@@ -204,7 +211,7 @@ class Recurrence:
         kept = self._forms.setdefault(window.index % len(self.problem.workload.batches), [])
         known = next((form for of, form in kept if of == coefficients), None)
         if known is None:
-            known = NormalForm.of(window, coefficients, self.problem.workload.bias)
+            known = NormalForm.of(window, coefficients, self.problem.workload.model)
             kept.append((coefficients, known))
         return known
 

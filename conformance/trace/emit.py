@@ -28,6 +28,7 @@ from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by, unwrapped
 from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
+from conformance.workloads.model import model_of
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
 """The activities that events name in `during`; observers keep track of more."""
@@ -210,8 +211,9 @@ class _Accounting:
 
 def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     """The parameters with which the model that a spec describes begins on rank 0."""
-    weight, *bias = torch.tensor(model["weights"][0], dtype=torch.float64).split(model["features"])
-    return weight.view(1, -1), *bias
+    tensors = model_of(model).tensors
+    parts = torch.tensor(model["weights"][0], dtype=torch.float64).split([tensor.size for tensor in tensors])
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
 
 
 def _without_rates(group: dict[str, Any]) -> dict[str, Any]:

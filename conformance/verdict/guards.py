@@ -203,22 +203,22 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
 def _rate(case: Case, step: int, right: Trajectory) -> float | None:
     """The learning rate that a step must have; None where parameters have several, or a skipped step leaves it open."""
     workload = case.problem.workload
-    if workload.bias_group is not None or right.skips:
+    if workload.groups or right.skips:
         return None
     return float(workload.optimizer.lr * (workload.schedule[step] if workload.schedule else 1))
 
 
 def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:
     at = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
-    parameters = case.problem.workload.parameters
-    without = [
-        name.partition("[")[0]
-        for index, name in enumerate(parameters)
+    model = case.problem.workload.model
+    without = {
+        tensor
+        for index, tensor in enumerate(model.tensor_of)
         if all(gradients is not None and gradients[index : index + 1] == (None,) for gradients in at)
-    ]
+    }
     if not without:
         return None
-    names = enumerated(list(dict.fromkeys(without)))
+    names = enumerated([model.tensors[tensor].name for tensor in sorted(without)])
     window = ranks[difference.rank].steps[difference.step].window
     return Guard(
         "all parameters stepped",

@@ -312,7 +312,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
         wrong.append(
-            _describe(judgement.difference, workload.parameters, right.steps[judgement.difference.step].window)
+            _describe(judgement.difference, workload.model.elements, right.steps[judgement.difference.step].window)
         )
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)

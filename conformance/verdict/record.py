@@ -63,14 +63,14 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         certificate=None if trajectory is None else _certificate(trajectory.certificate),
         power=_power(judgement),
         guards=tuple(records.Guard(g.name, g.holds, g.expected, g.observed) for g in judgement.guards),
-        parameters=problem.workload.parameters,
+        parameters=problem.workload.model.elements,
         steps=steps,
         skips=() if trajectory is None else tuple(sorted(trajectory.skips)),
         scales=tuple(map(float, trajectory.scales)) if trajectory and case.arithmetic.scaled else (),
         diverged=None
         if judgement.divergence is None
         else records.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
-        first_difference=_difference(judgement, problem.workload.parameters),
+        first_difference=_difference(judgement, problem.workload.model.elements),
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,

@@ -201,9 +201,8 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should; and so
     are other rates in a few of its steps, such as that of a short window."""
     plan = rank.run.plan
-    asked, of_bias = plan.learning_rates, plan.spec["bias_group"]
-    if of_bias is not None:
-        asked += tuple(rate / plan.spec["optimizer"]["lr"] * of_bias["lr"] for rate in asked)
+    asked, base = plan.learning_rates, plan.spec["optimizer"]["lr"]
+    asked += tuple(rate / base * group["lr"] for group in plan.spec["groups"] for rate in plan.learning_rates)
     steps = rank.of(Step)
     others = [
         step.lr
@@ -212,7 +211,6 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     ]
     if 2 * len(others) < max(len(steps), 1):
         return None
-    base = plan.spec["optimizer"]["lr"]
     times = " (times the number of ranks)" if plan.world_size > 1 and _same(others[0], base * plan.world_size) else ""
     wanted = number(asked[0]) if len(asked) == 1 else f"one of {', '.join(map(number, asked))}"
     return (
@@ -240,8 +238,8 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
         by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
         names = [name for name in (*asked, *_NEVER_ASKED) if name not in (*_NOT_HERE, *by_hand)]
-        # The task's second group, if there is one, has a decay of its own: numbers tell which parameters got it.
-        accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, rank.run.plan.spec["bias_group"] or {})]
+        # The task's groups have a decay of their own: numbers tell which parameters got it.
+        accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, *rank.run.plan.spec["groups"])]
         for group in groups:
             others = [next((name for name in names if _differs(group, one, name)), None) for one in accepted]
             other = others[0]

@@ -27,9 +27,9 @@ def traffic(run: Run) -> Traffic | None:
         for window in here.windows:
             _count(run, window, totals)
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
-    formula = expected(run.plan.backend, ranks, run.plan.elements, width)
+    formula = expected(run.plan.backend, ranks, run.plan.model.size, width)
     return Traffic(
-        gradient=run.plan.elements * width,
+        gradient=run.plan.model.size * width,
         ranks=tuple(
             RankTraffic(
                 **{name: total[name] / len(together) for name in ("sent", "received", "reduced", "other")},
@@ -57,5 +57,5 @@ def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> Non
 
 def _is_payload(run: Run, event: Contribution) -> bool:
     # Elements of one byte are text or pickled objects.
-    is_as_large = event.elements >= run.plan.elements and event.bytes > event.elements
+    is_as_large = event.elements >= run.plan.model.size and event.bytes > event.elements
     return event.of is not None or is_as_large

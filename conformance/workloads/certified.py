@@ -17,8 +17,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.workloads.model import Linear
 from conformance.workloads.outliers import Outliers
-from conformance.workloads.workload import SGD, BiasGroup, Clip, LossScale, Sample, Vector, Workload
+from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
 
 STEPS = 6
 STEEPER = 4.0
@@ -55,9 +56,8 @@ class Recipe:
     name: str
     summary: str
     optimizer: SGD
-    features: int = 3
-    bias: bool = True
-    bias_group: BiasGroup | None = None
+    model: Linear = Linear(3, bias=True)
+    groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None
     schedule: Vector | None = None
     clip: Clip | None = None
@@ -98,7 +98,7 @@ class _Stuck(Exception):
 
 def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
     generator = np.random.default_rng([*recipe.name.encode(), batch_size, seed])
-    size = recipe.features + recipe.bias
+    size = recipe.model.size
     state = _State(float(recipe.grid) * generator.choice([-4.0, -2.0, 2.0, 4.0], size), np.zeros(size))
     start = _vector(state.weights + _fine(recipe))
     batches = []
@@ -118,9 +118,9 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
         name=recipe.name,
         batches=tuple(batches),
         optimizer=recipe.optimizer,
+        model=recipe.model,
         start=start,
-        bias=recipe.bias,
-        bias_group=recipe.bias_group,
+        groups=recipe.groups,
         kernel=recipe.kernel,
         loss="mean" if recipe.weights is None else "weighted",
         schedule=recipe.schedule,
@@ -146,8 +146,8 @@ def _draw(
     """The first of many random batches after which the state lies on the grid."""
     grid = float(recipe.grid)
     for _ in range(_ATTEMPTS):
-        rows = generator.choice([-2.0, -1.0, -1.0, 1.0, 1.0, 2.0], (_CANDIDATES, samples, recipe.features))
-        if recipe.bias:
+        rows = generator.choice([-2.0, -1.0, -1.0, 1.0, 1.0, 2.0], (_CANDIDATES, samples, recipe.model.features))
+        if recipe.model.bias:
             rows = np.concatenate([rows, np.ones((_CANDIDATES, samples, 1))], axis=2)
         weights = _sample_weights(recipe, samples, step, generator)
         total = int(weights.sum())
@@ -187,7 +187,7 @@ def _draw(
                 seen[:, 0] += _cancelling(factors[chosen], float(recipe.fine))
                 held = held + _fine(recipe)
             targets = seen @ held - residuals[chosen]
-            features = seen[:, : recipe.features]
+            features = seen[:, : recipe.model.features]
             return (
                 tuple(map(Sample, map(_vector, features), _vector(targets), _vector(weights))),
                 _State(after.weights[chosen], after.buffer[chosen], after.steps),
@@ -197,7 +197,7 @@ def _draw(
 
 def _fine(recipe: Recipe) -> Floats:
     """What is added to the weights. It changes no residual, so it stays the same in all steps."""
-    return float(recipe.fine) * np.minimum(np.arange(recipe.features + recipe.bias), 1.0)
+    return float(recipe.fine) * np.minimum(np.arange(recipe.model.size), 1.0)
 
 
 def _cancelling(factors: Floats, fine: float) -> Floats:
@@ -235,7 +235,7 @@ def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray
     threshold = float(recipe.clip.threshold)
     if recipe.clip.kind == "value":
         exceeds = np.abs(gradients) > threshold
-        of_weights, of_bias = exceeds[:, : recipe.features], exceeds[:, recipe.features :]
+        of_weights, of_bias = exceeds[:, : recipe.model.features], exceeds[:, recipe.model.features :]
         # A trainer may leave out the weights or the bias; what is clipped in all entries shows no other fault.
         bites = of_weights.any(axis=1) & of_bias.all(axis=1) & ~of_weights.all(axis=1)
         return np.asarray(bites | (step > 0))
@@ -287,8 +287,9 @@ def _after(recipe: Recipe, gradients: Floats, state: _State) -> _State:
     if recipe.clip and recipe.clip.kind == "value":
         gradients = np.clip(gradients, -float(recipe.clip.threshold), float(recipe.clip.threshold))
     decays, factors = np.full(state.weights.shape, decay), np.ones(state.weights.shape)
-    if recipe.bias_group:
-        decays[-1], factors[-1] = float(recipe.bias_group.weight_decay), float(recipe.bias_group.lr / spec.lr)
+    for number, group in enumerate(recipe.groups, start=1):
+        own = [recipe.model.tensors[tensor].group == number for tensor in recipe.model.tensor_of]
+        decays[own], factors[own] = float(group.weight_decay), float(group.lr / spec.lr)
     gradients = gradients + decays * state.weights
     taken = 1 - float(spec.dampening) if state.steps and momentum else 1.0
     buffer = momentum * state.buffer + taken * gradients

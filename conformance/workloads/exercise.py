@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD, Sample, Workload
 
 Points = Sequence[tuple[float, float]]
@@ -25,6 +26,7 @@ def exercise(name: str, batches: Sequence[Points], lr: float, epochs: int, summa
         name=name,
         batches=tuple(points(batch) for batch in batches),
         optimizer=SGD(Fraction(lr)),
+        model=Linear(1),
         start=(Fraction(0),),
         epochs=epochs,
         summary=summary,

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD, Sample, Workload
 
 SEED = 42
@@ -35,6 +36,7 @@ def multivariate() -> Workload:
         name="multivariate",
         batches=(tuple(samples),),
         optimizer=SGD(Fraction(LEARNING_RATE)),
+        model=Linear(FEATURES),
         start=tuple(map(Fraction, start.tolist())),
         epochs=EPOCHS,
         summary="1000 samples of 4 uncorrelated normal features; gradient descent recovers 5 3 2 1.",

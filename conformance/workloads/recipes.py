@@ -8,8 +8,9 @@ from functools import cache
 from typing import Any
 
 from conformance.workloads.certified import Recipe, certified
+from conformance.workloads.model import Linear
 from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
-from conformance.workloads.workload import SGD, AdamW, BiasGroup, Clip, LossScale, Workload
+from conformance.workloads.workload import SGD, AdamW, Clip, Group, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
@@ -42,7 +43,7 @@ RECIPES: dict[str, Recipe] = {
             "two-groups",
             "Two parameter groups: the bias has twice the learning rate and no weight decay.",
             SGD(HALF, momentum=HALF, weight_decay=HALF),
-            bias_group=BiasGroup(Fraction(1), Fraction(0)),
+            groups=(Group(Fraction(1), Fraction(0)),),
             kernel="fused",
             schedule=SCHEDULE,
             grid=Fraction(1, 8),
@@ -54,7 +55,7 @@ RECIPES: dict[str, Recipe] = {
             "two-groups-clip",
             "Two parameter groups, and clipping by the norm of both together that bites in the fifth step only.",
             SGD(HALF, momentum=HALF, weight_decay=HALF),
-            bias_group=BiasGroup(Fraction(1), Fraction(0)),
+            groups=(Group(Fraction(1), Fraction(0)),),
             schedule=SCHEDULE,
             clip=Clip("norm", Fraction(4)),
             steeper_at=4,
@@ -90,7 +91,7 @@ RECIPES: dict[str, Recipe] = {
             SGD(HALF, momentum=HALF),
             weights=(0, 0, 1, 1, 2, 4, 4),
             totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
-            features=2,
+            model=Linear(2, bias=True),
             spread=1,
             seed=9,
         ),
@@ -102,7 +103,7 @@ RECIPES: dict[str, Recipe] = {
             totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
             first_half_empty_at=3,
             last_half_empty_at=2,
-            features=2,
+            model=Linear(2, bias=True),
             spread=1,
             seed=4,
         ),
@@ -113,7 +114,7 @@ RECIPES: dict[str, Recipe] = {
             clip=Clip("value", Fraction(1)),
             weights=(0, 0, 1, 1, 2, 4, 4),
             totals=(HALF, Fraction(2), HALF, HALF, Fraction(2), HALF),
-            features=2,
+            model=Linear(2, bias=True),
             spread=1,
             seed=17,
         ),
@@ -222,7 +223,7 @@ ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw-groups": (
         "two-groups-clip",
         {
-            "bias_group": BiasGroup(2 * ADAMW.lr, Fraction(0)),
+            "groups": (Group(2 * ADAMW.lr, Fraction(0)),),
             "summary": "As adamw-clip; the bias has twice the learning rate and no weight decay.",
         },
     ),

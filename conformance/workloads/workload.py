@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from conformance.workloads.model import Linear
+
 Vector = tuple[Fraction, ...]
 
 
@@ -45,8 +47,8 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class BiasGroup:
-    """What the bias is trained with where it has a parameter group of its own; all else is as for the weights."""
+class Group:
+    """What the parameters of a further group are trained with; all else is as in the first one."""
 
     lr: Fraction
     weight_decay: Fraction
@@ -83,21 +85,21 @@ class Workload:
 
     ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
     optimizer step read together. Every batch but the last has the same number of samples. ``schedule`` multiplies the
-    learning rate, one entry per optimizer step. ``start`` holds the initial weights, then the bias if there is one.
-    With a ``bias_group`` the optimizer has two parameter groups, the weights and the bias. ``kernel``
-    is the implementation that the optimizer is asked to take; the arithmetic is the same.
-    With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast makes them equal.
+    learning rate, one entry per optimizer step. ``start`` holds the initial parameters of ``model``, element by
+    element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation that the
+    optimizer is asked to take; the arithmetic is the same. With ``ranks_start_apart`` ranks 1, 2, ... hold other
+    weights until a broadcast makes them equal.
 
     Raises:
-        ValueError: the batches are empty, of uneven length before the last, or disagree in the number of features.
+        ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
     """
 
     name: str
     batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
     optimizer: SGD | AdamW
+    model: Linear
     start: Vector
-    bias: bool = False
-    bias_group: BiasGroup | None = None
+    groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None
     loss: Literal["mean", "weighted"] = "mean"
     epochs: int = 1
@@ -113,19 +115,17 @@ class Workload:
         sizes = {len(batch) for batch in self.batches[:-1]}
         if len(sizes) > 1 or (sizes and len(self.batches[-1]) > min(sizes)):
             raise ValueError(f"workload {self.name}: all global batches but a shorter last one must be equally long")
-        widths = {len(sample.x) for batch in self.batches for sample in batch}
-        if widths != {self.features}:
-            raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {self.features}")
+        widths, features = {len(sample.x) for batch in self.batches for sample in batch}, self.model.features
+        if widths != {features}:
+            raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {features}")
+        if len(self.start) != self.model.size:
+            raise ValueError(f"workload {self.name}: {len(self.start)} initial numbers for {self.model.size} elements")
         if self.schedule is not None and len(self.schedule) < self.steps:
             raise ValueError(f"workload {self.name}: the schedule covers {len(self.schedule)} of {self.steps} steps")
-        if self.bias_group and not self.bias:
-            raise ValueError(f"workload {self.name}: a group for the bias needs a bias")
+        if self.groups and len(self.groups) != max(tensor.group for tensor in self.model.tensors):
+            raise ValueError(f"workload {self.name}: its parameters are not in {len(self.groups)} further groups")
         if self.epochs > 1 and len(self.batches[-1]) != len(self.batches[0]):
             raise ValueError(f"workload {self.name}: a short last batch is only defined for a single epoch")
-
-    @property
-    def features(self) -> int:
-        return len(self.start) - self.bias
 
     @property
     def batch_size(self) -> int:
@@ -137,10 +137,10 @@ class Workload:
         """Optimizer steps when nothing is skipped: one per global batch and epoch."""
         return len(self.batches) * self.epochs
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        names = tuple(f"weight[{index}]" for index in range(self.features))
-        return (*names, "bias") if self.bias else names
+    def group_of(self, tensor: int) -> Group | None:
+        """The further group that the ``tensor``-th parameter is in; None in the first one."""
+        group = self.model.tensors[tensor].group
+        return self.groups[group - 1] if self.groups and group else None
 
     def batch(self, step: int) -> tuple[Sample, ...]:
         """The global batch of the ``step``-th accumulation window."""

@@ -87,7 +87,7 @@ def test_a_rank_is_told_everything_in_plain_json(case):
     assert [tuple(map(Fraction, w)) for w in spec["model"]["weights"]] == [
         workload.start_of(rank) for rank in range(case.world_size)
     ]
-    assert (spec["model"]["features"], spec["model"]["bias"]) == (workload.features, workload.bias)
+    assert (spec["model"]["features"], spec["model"]["bias"]) == (workload.model.features, workload.model.bias)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)

@@ -32,7 +32,7 @@ SPEC = {
     "model": {"features": 1, "bias": True, "weights": [[1.0, 0.5]]},
     "samples": {"x": [[1.0], [2.0], [3.0], [4.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
     "micro_batches": [[[0, 1], [2, 3]]],
-    "bias_group": None,
+    "groups": [],
     "optimizer": {"kind": "sgd", "lr": 0.5},
     "schedule": None,
     "clip": None,
@@ -79,7 +79,7 @@ PLAUSIBLE = {
 OF_KIND = {
     "forward": {"weights": None, "wrapper": None},
     "backward_begin": {"gradients": "none"},
-    "bias_group": None,
+    "groups": [],
     "optimizer": {"type": "SGD", "state": False},
     "start": {"weights": [1.0, 0.5]},
     "send": {"peer": 1},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conformance.oracle.rounding import odd_part
 from conformance.workloads.certified import Recipe, certified
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD, Clip, LossScale, Sample, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
@@ -51,10 +52,11 @@ def dyadic_jobs(draw: st.DrawFn) -> Job:
     """
     world, accumulation, size = draw(shapes())
     numbers = random.Random(draw(st.integers(0, 2**32)))
-    features, bias, weighted = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.booleans())
+    features, weighted = draw(st.integers(1, 3)), draw(st.booleans())
+    model = Linear(features, draw(st.booleans()))
     coarse = Fraction(1, 2 ** draw(st.integers(0, 3)))
     lightest, heaviest = draw(st.sampled_from([Fraction(1), HALF, Fraction(1, 64)])), draw(st.integers(1, 7))
-    start = tuple(numbers.randint(-8, 8) * coarse for _ in range(features + bias))
+    start = tuple(numbers.randint(-8, 8) * coarse for _ in range(model.size))
     batches = []
     for _ in range(draw(st.integers(1, 2))):
         weights = [Fraction(1)] * (world * accumulation * size)
@@ -65,7 +67,7 @@ def dyadic_jobs(draw: st.DrawFn) -> Job:
         batch = []
         for weight in weights:
             x = tuple(numbers.choice([-4, -3, -2, -1, 1, 2, 3, 4]) * coarse for _ in range(features))
-            row = (*x, Fraction(1)) if bias else x
+            row = model.row(x, Fraction(1))
             residual = odd * numbers.randint(-3, 3) * coarse
             y = sum((a * b for a, b in zip(row, start, strict=True)), Fraction(0)) - residual
             batch.append(Sample(x, y, weight))
@@ -75,8 +77,8 @@ def dyadic_jobs(draw: st.DrawFn) -> Job:
         name="dyadic",
         batches=tuple(batches),
         optimizer=draw(dyadic_sgd()),
+        model=model,
         start=start,
-        bias=bias,
         loss="weighted" if weighted else "mean",
         schedule=draw(st.sampled_from([None, (HALF, Fraction(1))])),
         clip=None if kind is None else Clip(kind, draw(st.sampled_from([HALF, Fraction(3), Fraction(40)]))),
@@ -94,8 +96,7 @@ def recipe_jobs(draw: st.DrawFn) -> Job:
         name=f"recipe {draw(st.integers(0, 2**16))}",
         summary="",
         optimizer=SGD(**{**vars(optimizer), "lr": draw(st.sampled_from([Fraction(1), HALF]))}),
-        features=draw(st.integers(1, 3)),
-        bias=draw(st.booleans()),
+        model=Linear(draw(st.integers(1, 3)), draw(st.booleans())),
         schedule=draw(st.sampled_from([None, (Fraction(1), HALF, Fraction(1))])),
         clip=draw(st.sampled_from([None, None, Clip("value", HALF)])),
         weights=draw(st.sampled_from([None, None, (0, 1, 2), (0, 0, 1, 2, 3), (1, 5, 0, 0, 0)])),

@@ -13,6 +13,7 @@ from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import separation
 from conformance.oracle.recurrence import ScalerHistory
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -79,7 +80,7 @@ def test_an_uneven_window_counts_samples_or_micro_batches(shape):
 def test_a_mean_of_means_by_hand():
     """Six samples, of which a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
-    workload = Workload("uneven", (*[batch + batch[:2]], batch), SGD(Fraction(1)), (Fraction(1),))
+    workload = Workload("uneven", (*[batch + batch[:2]], batch), SGD(Fraction(1)), Linear(1), (Fraction(1),))
     layout = Layout.of(workload, "accumulated", 1, 2)
     window = layout.windows(workload)[1]
     by_sample, by_micro_batch = (

@@ -16,6 +16,7 @@ from conformance.oracle.affine import Unbounded
 from conformance.oracle.power import power
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -46,9 +47,10 @@ def real_jobs(draw):
     """Random doubles, of which no format but the widest holds one."""
     world, accumulation, size = draw(shapes())
     numbers = random.Random(draw(st.integers(0, 2**32)))
-    features, bias, weighted = draw(st.integers(1, 4)), draw(st.booleans()), draw(st.booleans())
+    features, weighted = draw(st.integers(1, 4)), draw(st.booleans())
+    model = Linear(features, draw(st.booleans()))
     spread = draw(st.sampled_from([0.01, 1.0, 1.0, 20.0]))
-    start = tuple(Fraction(numbers.gauss(0, 1)) for _ in range(features + bias))
+    start = tuple(Fraction(numbers.gauss(0, 1)) for _ in range(model.size))
     short = draw(st.integers(1, accumulation * size)) * world
     steps = draw(st.integers(1, 5))
     batches = []
@@ -71,8 +73,8 @@ def real_jobs(draw):
         name="real",
         batches=tuple(batches),
         optimizer=draw(optimizers()),
+        model=model,
         start=start,
-        bias=bias,
         loss="weighted" if weighted else "mean",
         schedule=draw(st.sampled_from([None, tuple(map(Fraction, (1.0, 0.3, 0.7, 0.1, 0.5)))])),
         clip=clip,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import recipe
@@ -86,7 +87,7 @@ def test_what_may_overflow_on_the_wire_is_not_certified():
         tuple(Sample((Fraction(x),), Fraction(y), Fraction(weight)) for x, y, weight in batch) for batch in rows
     )
     start, scale = (Fraction(-2),), LossScale(Fraction(1), 1)
-    workload = Workload("overflows", batches, SGD(Fraction(1)), start, loss="weighted", scale=scale)
+    workload = Workload("overflows", batches, SGD(Fraction(1)), Linear(len(start)), start, loss="weighted", scale=scale)
     job = workload, Layout(1, 2, 3)
     with pytest.raises(Unbounded, match="gradients of window 1 may overflow fp16 between the ranks"):
         right_answer(job, "fp16-compression")
@@ -180,7 +181,7 @@ def small(*samples, **changes):
     """A workload of one batch, on weights of zero and ones."""
     made = tuple(Sample(tuple(map(Fraction, x)), Fraction(y), Fraction(weight)) for x, y, weight in samples)
     features = len(made[0].x)
-    return Workload("small", (made,), SGD(Fraction(1, 2)), (Fraction(1),) * features, **changes)
+    return Workload("small", (made,), SGD(Fraction(1, 2)), Linear(features), (Fraction(1),) * features, **changes)
 
 
 #: Each is exact but for one thing: (workload, (world size, accumulation), precision, what the refusal says).

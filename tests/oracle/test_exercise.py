@@ -15,6 +15,7 @@ from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.exercise import LINE, NOISY_LINE, TWO_WORKERS, exercise, points
 from conformance.workloads.layout import Layout, Window
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 
@@ -24,7 +25,7 @@ RATES = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256]
 def form(data, n):
     """The loss of ``data`` where each squared error is divided by ``n``."""
     window = Window(0, points(data), ((tuple(range(len(data))),),), 1)
-    return NormalForm.of(window, (Fraction(1, n),) * len(data), bias=False)
+    return NormalForm.of(window, (Fraction(1, n),) * len(data), Linear(1))
 
 
 def grad_point(m, data, N):

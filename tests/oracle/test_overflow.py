@@ -14,6 +14,7 @@ from conformance.oracle.affine import Enclosure
 from conformance.oracle.overflow import Scaler, overflow
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -45,6 +46,7 @@ def large_jobs(draw):
         name="large",
         batches=(batch,),
         optimizer=SGD(Fraction(1, 1024)),
+        model=Linear(features),
         start=tuple(Fraction(numbers.gauss(0, w_size)) for _ in range(features)),
         loss="weighted" if weighted else "mean",
         scale=LossScale(Fraction(2 ** draw(st.integers(0, 12)))),
@@ -94,7 +96,7 @@ def single(x, y, w, scale=1, weight=1):
     sample = Sample((Fraction(x),), Fraction(y), Fraction(weight))
     loss = "mean" if weight == 1 else "weighted"
     scaler = LossScale(Fraction(scale))
-    workload = Workload("one", ((sample,),), SGD(Fraction(1)), (Fraction(w),), loss=loss, scale=scaler)
+    workload = Workload("one", ((sample,),), SGD(Fraction(1)), Linear(1), (Fraction(w),), loss=loss, scale=scaler)
     return classified(workload, Layout.of(workload, "batched"))
 
 
@@ -116,7 +118,9 @@ def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
     """49984 + 12 is 49984 in fp16, so that the residual of 12 is none, however large the loss scale is."""
     sample = Sample((Fraction(1), Fraction(1)), Fraction(49984))
     start = (Fraction(49984), Fraction(12))
-    workload = Workload("cancelling", ((sample,),), SGD(Fraction(1)), start, scale=LossScale(Fraction(2**14)))
+    workload = Workload(
+        "cancelling", ((sample,),), SGD(Fraction(1)), Linear(len(start)), start, scale=LossScale(Fraction(2**14))
+    )
     layout = Layout.of(workload, "batched")
     assert not train(workload, layout, PRECISIONS["fp16"], Style()).skips
     assert classified(workload, layout) == "possible"

@@ -10,6 +10,7 @@ import pytest
 from conformance.oracle.power import OneSampleMoved
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Sample, Workload
@@ -17,7 +18,7 @@ from conformance.workloads.workload import SGD, Sample, Workload
 
 def workload(*weights, loss="mean"):
     batch = tuple(Sample((Fraction(n + 1),), Fraction(n * n), Fraction(weight)) for n, weight in enumerate(weights))
-    return Workload("numbered", (batch,), SGD(Fraction(1)), (Fraction(1),), loss=loss)
+    return Workload("numbered", (batch,), SGD(Fraction(1)), Linear(1), (Fraction(1),), loss=loss)
 
 
 def moved(job, world, accumulation):

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Sample, Workload
@@ -13,7 +14,7 @@ from conformance.workloads.workload import SGD, Sample, Workload
 
 def problem(x, y, epochs=1):
     workload = Workload(
-        "one", ((Sample((Fraction(x),), Fraction(y)),),), SGD(Fraction(1, 4)), (Fraction(1),), epochs=epochs
+        "one", ((Sample((Fraction(x),), Fraction(y)),),), SGD(Fraction(1, 4)), Linear(1), (Fraction(1),), epochs=epochs
     )
     return Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp32"])
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch.nn import functional
+from torch.nn.utils import vector_to_parameters
 
 from conformance.workloads.layout import Layout, Window
 from conformance.workloads.precision import Precision
@@ -287,11 +288,9 @@ def _tensor(values: Sequence[Sequence[Fraction]], dtype: torch.dtype) -> torch.T
 
 
 def _model(workload: Workload, dtype: torch.dtype) -> torch.nn.Linear:
-    model = torch.nn.Linear(workload.features, 1, bias=workload.bias, dtype=dtype)
+    model = torch.nn.Linear(workload.model.features, 1, bias=workload.model.bias, dtype=dtype)
     with torch.no_grad():
-        model.weight.copy_(_tensor([workload.start[: workload.features]], dtype))
-        if workload.bias:
-            model.bias.copy_(_tensor([workload.start[workload.features :]], dtype)[0])
+        vector_to_parameters(_tensor([workload.start], dtype)[0], model.parameters())
     return model
 
 

@@ -119,7 +119,7 @@ def make_spec() -> Callable[..., dict[str, Any]]:
                 [[2 * (turn * world_size + rank) + k for k in range(2)] for turn in range(accumulation)]
                 for rank in range(world_size)
             ],
-            "bias_group": None,
+            "groups": [],
             "optimizer": {
                 "kind": "sgd",
                 "lr": 0.125,

@@ -14,7 +14,7 @@ PACKAGE = Path(conformance.__file__).parent
 
 #: From the ground up. Rooms on one floor do not know each other.
 FLOORS = (
-    ("conformance.workloads.precision", "conformance.workloads.behaviour"),
+    ("conformance.workloads.precision", "conformance.workloads.behaviour", "conformance.workloads.model"),
     ("conformance.adapter", "conformance.workloads"),
     ("conformance.oracle", "conformance.trace.words", "conformance.trace.seams"),
     ("conformance.cases", "conformance.trace.values", "conformance.trace.events"),

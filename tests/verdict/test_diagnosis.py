@@ -161,7 +161,7 @@ def test_a_bound_that_holds_several_factors_shows_none(follow):
     class WeightHalved(Recurrence):
         def window_gradient(self, window: Window, weights: Affine) -> Affine:
             right = super().window_gradient(window, weights)
-            return self.only_weights(right).scaled(Fraction(1, 2)).plus(self.only_bias(right))
+            return self.joined([(right.scaled(Fraction(1, 2)), [0]), (right, [1])])
 
     found = follow("ddp-w2-acc2-bf16-decay", WeightHalved).judged().suspects
     assert len(found.gradient_factors) != 1

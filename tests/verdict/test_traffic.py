@@ -71,7 +71,7 @@ def test_one_process_sends_nothing():
 def test_a_payload_is_as_wide_as_the_wire(follow, monkeypatch):
     """Also with a precision that was added later."""
     run = follow("ddp-w2-fp32-momentum").judged().run
-    elements = run.plan.elements
+    elements = run.plan.model.size
     assert traffic(run).gradient == elements * 4
     monkeypatch.setitem(PRECISIONS, "bf16-compression", Precision("bf16-compression", FP32, FP32, BF16))
     run.plan.spec["precision"] = "bf16-compression"

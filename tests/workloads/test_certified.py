@@ -65,7 +65,7 @@ def test_samples_of_a_batch_are_told_apart_by_their_gradients(name, batch_size):
             break  # In fp16 this window is skipped; the later ones assume that.
         gradients = []
         for sample in batch:
-            row = (*sample.x, Fraction(1)) if workload.bias else sample.x
+            row = workload.model.row(sample.x, Fraction(1))
             residual = sum(x * w for x, w in zip(row, weights, strict=True)) - sample.y
             gradients.append(tuple(sample.weight * residual * x for x in row))
         telling = [gradient for gradient in gradients if any(gradient)]

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from conformance.workloads.exercise import exercise, line, noisy_line, two_workers
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD
 
 
@@ -35,4 +36,4 @@ def test_two_ranks_read_the_two_workers_shards():
 def test_an_exercise_is_gradient_descent_from_zero_with_the_learning_rate_as_a_double():
     workload = exercise("q", [[(1, 2)], [(3, 4)]], 0.001, 5)
     assert workload.optimizer == SGD(Fraction(0.001))
-    assert (workload.start, workload.bias, workload.steps) == ((0,), False, 10)
+    assert (workload.start, workload.model, workload.steps) == ((0,), Linear(1), 10)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.workloads.layout import Layout
+from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD, Sample, Workload
 
 
@@ -17,7 +18,7 @@ def workload(*sizes: int) -> Workload:
     """A workload with global batches of these sizes, in which every sample is another."""
     numbers = iter(range(sum(sizes)))
     batches = tuple(tuple(Sample((Fraction(next(numbers)),), Fraction(0)) for _ in range(size)) for size in sizes)
-    return Workload("counting", batches, SGD(Fraction(1)), (Fraction(0),))
+    return Workload("counting", batches, SGD(Fraction(1)), Linear(1), (Fraction(0),))
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
@@ -58,7 +59,7 @@ def test_sample_by_sample_is_a_window_of_micro_batches_of_one():
 
 
 def test_windows_repeat_with_the_epochs():
-    job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), (Fraction(0),), epochs=3)
+    job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), Linear(1), (Fraction(0),), epochs=3)
     windows = Layout.of(job, "batched").windows(job)
     assert [window.index for window in windows] == [0, 1, 2, 3, 4, 5]
     assert windows[3].batch == job.batches[1]

@@ -7,7 +7,8 @@ from fractions import Fraction
 
 import pytest
 
-from conformance.workloads.workload import SGD, AdamW, Sample, Workload
+from conformance.workloads.model import Linear
+from conformance.workloads.workload import SGD, AdamW, Group, Sample, Workload
 
 
 def batch(*points: tuple[int, int]) -> tuple[Sample, ...]:
@@ -18,6 +19,7 @@ WORKLOAD = Workload(
     name="two batches",
     batches=(batch((1, 1), (2, 2)), batch((3, 3), (4, 4))),
     optimizer=SGD(Fraction(1, 4)),
+    model=Linear(1),
     start=(Fraction(1),),
 )
 
@@ -41,8 +43,9 @@ def test_a_default_that_is_a_float_is_taken_at_its_binary_value():
             {"batches": (batch((1, 1)), batch((1, 1), (2, 2)))},
             "all global batches but a shorter last one must be equally long",
         ),
-        ({"start": (Fraction(1), Fraction(1))}, "samples have [1] features, the model 2"),
-        ({"bias": True}, "samples have [1] features, the model 0"),
+        ({"model": Linear(2)}, "samples have [1] features, the model 2"),
+        ({"model": Linear(1, bias=True)}, "1 initial numbers for 2 elements"),
+        ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters are not in 1 further groups"),
         ({"schedule": (Fraction(1),)}, "the schedule covers 1 of 2 steps"),
         ({"schedule": (Fraction(1),) * 3, "epochs": 2}, "the schedule covers 3 of 4 steps"),
         (
@@ -61,12 +64,6 @@ def test_steps_count_batches_and_epochs():
     twice = replace(WORKLOAD, epochs=2)
     assert (WORKLOAD.steps, twice.steps) == (2, 4)
     assert [twice.batch(step) for step in range(4)] == [*WORKLOAD.batches, *WORKLOAD.batches]
-
-
-def test_the_bias_is_the_last_parameter():
-    with_bias = replace(WORKLOAD, bias=True, start=(Fraction(1), Fraction(2)))
-    assert (WORKLOAD.features, WORKLOAD.parameters) == (1, ("weight[0]",))
-    assert (with_bias.features, with_bias.parameters) == (1, ("weight[0]", "bias"))
 
 
 def test_a_short_last_batch_leaves_the_batch_size_alone():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.laws.expected import parameter_of_elements
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Plan, Window
 from conformance.laws.sharing import trainable
@@ -83,7 +82,7 @@ def _averages_gradients(plan: Plan, event: Contribution) -> bool:
         or (isinstance(event, Collective) and "reduce" not in event.op)
     ):
         return False
-    return event.of == "gradients" or (event.of is None and event.elements == plan.elements)
+    return event.of == "gradients" or (event.of is None and event.elements == plan.model.size)
 
 
 def _differs(index: int, clips: Sequence[Sequence[Clip]]) -> bool:
@@ -227,7 +226,7 @@ def all_parameters(window: Window) -> Outcomes:
 
 def _with_gradients(window: Window, step: Attempt) -> set[int]:
     """The parameters for which a step of their optimizer found gradients; empty if unknown."""
-    owners, gradients = parameter_of_elements(window.plan), step.gradients
+    owners, gradients = window.plan.model.tensor_of, step.gradients
     if gradients is None or len(gradients) != len(owners):
         return set()
     found = {owner for owner, one in zip(owners, gradients, strict=True) if one is not None}
