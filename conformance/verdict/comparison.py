@@ -10,6 +10,7 @@ from itertools import zip_longest
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Step
 from conformance.results.records import Quantity, Vector
+from conformance.trace.events import Number
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly
 
 
@@ -30,6 +31,15 @@ class Difference:
         """How far the observed value is from the expected one; None if it is missing or not finite."""
         observed = exactly(self.observed)
         return None if observed is None else abs(observed - self.expected)
+
+
+def other_than(planned: Sequence[float], weights: Sequence[Number | None]) -> tuple[Number, float] | None:
+    """The first of the weights that is not the planned one, nor that cut to bfloat16, and the planned one; None if all
+    are."""
+    for seen, asked in zip(weights, planned, strict=False):
+        if seen is not None and (isinstance(seen, str) or abs(seen - asked) > abs(asked) / 2**7):
+            return seen, asked
+    return None
 
 
 def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) -> Difference | None:

@@ -12,7 +12,7 @@ from conformance.oracle.accepted_readings import fewest_steps
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
-from conformance.verdict.comparison import Difference, outside, same
+from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.work import gave_nothing, redundant
 from conformance.workloads.outliers import has_infinite_loss
@@ -169,8 +169,11 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
-    """What the first wrong number shows by itself: a parameter without a gradient on any rank, a step at another
-    learning rate, or weights that were right when the optimizer's step was over."""
+    """What the first wrong number shows by itself: weights that changed before training, a parameter without a gradient
+    on any rank, a step at another learning rate, or weights that were right when the optimizer's step was over."""
+    early = _stepped_early(case, ranks) if difference.step == 0 else None
+    if early is not None:
+        return early
     if difference.quantity == "gradient":
         return _stepped_in_part(case, ranks, difference) if difference.observed is None else None
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
@@ -198,6 +201,25 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
         f"{difference.rank} become others; only steps may change them",
         gives_way=True,
     )
+
+
+def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    for rank in ranks:
+        planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
+        for event in rank.outcome.events:
+            if event["event"] == "state_init" and event["weights"] and other_than(planned, event["weights"]):
+                at = " ({}:{})".format(*event["where"]) if event["where"] else ""
+                return Guard(
+                    "weights change in steps only",
+                    False,
+                    "not before training",
+                    f"rank {rank.outcome.rank}, before training",
+                    f"a step with gradients of zero changed the weights before training{at}: it decays them, and "
+                    "AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes the state "
+                    "of a new optimizer",
+                    gives_way=True,
+                )
+    return None
 
 
 def _rate(case: Case, step: int, right: Trajectory) -> float | None:

@@ -16,9 +16,10 @@ from typing import Any
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Mistake as Kind
-from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Start, Step, Unscale
+from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Start, StateInit, Step, Unscale
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
+from conformance.verdict.comparison import other_than
 from conformance.verdict.loss import other_loss
 
 
@@ -131,16 +132,17 @@ def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
     # Ranks that start apart may begin with what they make of their weights together.
     if start is None or start.weights is None or any(weights != planned for weights in plan["weights"]):
         return None
-    # What trained before may have changed them.
-    if any(isinstance(event, Forward | BackwardBegin | Step) for event in rank.events if event.seq < start.seq):
+    # What trained before may have changed them, and so may a step that makes the optimizer's state.
+    before = (event for event in rank.events if event.seq < start.seq)
+    if any(isinstance(event, Forward | BackwardBegin | Step | StateInit) for event in before):
         return None
-    for seen, asked in zip(start.weights, planned, strict=False):
-        if seen is not None and (isinstance(seen, str) or abs(seen - asked) > max(abs(asked), 1) / 2**7):
-            return (
-                f"You began with other weights than the task's: one of them is {number(seen)} in place of "
-                f"{number(asked)}; train `task.model()` as it is, without initialising it again or loading others."
-            )
-    return None
+    other = other_than(planned, start.weights)
+    if other is None:
+        return None
+    return (
+        f"You began with other weights than the task's: one of them is {number(other[0])} in place of "
+        f"{number(other[1])}; train `task.model()` as it is, without initialising it again or loading others."
+    )
 
 
 # How gradients were clipped.
