@@ -125,7 +125,8 @@ class Recording:
         Not while another thread is in a call that changes them."""
         if self._accounting and any(thread != get_ident() for thread in self._accounting):
             return
-        change = self.gradients.look(self._last_seq)
+        with self.watched.reading:
+            change = self.gradients.look(self._last_seq)
         if change is None:
             return
         if change.cleared:
@@ -137,7 +138,8 @@ class Recording:
 
     def accounted(self, *, zeroed: bool = False) -> None:
         """The events noted so far explain all changes of gradients until now; `zeroed`: they are zero."""
-        self.gradients.known(self._last_seq, are_zero=zeroed)
+        with self.watched.reading:
+            self.gradients.known(self._last_seq, are_zero=zeroed)
 
     def accounting(self, *, zeroing: bool = False) -> AbstractContextManager[None]:
         """A context whose own events explain all changes of gradients in it, unless it raises."""

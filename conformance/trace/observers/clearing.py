@@ -34,7 +34,8 @@ def observe(recording: Recording) -> Seams:
                 parameters=numbers,
                 set_to_none=set_to_none,
             )
-            return original(owner, *args, **kwargs)
+            with recording.watched.reading:
+                return original(owner, *args, **kwargs)
 
     yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
     yield replaced(torch.nn.Module, "zero_grad", by_model)

@@ -45,10 +45,11 @@ class Copies:
         if not self._watched.is_readable or not own.is_floating_point():
             return None
         whole = torch.empty(0, dtype=own.dtype, device=own.device).set_(own.untyped_storage())
-        parameters, gradients = self._payloads.originals()
-        for what, originals in ((GRADIENTS, gradients), (PARAMETERS, parameters)):
-            if any(_holds(whole, one) for one in each_and_all(originals)):
-                return what
+        with self._watched.reading:
+            parameters, gradients = self._payloads.originals()
+            for what, originals in ((GRADIENTS, gradients), (PARAMETERS, parameters)):
+                if any(_holds(whole, one) for one in each_and_all(originals)):
+                    return what
         return None
 
 

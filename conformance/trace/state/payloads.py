@@ -43,6 +43,10 @@ class Payloads:
 
         Copies of gradients, of all or of one parameter, count if the collective reduces them.
         """
+        with self._watched.reading:
+            return self._seen_in(tensors, reduces)
+
+    def _seen_in(self, tensors: Sequence[torch.Tensor], reduces: bool) -> str | None:
         # Looking for memory takes long in a model of many parameters that are averaged one by one.
         if self._watched.owners(tensors):
             return GRADIENTS

@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -62,6 +63,9 @@ class Watched:
         # Keeps them alive, so that their identities stay theirs.
         self._optimizers: list[torch.optim.Optimizer] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
+        self.reading = RLock()
+        """Held while gradients are read and while they are cleared: torch ends the process if one thread reads `.grad`
+        while another sets it to None."""
 
     def add(self, model: torch.nn.Module) -> None:
         """Watch a model; if it is watched already, read its parameters again."""
