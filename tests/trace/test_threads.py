@@ -71,3 +71,41 @@ def test_an_optimizer_steps_while_another_thread_is_in_a_step(record):
     optimizer.step()
     assert len(recording.of_kind("step")) == 2
     assert all(event["gradients"] for event in recording.of_kind("step"))
+
+
+def test_no_thread_reads_gradients_while_another_clears_them(record, monkeypatch):
+    """torch would end the process."""
+    recording, held = record(), []
+    recorder, model = recording.recorder, recording.task.model()
+    optimizer, lock = torch.optim.SGD(model.parameters(), lr=0.5), recorder.watched.reading
+
+    def ask_elsewhere():
+        free = lock.acquire(blocking=False)
+        if free:
+            lock.release()
+        held.append(not free)
+
+    def asked_within(original):
+        def within(*given, **named):
+            asker = Thread(target=ask_elsewhere)
+            asker.start()
+            asker.join()
+            return original(*given, **named)
+
+        return within
+
+    def within(owner, name, act):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, asked_within(getattr(owner, name)))
+            held.clear()
+            act()
+        return set(held)
+
+    ask_elsewhere()
+    assert held == [False]
+    assert within(torch.autograd.profiler, "record_function", optimizer.zero_grad) == {True}
+    assert within(recorder.gradients, "look", recorder.look) == {True}
+    assert within(recorder.gradients, "known", recorder.accounted) == {True}
+    payload = [torch.ones(1)]
+    assert within(recorder.payloads, "originals", lambda: recorder.payloads.seen_in(payload)) == {True}
+    assert within(recorder.payloads, "originals", lambda: recorder.copies.seen_in(payload, is_filled=True)) == {True}
