@@ -18,6 +18,7 @@ from conformance.verdict.work import gave_nothing, redundant
 from conformance.workloads.outliers import has_infinite_loss
 
 SHARDS = "shards differ"
+WEIGHTS = "weights change in steps only"
 COLLECTIVES = "collectives while training"
 _MOST_NAMED = 3
 
@@ -159,7 +160,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if len(changed) > _MOST_NAMED:
         changed[_MOST_NAMED:] = [f"and {len(changed) - _MOST_NAMED} more"]
     return Guard(
-        "weights change in steps only",
+        WEIGHTS,
         not changed,
         "nowhere else",
         "nowhere else" if not changed else "; ".join(changed),
@@ -210,7 +211,7 @@ def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
             if event["event"] == "state_init" and event["weights"] and other_than(planned, event["weights"]):
                 at = " ({}:{})".format(*event["where"]) if event["where"] else ""
                 return Guard(
-                    "weights change in steps only",
+                    WEIGHTS,
                     False,
                     "not before training",
                     f"rank {rank.outcome.rank}, before training",

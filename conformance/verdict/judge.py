@@ -24,7 +24,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import COLLECTIVES, SHARDS, Guard, first_wrong, guards
+from conformance.verdict.guards import COLLECTIVES, SHARDS, WEIGHTS, Guard, first_wrong, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
@@ -187,6 +187,9 @@ def _look_for_mistake(judgement: Judgement) -> None:
     if judgement.difference is None and not broken:
         return
     found = mistake(judgement.run, judgement.suspects.explained_by)
+    if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
+        # What changes them later may have changed them at the start as well.
+        return
     of_rows = found is not None and found.kind == "rows" and judgement.difference is not None
     if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
         judgement.mistake = found

@@ -137,7 +137,8 @@ def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
     if any(isinstance(event, Forward | BackwardBegin | Step | StateInit) for event in before):
         return None
     other = other_than(planned, start.weights)
-    if other is None:
+    # No adapter begins with numbers that are not finite.
+    if other is None or any(isinstance(weight, str) for weight in start.weights):
         return None
     return (
         f"You began with other weights than the task's: one of them is {number(other[0])} in place of "

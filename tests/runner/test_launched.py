@@ -182,6 +182,22 @@ def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (1, None)
 
 
+def test_a_worker_that_dies_is_told_before_the_peers_that_raise_then(run: Callable[..., Outcome]) -> None:
+    """The server, which rank 1 stops for a while, learns of both at once."""
+    zero, one = run("""
+        if rank == 1:
+            import subprocess, time
+            with open(f"/proc/{os.getppid()}/stat") as stat:
+                server = int(stat.read().rpartition(")")[2].split()[1])
+            os.kill(server, signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {server}"])
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """).ranks
+    assert zero.events[-1]["event"] == "raised"
+    assert (zero.after, one.after) == (1, None)
+
+
 def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run: Callable[..., Outcome]) -> None:
     outcome = run(
         """

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -63,8 +64,16 @@ class LaunchedCase(Case):
                 if worker is None or not worker.enter(caller.channel, self._spec):
                     caller.channel.close()
                 else:
-                    self._listen_to(worker, worker.read)
+                    self._listen_to(worker, partial(self._hear, worker))
         return True
+
+    def _hear(self, worker: Worker) -> bool:
+        """Read what a worker reports, after the ends of those that have died: one's peers raise as it dies, and both
+        may be there to read at once."""
+        for other in self._workers:
+            while other is not worker and other.has_hung_up and other.read():
+                continue
+        return worker.read()
 
     def _called(self, caller: Caller) -> Worker | None:
         """The rank that a caller asks for."""

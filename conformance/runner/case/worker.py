@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any
@@ -27,6 +28,15 @@ class Worker(RankMember):
     @property
     def has_exited(self) -> bool:
         return self._has_exited
+
+    @property
+    def has_hung_up(self) -> bool:
+        """It has ended, though it may have reported something before."""
+        if self._channel is None or self._has_exited:
+            return False
+        poll = select.poll()
+        poll.register(self._channel, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     @property
     def failure(self) -> Failure | None:
