@@ -246,7 +246,14 @@ class Window(_Events):
         """Whether its step leaves no event: another rank takes it and sends the weights, or the trainer changes them
         without an optimizer of torch's."""
         served = self.run.server is not None and self.run.server != self.rank.number
-        return served or self.rank.steps_by_hand
+        return served or self.rank.steps_by_hand or self._is_stepped_elsewhere
+
+    @property
+    def _is_stepped_elsewhere(self) -> bool:
+        """Whether this rank takes no step in it, others do, and its weights change all the same."""
+        if self.attempts or not self.forwards or self.shown_after is None:
+            return False
+        return self.shown_after.weights != self.forwards[0].weights and any(one.attempts for one in self.counterparts)
 
     @property
     def shown_after(self) -> Forward | Finished | None:

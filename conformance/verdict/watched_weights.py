@@ -28,8 +28,10 @@ def with_watched_weights(ranks: Sequence[RankEvidence], run: Run) -> tuple[RankE
     """
     served = () if run.server is None else ranks[run.server].attempts
     skipped = _skipped(ranks)
+    stepped = {attempt.seen_in: attempt for rank in ranks for attempt in rank.steps}
     watched = [
-        _watched(rank, seen, rank.attempts or served, skipped) for rank, seen in zip(ranks, run.ranks, strict=True)
+        _watched(rank, seen, rank.attempts or served, stepped, skipped)
+        for rank, seen in zip(ranks, run.ranks, strict=True)
     ]
     return tuple(replace(rank, attempts=tuple(_completed(rank, watched))) for rank in watched)
 
@@ -64,7 +66,13 @@ def _skipped(ranks: Sequence[RankEvidence]) -> set[int | None]:
     return {attempt.seen_in for attempt in attempts} - stepped
 
 
-def _watched(rank: RankEvidence, seen: Rank, attempts: Sequence[Attempt], skipped: Set[int | None]) -> RankEvidence:
+def _watched(
+    rank: RankEvidence,
+    seen: Rank,
+    attempts: Sequence[Attempt],
+    elsewhere: Mapping[int | None, Attempt],
+    skipped: Set[int | None],
+) -> RankEvidence:
     shown = {window.number: _shown_by(window.shown_after) for window in seen.windows}
     held = {window: weights for window, weights in shown.items() if weights is not None}
     attempted = {attempt.seen_in for attempt in attempts}
@@ -72,6 +80,8 @@ def _watched(rank: RankEvidence, seen: Rank, attempts: Sequence[Attempt], skippe
     if by_hand:
         taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
         return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
+    if rank.attempts:
+        attempts = sorted((*attempts, *_sent(seen, held, elsewhere)), key=lambda attempt: attempt.window)
     last = {attempt.seen_in: attempt for attempt in attempts}
     moved = {
         window
@@ -148,6 +158,14 @@ def _by_hand(rank: Rank, held: Mapping[int, Vector], skipped: Collection[int | N
             scales = [float(step.scale) for step in window.of(ScalerStep)]
             scale = scales[-1] if scales else None
             yield Attempt(number, number, stepped=has_moved, gradients=None, weights=held[number], scale=scale)
+
+
+def _sent(rank: Rank, held: Mapping[int, Vector], elsewhere: Mapping[int | None, Attempt]) -> Iterator[Attempt]:
+    """The attempt of another rank for each window that this one does not step, and whose weights it is sent."""
+    for window in rank.windows:
+        number = window.number
+        if not window.attempts and window.step_is_unseen and number in held and number in elsewhere:
+            yield replace(elsewhere[number], weights=held[number])
 
 
 def _shown_by(event: Forward | Finished | None) -> Vector | None:

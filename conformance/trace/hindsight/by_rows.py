@@ -63,12 +63,12 @@ def are_as_planned(
 def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[int]) -> Iterator[tuple[int, Place]]:
     """The place of each used forward, with its number.
 
-    Rows that come again before a step has ended their window are the same micro-batch going forward again, unless the
-    window has them once more.
+    Rows that come again before a step, here or by a rank that sends the weights, has ended their window are the same
+    micro-batch going forward again, unless the window has them once more.
     """
     position = Position(windows)
     taken_for: dict[tuple[int | None, ...], int | None] = {}
-    by_hand = steps_by_hand(lines)
+    by_hand = steps_by_hand(lines) | {*_sent(lines)}
     for index, line in enumerate(lines):
         if line["event"] in ("step", "skip") or index in by_hand:
             position.has_stepped = True
@@ -85,6 +85,19 @@ def _in_order(windows: Sequence[MicroBatches], lines: Sequence[Line], used: Set[
                 taken_for[rows] = position.micro_batch
         assert position.window is not None
         yield line["forward"], (position.window, position.micro_batch)
+
+
+def _sent(lines: Sequence[Line]) -> Iterator[int]:
+    """The forwards, by the indices of their lines, that go through other weights than the last one, and ranks have sent
+    one another weights since."""
+    weights, were_sent = None, False
+    for index, line in enumerate(lines):
+        if line["event"] in ("collective", "receive"):
+            were_sent |= line["of"] == "parameters"
+        elif line["event"] == "forward":
+            if were_sent and weights is not None and line["weights"] != weights:
+                yield index
+            weights, were_sent = line["weights"], False
 
 
 def _micro_batch(window: MicroBatches, rows: Sequence[int | None]) -> int | None:
