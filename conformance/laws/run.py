@@ -251,9 +251,10 @@ class Window(_Events):
     @property
     def _is_stepped_elsewhere(self) -> bool:
         """Whether this rank takes no step in it, others do, and its weights change all the same."""
-        if self.attempts or not self.forwards or self.shown_after is None:
+        if self.attempts or not any(one.attempts for one in self.counterparts):
             return False
-        return self.shown_after.weights != self.forwards[0].weights and any(one.attempts for one in self.counterparts)
+        shown = [event and event.weights for event in (*self.forwards[:1], self.shown_after)]
+        return len(shown) == 2 and None not in shown and shown[0] != shown[1]
 
     @property
     def shown_after(self) -> Forward | Finished | None:

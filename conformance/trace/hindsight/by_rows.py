@@ -93,11 +93,11 @@ def _sent(lines: Sequence[Line]) -> Iterator[int]:
     weights, were_sent = None, False
     for index, line in enumerate(lines):
         if line["event"] in ("collective", "receive"):
-            were_sent |= line["of"] == "parameters"
+            were_sent |= line.get("of") == "parameters"
         elif line["event"] == "forward":
-            if were_sent and weights is not None and line["weights"] != weights:
+            if were_sent and weights is not None and line.get("weights") != weights:
                 yield index
-            weights, were_sent = line["weights"], False
+            weights, were_sent = line.get("weights"), False
 
 
 def _micro_batch(window: MicroBatches, rows: Sequence[int | None]) -> int | None:
