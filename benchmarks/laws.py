@@ -31,9 +31,9 @@ RATE = 2.0**-6
 def spec(steps: int) -> dict[str, Any]:
     return {
         "case": "benchmark", "backend": "ddp", "world_size": 2, "accumulation": 2, "micro_batch_size": 2,
-        "steps": steps, "epochs": steps, "precision": "fp16", "loss": "mean", "device": "cpu",
+        "steps": steps, "epochs": [0] * steps, "precision": "fp16", "loss": "mean", "device": "cpu",
         "model": {"features": 1, "bias": True, "weights": [[0.0, 0.0]] * 2}, "samples": SAMPLES,
-        "micro_batches": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]], "optimizer": {"kind": "sgd", "lr": RATE},
+        "orders": [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]], "optimizer": {"kind": "sgd", "lr": RATE},
         "schedule": None, "clip": None, "scaler": {"init_scale": SCALE},
     }  # fmt: skip
 

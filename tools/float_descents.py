@@ -91,7 +91,7 @@ def _forms(parts: int) -> list[tuple[Floats, Floats]]:
     forms = []
     for part in range(parts):
         samples = batch[part * size : (part + 1) * size]
-        window = Window(0, samples, ((tuple(range(size)),),), 1)
+        window = Window(0, 0, tuple(range(size)), samples, ((tuple(range(size)),),), 1)
         form = NormalForm.of(window, (Fraction(1, size),) * size, Linear(1))
         matrix = np.array([[float(entry) for entry in row] for row in form.matrix])
         forms.append((matrix, np.array([float(entry) for entry in form.offset])))

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler
 
+from conformance.workloads.plan import Spec, stream
+
 
 class Batch(NamedTuple):
     """m samples on the task's device, in its dtype."""
@@ -21,46 +23,48 @@ class Batch(NamedTuple):
 
 
 class Samples(Dataset[Batch]):
-    """The stream of samples: one epoch's samples, `epochs` times over."""
+    """The samples of the whole run in the order in which they are read, epoch after epoch."""
 
-    def __init__(self, samples: dict[str, Any], epochs: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, spec: Spec, device: torch.device, dtype: torch.dtype) -> None:
         def column(values: list[Any]) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device).view(len(values), -1)
 
+        samples = spec["samples"]
         self._columns = Batch(column(samples["x"]), column(samples["y"]), column(samples["weight"]))
-        self.in_epoch = len(samples["y"])
-        self.epochs = epochs
+        self.dealt = list(stream(spec))
+        self._numbers = [number for _, micro_batch in self.dealt for number in micro_batch]
 
     def __len__(self) -> int:
-        return self.in_epoch * self.epochs
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        return Batch(*(column[index % self.in_epoch] for column in self._columns))
+        return Batch(*(column[self._numbers[index]] for column in self._columns))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """A whole batch at once; torch's fetcher prefers this over one `__getitem__` a sample."""
-        rows = torch.tensor([index % self.in_epoch for index in indices], device=self._columns.inputs.device)
+        rows = torch.tensor([self._numbers[index] for index in indices], device=self._columns.inputs.device)
         return Batch(*(column.index_select(0, rows) for column in self._columns))
 
 
 class MicroBatches(BatchSampler):
-    """A rank's micro-batches, given as sample indices of one epoch, for all epochs."""
+    """The indices of the samples in each micro-batch of one rank."""
 
-    def __init__(self, samples: Samples, micro_batches: list[list[int]], micro_batch_size: int) -> None:
+    def __init__(self, samples: Samples, rank: int, micro_batch_size: int) -> None:
         super().__init__(SequentialSampler(samples), micro_batch_size, drop_last=False)
-        self._in_epoch = samples.in_epoch
-        self._epochs = samples.epochs
-        self._micro_batches = micro_batches
+        self._dealt = samples.dealt
+        self._rank = rank
 
     def __iter__(self) -> Iterator[list[int]]:
-        for epoch in range(self._epochs):
-            for indices in self._micro_batches:
-                yield [epoch * self._in_epoch + index for index in indices]
+        position = 0
+        for rank, micro_batch in self._dealt:
+            if rank == self._rank:
+                yield list(range(position, position + len(micro_batch)))
+            position += len(micro_batch)
 
     def __len__(self) -> int:
-        return self._epochs * len(self._micro_batches)
+        return sum(rank == self._rank for rank, _ in self._dealt)
 
 
 def collate(samples: Batch | list[Batch]) -> Batch:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from conformance.adapter.data import Batch, MicroBatches, Samples, collate
 from conformance.adapter.topology import Topology
+from conformance.workloads.plan import planned_windows
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -65,7 +66,7 @@ class Task:
         self.steps: int = spec["steps"]
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
-        self._samples = Samples(spec["samples"], spec["epochs"], self.device, self.dtype)
+        self._samples = Samples(spec, self.device, self.dtype)
 
     def model(self) -> torch.nn.Module:
         """A fresh `torch.nn.Linear(features, 1)` on `device` that holds this rank's start weights."""
@@ -143,8 +144,7 @@ class Task:
     def dataloader(self, rank: int | None = None) -> DataLoader[Batch]:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
         run."""
-        micro_batches = self._spec["micro_batches"][self.rank if rank is None else rank]
-        sampler = MicroBatches(self._samples, micro_batches, self.micro_batch_size)
+        sampler = MicroBatches(self._samples, self.rank if rank is None else rank, self.micro_batch_size)
         return DataLoader(self._samples, batch_sampler=sampler, collate_fn=collate)
 
     def global_dataloader(self) -> DataLoader[Batch]:
@@ -153,11 +153,11 @@ class Task:
         return DataLoader(self._samples, batch_size=self.micro_batch_size, collate_fn=collate)
 
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
-        """`dataloader(rank)` in accumulation windows; the last one is shorter when the micro-batches run
+        """`dataloader(rank)` in accumulation windows; the last one of an epoch is shorter when the micro-batches run
         out."""
         micro_batches = iter(self.dataloader(rank))
-        while window := list(itertools.islice(micro_batches, self.accumulation)):
-            yield window
+        for window in planned_windows(self._spec, self.rank if rank is None else rank):
+            yield list(itertools.islice(micro_batches, len(window.micro_batches)))
 
 
 def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:

@@ -73,7 +73,8 @@ class Case:
             "accumulation": layout.accumulation,
             "micro_batch_size": layout.micro_batch_size,
             "steps": workload.steps,
-            "epochs": workload.epochs,
+            "epochs": [0] * workload.epochs,
+            "orders": [_order(self.problem)],
             "precision": self.precision,
             "loss": workload.loss,
             "device": self.device,
@@ -82,7 +83,6 @@ class Case:
                 "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
             },
             "samples": _samples(workload),
-            "micro_batches": _micro_batches(self.problem),
             "optimizer": _optimizer(workload),
             "groups": [_plain(group) for group in workload.groups],
             "schedule": None if workload.schedule is None else _floats(workload.schedule[: workload.steps]),
@@ -91,14 +91,12 @@ class Case:
         }
 
 
-def _micro_batches(problem: Problem) -> list[list[list[int]]]:
-    """Per rank, the stream's sample indices in each micro-batch of one epoch."""
+def _order(problem: Problem) -> list[list[list[int]]]:
+    """Per rank, the numbers of the samples in each micro-batch of one epoch."""
     deal: list[list[list[int]]] = [[] for _ in range(problem.layout.world_size)]
-    offset = 0
     for window in problem.windows[: len(problem.workload.batches)]:
         for rank, share in enumerate(window.shares):
-            deal[rank] += [[offset + index for index in micro_batch] for micro_batch in share]
-        offset += len(window.batch)
+            deal[rank] += [[window.samples[index] for index in micro_batch] for micro_batch in share]
     return deal
 
 

@@ -9,6 +9,7 @@ from itertools import chain
 
 from conformance.laws.run import Plan, Rank, Window, fact
 from conformance.trace.events import BackwardEnd, Forward, Vector
+from conformance.workloads.plan import rows
 
 #: The unit roundoff and the least number of the formats that a model computes in.
 _EPSILON: Mapping[str | None, tuple[float, float]] = {
@@ -126,13 +127,11 @@ def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> 
 def _by_row(plan: Plan) -> Mapping[int | None, tuple[int, float, float]]:
     """Micro-batch, target and weight of each sample by its row, as far as a row belongs to one sample of one
     micro-batch. Each micro-batch has a divisor of its own, also where several go forward at once."""
-    samples = plan.spec["samples"]
-    row = dict[tuple[float, ...], int]()
-    rows = [row.setdefault(tuple(x), len(row)) for x in samples["x"]]
-    often = Counter(rows)
+    samples, row_of = plan.spec["samples"], rows(plan.spec)
+    often = Counter(row_of)
     return {
-        rows[sample]: (number, samples["y"][sample], samples["weight"][sample])
-        for number, micro_batch in enumerate(chain.from_iterable(plan.spec["micro_batches"]))
+        row_of[sample]: (number, samples["y"][sample], samples["weight"][sample])
+        for number, micro_batch in enumerate(chain.from_iterable(chain(*plan.spec["orders"])))
         for sample in micro_batch
-        if often[rows[sample]] == 1
+        if often[row_of[sample]] == 1
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from conformance.trace.events import (
     read,
 )
 from conformance.workloads.model import Linear, model_of
+from conformance.workloads.plan import PlannedWindow, planned_windows, rows
 from conformance.workloads.precision import PRECISIONS, Precision
 
 E = TypeVar("E", bound=Event)
@@ -116,12 +117,9 @@ class Plan:
         return model_of(self.spec["model"])
 
     def micro_batches(self, rank: int, window: int) -> tuple[tuple[int, ...], ...]:
-        """The sample indices of each micro-batch that ``rank`` should read in ``window``; () after the last window.
-
-        A window never crosses the end of an epoch.
-        """
-        windows = self._epoch[rank]
-        return windows[window % len(windows)] if window < len(windows) * self._epochs else ()
+        """The numbers of the samples in each micro-batch that ``rank`` should read in ``window``; () after the last."""
+        windows = self.windows[rank]
+        return windows[window].micro_batches if window < len(windows) else ()
 
     def with_data(self, window: int) -> int:
         """How many ranks should read samples in ``window``."""
@@ -129,25 +127,14 @@ class Plan:
 
     def rows(self, rank: int) -> Iterator[list[list[int]]]:
         """The rows of each micro-batch of each window that ``rank`` should read; samples with equal inputs are one."""
-        row = dict[tuple[float, ...], int]()
-        rows = [row.setdefault(tuple(x), len(row)) for x in self.spec["samples"]["x"]]
-        for _ in range(self._epochs):
-            for window in self._epoch[rank]:
-                yield [[rows[sample] for sample in indices] for indices in window]
+        row_of = rows(self.spec)
+        for window in self.windows[rank]:
+            yield [[row_of[sample] for sample in micro_batch] for micro_batch in window.micro_batches]
 
     @cached_property
-    def _epochs(self) -> int:
-        return int(self.spec["epochs"])
-
-    @cached_property
-    def _epoch(self) -> list[list[tuple[tuple[int, ...], ...]]]:
-        return [list(_windows(micro_batches, self.accumulation)) for micro_batches in self.spec["micro_batches"]]
-
-
-def _windows(micro_batches: Sequence[Sequence[int]], length: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    rest = iter(micro_batches)
-    while window := tuple(tuple(indices) for indices in islice(rest, length)):
-        yield window
+    def windows(self) -> tuple[Sequence[PlannedWindow], ...]:
+        """All windows that each rank should go through."""
+        return tuple(planned_windows(self.spec, rank) for rank in range(self.world_size))
 
 
 _seq = attrgetter("seq")

@@ -101,7 +101,7 @@ class Recurrence:
 
     def __init__(self, problem: Problem, history: ScalerHistory | None = None) -> None:
         self.problem, self.history = problem, history
-        self._forms: dict[int, list[tuple[Vector, NormalForm]]] = {}
+        self._forms: dict[tuple[int, ...], list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
         self._overflows: list[Overflow] = []
         self._classifies_all = False
@@ -208,7 +208,7 @@ class Recurrence:
     def form(self, window: Window, coefficients: Vector) -> NormalForm:
         """The window's loss as a quadratic form, kept for the next epoch."""
         # No dictionary: to hash a thousand fractions takes long; to find that they are the same ones does not.
-        kept = self._forms.setdefault(window.index % len(self.problem.workload.batches), [])
+        kept = self._forms.setdefault(window.samples, [])
         known = next((form for of, form in kept if of == coefficients), None)
         if known is None:
             known = NormalForm.of(window, coefficients, self.problem.workload.model)

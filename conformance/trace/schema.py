@@ -38,7 +38,7 @@ _PLAIN: dict[Any, Json] = {
     Site: {"$ref": "#/$defs/site"},
 }
 _PLAN = ("case backend world_size accumulation micro_batch_size steps epochs precision loss device model samples "
-         "micro_batches optimizer schedule clip scaler")  # fmt: skip
+         "orders optimizer schedule clip scaler")  # fmt: skip
 
 
 def schema() -> Json:

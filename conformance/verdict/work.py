@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, permutations
+from itertools import chain, combinations, permutations, zip_longest
 
 from conformance.cases.case import Case
 from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.plan import planned_windows, rows, stream
 
 _NONE = frozenset[int]()
 
@@ -87,30 +88,26 @@ def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:
 
 def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]:
     """How often a row occurs in one global window, at most; and the rows of each window, for each rank."""
-    numbers = dict[tuple[float, ...], int]()
     spec = case.spec()
-    rows = [numbers.setdefault(tuple(x), len(numbers)) for x in spec["samples"]["x"]]
-    allowed = Counter[int]()
-    planned: list[dict[int, frozenset[int]]] = [{} for _ in spec["micro_batches"]]
-    for window in range(max(map(len, spec["micro_batches"]))):
-        per_window = slice(window * spec["accumulation"], (window + 1) * spec["accumulation"])
-        shares = [
-            [rows[index] for index in chain.from_iterable(micro_batches[per_window])]
-            for micro_batches in spec["micro_batches"]
-        ]
-        allowed |= Counter(chain.from_iterable(shares))
-        for of_rank, share in zip(planned, shares, strict=True):
-            of_rank[window] = frozenset(share)
-    return allowed, planned
+    row_of, allowed = rows(spec), Counter[int]()
+    windows = [planned_windows(spec, rank) for rank in range(case.world_size)]
+    for together in zip_longest(*windows):
+        shares = (chain(*window.micro_batches) for window in together if window is not None)
+        allowed |= Counter(row_of[sample] for sample in chain(*shares))
+    return allowed, [
+        {
+            number: frozenset(row_of[sample] for sample in chain(*window.micro_batches))
+            for number, window in enumerate(of_rank)
+        }
+        for of_rank in windows
+    ]
 
 
 def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
     """The ranks that put nothing but zeros into every exchange of gradients, though their samples count."""
     spec = case.spec()
     weights = spec["samples"]["weight"]
-    return [
-        rank.outcome.rank
-        for rank, micro_batches in zip(ranks, spec["micro_batches"], strict=True)
-        if rank.contributed is False
-        and (spec["loss"] != "weighted" or any(weights[index] for index in chain.from_iterable(micro_batches)))
-    ]
+    counting = {
+        rank for rank, samples in stream(spec) if spec["loss"] == "mean" or any(map(weights.__getitem__, samples))
+    }
+    return [rank.outcome.rank for rank in ranks if rank.contributed is False and rank.outcome.rank in counting]

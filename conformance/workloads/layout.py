@@ -16,11 +16,14 @@ Shares = tuple[tuple[tuple[int, ...], ...], ...]
 class Window:
     """One accumulation window: the micro-batches between two optimizer steps.
 
-    ``shares[rank][micro_batch]`` lists the indices of the samples in ``batch``. ``nominal`` is the accumulation length
-    of a full window, which a short last window does not reach.
+    ``samples`` are the numbers that the samples in ``batch`` have among all of the workload. ``shares[rank]
+    [micro_batch]`` lists indices in ``batch``. ``nominal`` is the accumulation length of a full window, which a short
+    last window does not reach.
     """
 
     index: int
+    epoch: int
+    samples: tuple[int, ...]
     batch: tuple[Sample, ...] = field(hash=False)  # A thousand fractions take long to hash.
     shares: Shares
     nominal: int
@@ -79,7 +82,8 @@ class Layout:
         Raises:
             ValueError: a short last batch does not divide evenly over the ranks, or into whole shares.
         """
-        batch = workload.batch(step)
+        epoch, position = divmod(step, len(workload.batches))
+        batch, first = workload.batches[position], position * workload.batch_size
         share = self.accumulation * self.micro_batch_size
         ranks = len(batch) // share if self.in_whole_shares else self.world_size
         per_rank, rest = divmod(len(batch), ranks) if ranks else (0, 1)
@@ -87,7 +91,8 @@ class Layout:
             into = f"into whole shares of {share}" if self.in_whole_shares else f"over {self.world_size} ranks"
             raise ValueError(f"workload {workload.name}: {len(batch)} samples do not divide {into}")
         shares = _dealt(per_rank, ranks, self.micro_batch_size) + ((),) * (self.world_size - ranks)
-        return Window(step, batch, shares, self.accumulation)
+        samples = tuple(range(first, first + len(batch)))
+        return Window(step, epoch, samples, batch, shares, self.accumulation)
 
     def windows(self, workload: Workload) -> tuple[Window, ...]:
         """All windows of a run."""

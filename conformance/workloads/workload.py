@@ -142,10 +142,6 @@ class Workload:
         group = self.model.tensors[tensor].group
         return self.groups[group - 1] if self.groups and group else None
 
-    def batch(self, step: int) -> tuple[Sample, ...]:
-        """The global batch of the ``step``-th accumulation window."""
-        return self.batches[step % len(self.batches)]
-
     def start_of(self, rank: int) -> Vector:
         """The weights that ``rank`` holds before a broadcast makes them equal."""
         return tuple(value + rank for value in self.start) if self.ranks_start_apart else self.start

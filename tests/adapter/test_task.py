@@ -197,7 +197,7 @@ def test_a_ranks_micro_batches_in_order():
 
 def test_each_pass_is_the_whole_run():
     """All epochs, in order, and again when iterated again."""
-    task = Task(make_spec(size=4, steps=1, epochs=3), 0)
+    task = Task(make_spec(size=4, steps=1, epochs=[0] * 3), 0)
     loader = task.dataloader()
     assert len(loader) == 6
     assert indices(loader) == indices(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
@@ -205,14 +205,14 @@ def test_each_pass_is_the_whole_run():
 
 def test_batches_are_copies():
     """A trainer that writes into its inputs spoils no later epoch."""
-    task = Task(make_spec(size=8, steps=1, epochs=2), 0)
+    task = Task(make_spec(size=8, steps=1, epochs=[0, 0]), 0)
     for batch in task.dataloader():
         assert batch.inputs.tolist() == X
         batch.inputs.zero_()
 
 
 def test_the_stream_for_frameworks_that_shard():
-    task = Task(make_spec(world_size=2, size=3, steps=1, epochs=2), 0)
+    task = Task(make_spec(world_size=2, size=3, steps=1, epochs=[0, 0]), 0)
     loader = task.global_dataloader()
     assert len(loader) == 6
     assert indices(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 0], [1, 2, 3], [4, 5, 6], [7]]
@@ -220,7 +220,7 @@ def test_the_stream_for_frameworks_that_shard():
 
 def test_samples_can_be_taken_one_by_one():
     """As a framework does that wraps the dataset and so hides that it fetches whole batches."""
-    dataset = Task(make_spec(size=2, steps=1, epochs=2), 0).global_dataloader().dataset
+    dataset = Task(make_spec(size=2, steps=1, epochs=[0, 0]), 0).global_dataloader().dataset
     loader = DataLoader([dataset[index] for index in range(6, 10)], batch_size=4, collate_fn=_collate())
     assert indices(loader) == [[6, 7, 0, 1]]
     with pytest.raises(IndexError, match="sample 16 of 16"):

@@ -76,7 +76,7 @@ def test_a_rank_is_told_everything_in_plain_json(case):
     workload, layout = case.problem.workload, case.problem.layout
     assert spec["case"] == case.id
     assert (spec["backend"], spec["world_size"], spec["precision"]) == (case.backend, case.world_size, "fp16")
-    assert (spec["steps"], spec["epochs"], spec["loss"]) == (workload.steps, workload.epochs, workload.loss)
+    assert (spec["steps"], spec["epochs"], spec["loss"]) == (workload.steps, [0] * workload.epochs, workload.loss)
     assert (spec["accumulation"], spec["micro_batch_size"]) == (layout.accumulation, layout.micro_batch_size)
     stream = [sample for batch in workload.batches for sample in batch]
     told = spec["samples"]
@@ -93,7 +93,7 @@ def test_a_rank_is_told_everything_in_plain_json(case):
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
 def test_micro_batches_are_those_of_the_layout(case):
     workload, layout = case.problem.workload, case.problem.layout
-    deal = case.spec()["micro_batches"]
+    [deal] = case.spec()["orders"]
     stream = [sample for batch in workload.batches for sample in batch]
     assert len(deal) == case.world_size
     assert sorted(index for rank in deal for micro_batch in rank for index in micro_batch) == list(range(len(stream)))

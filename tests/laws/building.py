@@ -25,13 +25,13 @@ SPEC = {
     "accumulation": 1,
     "micro_batch_size": 2,
     "steps": 2,
-    "epochs": 1,
+    "epochs": [0],
     "precision": "fp32",
     "loss": "mean",
     "device": "cpu",
     "model": {"features": 1, "bias": True, "weights": [[1.0, 0.5]]},
     "samples": {"x": [[1.0], [2.0], [3.0], [4.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
-    "micro_batches": [[[0, 1], [2, 3]]],
+    "orders": [[[[0, 1], [2, 3]]]],
     "groups": [],
     "optimizer": {"kind": "sgd", "lr": 0.5},
     "schedule": None,
@@ -123,7 +123,7 @@ def whole(line):
 
 
 #: Windows of two micro-batches of one sample.
-TWO = {"accumulation": 2, "micro_batch_size": 1, "micro_batches": [[[0], [1], [2], [3]]]}
+TWO = {"accumulation": 2, "micro_batch_size": 1, "orders": [[[[0], [1], [2], [3]]]]}
 
 
 def event(kind, /, **fields):
@@ -176,8 +176,9 @@ def right(samples, factor=1.0):
 def a_run(*ranks, **changes):
     """A run of these ranks' events (lists may be nested), each of which finished unless it raised."""
     spec = {**copy.deepcopy(SPEC), "world_size": len(ranks), **changes}
-    if len(spec["micro_batches"]) < len(ranks):
-        spec["micro_batches"] = spec["micro_batches"] * len(ranks)
+    [order] = spec["orders"]
+    if len(order) < len(ranks):
+        spec["orders"] = [order * len(ranks)]
         spec["model"]["weights"] = spec["model"]["weights"] * len(ranks)
     traces = [_lines(rank, events) for rank, events in enumerate(ranks)]
     for rank, lines in enumerate(traces):

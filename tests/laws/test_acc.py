@@ -97,10 +97,8 @@ class TestStepAfterAllBackwards:
         assert broken(a_run(events)) == set()
 
     def test_a_short_window_may_be_dropped(self):
-        micro_batches = [[[0], [1], [2]]]
-        run = a_run(
-            [micro_batch(0), micro_batch(), step(), clear(), micro_batch(1)], **{**TWO, "micro_batches": micro_batches}
-        )
+        events = [micro_batch(0), micro_batch(), step(), clear(), micro_batch(1)]
+        run = a_run(events, **{**TWO, "orders": [[[[0], [1], [2]]]]})
         assert broken(run) == set()
 
     def test_a_scaler_of_the_trainers_own_leaves_out_steps(self):

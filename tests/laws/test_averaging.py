@@ -57,9 +57,7 @@ class TestAveragedOnce:
         rank = self.accumulated(gradients)
         shares = [[[0], [1]], [[2], [0]], [[1], [2]]]
         model = {"features": 1, "bias": True, "weights": [[1.0, 0.5]] * 3}
-        run = a_run(
-            rank, rank, rank, backend="ddp", accumulation=2, micro_batch_size=1, micro_batches=shares, model=model
-        )
+        run = a_run(rank, rank, rank, backend="ddp", accumulation=2, micro_batch_size=1, orders=[shares], model=model)
         assert broken(run) == {self.ID}
         assert cause in found(run, self.ID).broken.contradiction
 
@@ -69,7 +67,7 @@ class TestAveragedOnce:
 
     def test_nominal_length(self):
         short = [micro_batch(1), step(gradients=right([2], factor=0.5))]
-        run = a_run([self.accumulated(right([0, 1])), short], **{**TWO, "micro_batches": [[[0], [1], [2]]]})
+        run = a_run([self.accumulated(right([0, 1])), short], **{**TWO, "orders": [[[[0], [1], [2]]]]})
         assert broken(run) == {self.ID}
         assert "dividing by 2 where the window has 1 micro-batch" in found(run, self.ID).broken.contradiction
         assert found(run, self.ID).window == 1
@@ -79,7 +77,7 @@ class TestAveragedOnce:
         samples = {"x": [[float(n)] for n in x], "y": [2.0 * n for n in x], "weight": [1.0 for _ in x]}
         rank = [self.accumulated(right(range(4))), micro_batch(1), step(gradients=right([4, 5], factor=0.5))]
         shares = [[[0], [1], [4]], [[2], [3], [5]]]
-        run = a_run(rank, rank, backend="ddp", samples=samples, **{**TWO, "micro_batches": shares})
+        run = a_run(rank, rank, backend="ddp", samples=samples, **{**TWO, "orders": [shares]})
         told = found(run, self.ID).broken.contradiction
         assert "dividing by 2 where the window has 1 micro-batch" in told
         assert "dividing by the 2 ranks twice" not in told
@@ -111,7 +109,7 @@ class TestAveragedOnce:
         assert checked(run, self.ID) == 0
 
     def test_micro_batches_may_weigh_the_same(self):
-        uneven = {"accumulation": 2, "micro_batch_size": 2, "micro_batches": [[[0, 1], [2]]]}
+        uneven = {"accumulation": 2, "micro_batch_size": 2, "orders": [[[[0, 1], [2]]]]}
         means = [(a + b) / 2 for a, b in zip(right([0, 1]), right([2]), strict=True)]
         for gradients in (means, right([0, 1, 2])):
             run = a_run(self.accumulated(gradients), **uneven)

@@ -30,13 +30,12 @@ class TestClearing:
         assert "cleared only others" in found(run, "acc/cleared-between-windows").broken.contradiction
 
     def test_a_dropped_window_must_be_cleared(self):
-        micro_batches, epochs = [[[0], [1], [2]]], 2
         first = [micro_batch(0), micro_batch(gradients="some"), step(), clear(), micro_batch(1)]
         run = a_run(
             [first, micro_batch(2, gradients="some"), step()],
             accumulation=2,
-            epochs=epochs,
-            micro_batches=micro_batches,
+            epochs=[0, 0],
+            orders=[[[[0], [1], [2]]]],
         )
         assert broken(run) == {"acc/cleared-between-windows"}
 

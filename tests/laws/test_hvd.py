@@ -127,7 +127,7 @@ ALLOWED = {
         2, one(0), one(gradients="some"), explicit(), one(1), explicit()
     ),
     "a short last window, plain step": lambda: accumulating(2, one(0), one(gradients="some"), plain(), one(1), plain()),
-    "nothing but short windows": lambda: accumulating(2, one(0), plain(), micro_batches=[[[0, 1]]]),
+    "nothing but short windows": lambda: accumulating(2, one(0), plain(), orders=[[[[0, 1]]]]),
     "two losses of each micro-batch, counted": lambda: accumulating(
         4, [[one(0), backward(root=1), one(), backward(root=3), explicit()]]
     ),

@@ -29,7 +29,7 @@ def test_together_stops_where_one_rank_stopped():
 
 
 def test_plan_repeats_its_windows_every_epoch():
-    run = a_run([], accumulation=2, epochs=2, micro_batches=[[[0], [1], [2]]])
+    run = a_run([], accumulation=2, epochs=[0, 0], orders=[[[[0], [1], [2]]]])
     assert [run.plan.micro_batches(0, window) for window in range(5)] == [
         ((0,), (1,)),
         ((2,),),
@@ -43,7 +43,7 @@ def test_a_rank_has_no_window_for_which_it_has_no_data():
     """What it does for the others is in its events, and in none of its windows."""
     first, second = [forward(0), backward(), step()], [forward(1), backward(), step()]
     answer = [forward(1), event("collective")]
-    plan = {"accumulation": 1, "micro_batches": [[[0], [1]], [[2]]], "backend": "ddp"}
+    plan = {"accumulation": 1, "orders": [[[[0], [1]], [[2]]]], "backend": "ddp"}
     plan["model"] = {"features": 1, "bias": True, "weights": [[2.0, 1.0]] * 2}
     run = a_run([first, second], [first, answer], **plan)
     assert [run.plan.with_data(window) for window in range(3)] == [2, 1, 0]

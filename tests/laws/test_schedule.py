@@ -23,7 +23,7 @@ class TestSchedulePerStep:
         return [micro_batch(number), step(lr=rate), clear(), *after]
 
     def run(self, *events, **changes):
-        four = {"micro_batches": [[[0], [1], [2], [3]]], "micro_batch_size": 1}
+        four = {"orders": [[[[0], [1], [2], [3]]]], "micro_batch_size": 1}
         return a_run([self.schedule(initial=True), *events], **{**SCHEDULE, **four, **changes})
 
     def test_kept(self):

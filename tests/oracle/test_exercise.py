@@ -24,7 +24,7 @@ RATES = [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256]
 
 def form(data, n):
     """The loss of ``data`` where each squared error is divided by ``n``."""
-    window = Window(0, points(data), ((tuple(range(len(data))),),), 1)
+    window = Window(0, 0, tuple(range(len(data))), points(data), ((tuple(range(len(data))),),), 1)
     return NormalForm.of(window, (Fraction(1, n),) * len(data), Linear(1))
 
 

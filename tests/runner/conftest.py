@@ -105,7 +105,7 @@ def make_spec() -> Callable[..., dict[str, Any]]:
             "accumulation": accumulation,
             "micro_batch_size": 2,
             "steps": 3,
-            "epochs": 3,
+            "epochs": [0] * 3,
             "precision": "fp32",
             "loss": "mean",
             "device": "cpu",
@@ -115,9 +115,11 @@ def make_spec() -> Callable[..., dict[str, Any]]:
                 "y": [float(number % 4) for number in range(count)],
                 "weight": [1.0] * count,
             },
-            "micro_batches": [
-                [[2 * (turn * world_size + rank) + k for k in range(2)] for turn in range(accumulation)]
-                for rank in range(world_size)
+            "orders": [
+                [
+                    [[2 * (turn * world_size + rank) + k for k in range(2)] for turn in range(accumulation)]
+                    for rank in range(world_size)
+                ]
             ],
             "groups": [],
             "optimizer": {

@@ -120,7 +120,7 @@ def test_much_evidence_and_much_output(write: Write, make_spec: MakeSpec) -> Non
     """More than a pipe holds, and more than is kept of what was printed."""
     target = write("for line in range(20000): print('line', line)")
     spec = make_spec("single", 1)
-    spec["epochs"] = spec["steps"] = 2000
+    spec["steps"], spec["epochs"] = 2000, [0] * 2000
     with ForkServer(target, "single") as server:
         (rank,) = server.run(spec, LIMIT).ranks
     assert rank.finished

@@ -46,7 +46,7 @@ def test_a_window_begins_with_its_weights(record):
 def test_equal_samples_share_an_index(record):
     """Indices are those of the distinct rows, in order of first appearance."""
     samples = {"x": [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]], "y": [0.0] * 4, "weight": [1.0] * 4}
-    recording = record(samples=samples, micro_batches=[[[0, 1, 2, 3]]])
+    recording = record(samples=samples, orders=[[[[0, 1, 2, 3]]]])
     recording.task.model()(next(iter(recording.task.dataloader())).inputs)
     assert rows(recording) == [[0, 1, 0, 2]]
 
@@ -55,7 +55,7 @@ def test_equal_samples_share_an_index(record):
 def test_cast_inputs_are_recognised(record, dtype):
     """A trainer in true half precision casts its batches, which may change their values."""
     samples = {"x": [[0.1, 0.2], [0.3, 0.7]], "y": [0.0] * 2, "weight": [1.0] * 2}
-    recording = record(samples=samples, micro_batches=[[[1, 0]]])
+    recording = record(samples=samples, orders=[[[[1, 0]]]])
     model = recording.task.model().to(dtype)
     batch = next(iter(recording.task.dataloader()))
     given = batch.inputs if dtype is not torch.float64 else torch.tensor([[0.3, 0.7], [0.1, 0.2]], dtype=dtype)

@@ -53,7 +53,7 @@ def test_collectives_and_nested_steps():
 def test_a_step_that_synchronizes():
     """Averages that a short window has not begun are issued in it, compressed here."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=1, precision="fp16-compression")
-    for share in spec["micro_batches"]:
+    for share in spec["orders"][0]:
         share.pop()
     for events in ranks("horovod_plain", "horovod", spec):
         assert shown(events)[2:] == ["forward", "synchronize", "allreduce", "allreduce", "step"]

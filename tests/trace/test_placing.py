@@ -37,9 +37,9 @@ def placed_from(windows, raw, *others):
     """The events of rank 0, which should read these windows, in their places; the other ranks read ``others``."""
     spec = {
         "samples": {"x": [[float(row)] for row in range(30)]},
-        "micro_batches": [[micro_batch for window in own for micro_batch in window] for own in (windows, *others)],
+        "orders": [[[micro_batch for window in own for micro_batch in window] for own in (windows, *others)]],
         "accumulation": max(map(len, windows)),
-        "epochs": 1,
+        "epochs": [0],
     }
     head = {"rank": 0, "where": ["train.py", 1, "train"]}
     return placed(spec, 0, [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(raw)])
@@ -209,7 +209,7 @@ def test_the_start_and_the_phase_wait_for_the_first_training_forward():
 
 
 def test_every_epoch_has_windows_of_its_own():
-    spec = make_spec(accumulation=2, size=3, steps=1, epochs=2)
+    spec = make_spec(accumulation=2, size=3, steps=1, epochs=[0, 0])
     found = [(event["window"], event["micro_batch"]) for event in of_kind(train(accumulated, spec), "forward")]
     assert found == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0)]
 

@@ -34,7 +34,7 @@ def make_spec(*, world_size: int = 1, accumulation: int = 1, size: int = 8, step
         "accumulation": accumulation,
         "micro_batch_size": size,
         "steps": steps,
-        "epochs": 1,
+        "epochs": [0],
         "precision": "fp32",
         "loss": "mean",
         "device": "cpu",
@@ -47,7 +47,7 @@ def make_spec(*, world_size: int = 1, accumulation: int = 1, size: int = 8, step
         "scaler": None,
     }
     chunks = [list(range(start, min(start + size, len(x)))) for start in range(0, len(x), size)]
-    spec["micro_batches"] = [chunks[rank::world_size] for rank in range(world_size)]
+    spec["orders"] = [[chunks[rank::world_size] for rank in range(world_size)]]
     return {**spec, **changes}
 
 
@@ -153,9 +153,7 @@ def trajectory(spec: Spec, skipped: frozenset[int] = frozenset()) -> tuple[list[
 
 def _windows(spec: Spec) -> list[list[int]]:
     length = spec["accumulation"]
-    shares = [
-        [share[start : start + length] for start in range(0, len(share), length)] for share in spec["micro_batches"]
-    ]
+    shares = [[share[start : start + length] for start in range(0, len(share), length)] for share in spec["orders"][0]]
     return [
         [index for share in ranks for micro_batch in share for index in micro_batch]
         for ranks in zip(*shares, strict=True)

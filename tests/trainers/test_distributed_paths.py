@@ -97,7 +97,7 @@ def test_every_layout(servers, trainer, world_size, accumulation, size):
     check_ranks(spec, ranks)
     for rank, events in enumerate(ranks):
         rows = [row for forward in of_kind(events, "forward") for row in forward["rows"]]
-        assert rows == [index for micro_batch in spec["micro_batches"][rank] for index in micro_batch]
+        assert rows == [index for micro_batch in spec["orders"][0][rank] for index in micro_batch]
         [topology] = of_kind(events, "topology")
         via = "horovod" if trainer.startswith("horovod") else "torch.distributed"
         assert (topology["world_size"], topology["rank_reached"], topology["via"]) == (world_size, rank, via)
@@ -118,7 +118,7 @@ def test_a_short_last_window(servers, trainer, loss):
 def test_a_smaller_last_micro_batch(servers, trainer):
     """4 samples a rank in micro-batches of 3 and 1."""
     spec = make_spec(world_size=2, accumulation=2, size=3, steps=1, precision="fp64")
-    spec["micro_batches"] = [[[0, 1, 2], [6]], [[3, 4, 5], [7]]]
+    spec["orders"] = [[[[0, 1, 2], [6]], [[3, 4, 5], [7]]]]
     spec["backend"] = backend_of(trainer)
     check_ranks(spec, run(servers(trainer), spec))
 

@@ -61,8 +61,8 @@ def test_sample_by_sample_is_a_window_of_micro_batches_of_one():
 def test_windows_repeat_with_the_epochs():
     job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), Linear(1), (Fraction(0),), epochs=3)
     windows = Layout.of(job, "batched").windows(job)
-    assert [window.index for window in windows] == [0, 1, 2, 3, 4, 5]
-    assert windows[3].batch == job.batches[1]
+    assert [(window.index, window.epoch) for window in windows] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+    assert (windows[3].samples, windows[3].batch) == ((2, 3), job.batches[1])
 
 
 @pytest.mark.parametrize(("size", "world", "accumulation"), [(4, 3, 1), (4, 1, 3), (4, 2, 4), (6, 2, 2)])

@@ -99,7 +99,7 @@ def _unscaled_by_hand_too(window: Window) -> tuple[Event, Event] | None:
 def _samples(run: Run) -> float:
     """The largest number by which averaging may divide gradients."""
     spec = run.plan.spec
-    sizes = [sum(map(len, run.plan.micro_batches(rank, 0))) for rank in range(len(spec["micro_batches"]))]
+    sizes = [sum(map(len, run.plan.micro_batches(rank, 0))) for rank in range(run.plan.world_size)]
     return float(sum(sizes) * max([1.0, *spec["samples"]["weight"]]))
 
 

@@ -7,7 +7,6 @@ evaluation takes no place in the plan, whatever mode the model is in.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from itertools import islice
 from typing import Any
 
 from conformance.trace.events import MalformedEvent
@@ -17,6 +16,7 @@ from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import Line, forwarded, trained
+from conformance.workloads.plan import planned_windows, rows
 
 
 def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -118,8 +118,8 @@ def _places(
 
 def _has_uneven_end(spec: Mapping[str, Any], rank: int) -> bool:
     """Whether the data of this rank end some windows before those of others."""
-    lengths = [-(-len(micro_batches) // spec["accumulation"]) for micro_batches in spec["micro_batches"]]
-    return bool(lengths[rank] < max(lengths))
+    lengths = [len(planned_windows(spec, one)) for one in range(len(spec["orders"][0]))]
+    return lengths[rank] < max(lengths)
 
 
 def _without(line: Line, head: Line) -> dict[str, Any]:
@@ -127,12 +127,12 @@ def _without(line: Line, head: Line) -> dict[str, Any]:
 
 
 def _windows(spec: Mapping[str, Any], rank: int) -> list[MicroBatches]:
-    """The micro-batches of each window, as rows; samples with equal inputs are the same row."""
-    row = dict[tuple[float, ...], int]()
-    rows = [row.setdefault(tuple(x), len(row)) for x in spec["samples"]["x"]]
-    rest = iter([[rows[sample] for sample in indices] for indices in spec["micro_batches"][rank]])
-    epoch: list[MicroBatches] = []
-    while window := list(islice(rest, spec["accumulation"])):
-        epoch.append(window)
-    epochs: int = spec["epochs"]
-    return epoch * epochs
+    """The micro-batches of each window, as rows."""
+    row_of = rows(spec)
+    planned = [window.micro_batches for window in planned_windows(spec, rank)]
+    # Epochs share their windows.
+    known = {
+        key: [[row_of[sample] for sample in one] for one in window]
+        for key, window in {id(window): window for window in planned}.items()
+    }
+    return [known[id(window)] for window in planned]
