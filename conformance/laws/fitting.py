@@ -1,11 +1,11 @@
-"""A law's fix, made to fit what was run: its scaler, its kind of clipping, its type of autocast."""
+"""A law's fix, made to fit what was run: its scaler, its kind of clipping, its type of autocast, its average."""
 
 from __future__ import annotations
 
 import re
 
 from conformance.laws.run import Run
-from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update
+from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update, Wrap
 
 #: Lines that a loop without a GradScaler does not have, and what stands there instead.
 _ONLY_SCALED = re.compile(r"^ *(scaler\.(unscale_|update)\(.*|scale = scaler\.get_scale\(\))\n?", re.MULTILINE)
@@ -13,11 +13,20 @@ _IF_TAKEN = re.compile(r"^(?P<indent> *)if scaler\.get_scale\(\) >= scale:.*\n +
 _SCALED_LOSS = re.compile(r"scaler\.scale\((?P<loss>.*)\)\.backward\(\)")
 _SCALED_STEP = re.compile(r"scaler\.step\((?P<optimizer>\w+)\)")
 _CLIP = re.compile(r"clip_grad_norm_\((?P<parameters>[\w.()]+), [\w.]+\)")
+_WITH_DDP = re.compile(
+    r"for number, batch in enumerate\(.*\):\n    with nullcontext\(\) .*\.no_sync\(\):\n(?P<body>(?: {8}.*\n?)+)"
+)
+_BY_HAND = """
+for parameter in model.parameters():  # after the last backward of the window, before clipping
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
+"""
 _AUTOCAST = re.compile(r"dtype=torch\.b?float16")
 
 
 def fitted(fix: str, run: Run) -> str:
-    """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast."""
+    """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast, and
+    averaged by hand where it has no DDP."""
     plan = run.plan
     has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
     if not has_scaler and not plan.precision.scaled:
@@ -25,6 +34,8 @@ def fitted(fix: str, run: Run) -> str:
         fix = _IF_TAKEN.sub(r"\g<indent>\g<then>", fix)
         fix = _SCALED_LOSS.sub(r"\g<loss>.backward()", fix)
         fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
+    if plan.backend == "ddp" and not any(rank.of(Wrap) for rank in run.ranks):
+        fix = _WITH_DDP.sub(_averaged_by_hand, fix)
     kinds = {clip.kind for rank in run.ranks for clip in rank.of(Clip)}
     if plan.clip is not None:
         kinds = {plan.clip["kind"]}
@@ -33,3 +44,8 @@ def fitted(fix: str, run: Run) -> str:
     if plan.precision.mixed:
         fix = _AUTOCAST.sub(f"dtype=torch.{plan.precision.compute.dtype}", fix)
     return fix.strip("\n")
+
+
+def _averaged_by_hand(loop: re.Match[str]) -> str:
+    lines = [line[4:].partition("  #")[0] for line in loop["body"].splitlines()]
+    return "\n".join(["for batch in window:", *lines]) + _BY_HAND

@@ -19,6 +19,8 @@ from conformance.trace.events import (
     Receive,
 )
 
+#: Collectives whose result one rank alone gets.
+_TO_ONE = ("reduce", "gather")
 #: Collectives that send data from one rank only, or send none.
 _ONE_WAY = ("broadcast", "scatter", "barrier", "monitored_barrier")
 
@@ -131,8 +133,20 @@ def _shared(window: Window) -> Sequence[Exchange]:
         for event in window.of(Exchange, after=window.backwards[-1])
         if (brings_together(event) and not _compares(event)) or (serves and isinstance(event, Receive))
     ]
+    if all(map(gives_to_one, found)) and not any(map(_passes_on, window.of(Exchange, after=window.backwards[-1]))):
+        return ()
     carries = any(event.of == "gradients" for event in found)
     return found if carries or sum(event.elements for event in found) >= trained_elements(window.rank) else ()
+
+
+def gives_to_one(event: Event) -> bool:
+    """Whether it is a collective whose result one rank alone gets."""
+    return isinstance(event, Collective) and event.op.strip("_") in _TO_ONE
+
+
+def _passes_on(event: Exchange) -> bool:
+    """Whether it may give others what one rank has got."""
+    return not isinstance(event, Collective) or event.op.strip("_").startswith(("broadcast", "scatter"))
 
 
 def _compares(event: Event) -> bool:

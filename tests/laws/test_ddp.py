@@ -44,6 +44,9 @@ BREAKING = {
         "of weights, from one rank": lambda: ranks(
             lambda rank: [forward(0), backward(), stepped(rank), event("collective", op="broadcast_", of="parameters")]
         ),
+        "to one rank only": lambda: ranks(
+            lambda rank: [forward(0), backward(), event("collective", op="reduce_", of="gradients"), stepped(rank)]
+        ),
         "in one of two windows": lambda: ranks(lambda rank: [FIRST, forward(1), backward(), stepped(rank)]),
         "on Horovod": lambda: ranks(lambda rank: [forward(0), backward(), stepped(rank)], backend="horovod"),
     },
@@ -152,6 +155,24 @@ def test_a_window_that_keeps_a_law_counts():
 def test_what_cannot_be_told_is_not_checked():
     run = ALLOWED["sent from rank to rank"]()
     assert checked(run, "ddp/all-reduce-every-window") == 0
+
+
+def test_a_missing_average_names_what_one_rank_alone_gets():
+    run = BREAKING["ddp/all-reduce-every-window"]["to one rank only"]()
+    told = the_finding(run, "ddp/all-reduce-every-window").broken
+    assert "gave the result to one rank alone, which did not pass it on" in told.contradiction
+
+
+def test_what_one_rank_gets_and_passes_on_is_shared():
+    passed_on = [event("collective", op=op, of="gradients") for op in ("reduce_", "broadcast_")]
+    run = ranks(lambda rank: [forward(0), backward(), *passed_on, stepped(rank)])
+    assert "ddp/all-reduce-every-window" not in broken(run)
+
+
+def test_a_hook_that_sends_nothing_is_blamed():
+    run = ranks(lambda rank: [WRAP, ddp(0), backward(syncs=True), stepped(rank)])
+    told = the_finding(run, "ddp/all-reduce-every-window").broken
+    assert "so its communication hook sent nothing" in told.contradiction
 
 
 def test_a_missing_average_names_the_last_one_and_the_no_sync():

@@ -51,3 +51,19 @@ def test_autocast_is_the_type_that_was_asked_for(follow, precision, dtype):
     for other in ("float16", "bfloat16"):
         text = f"with torch.autocast(device.type, dtype=torch.{other}):"
         assert fitted(text, run) == f"with torch.autocast(device.type, dtype=torch.{dtype}):"
+
+
+def test_who_has_no_ddp_averages_by_hand(follow):
+    fix = next(law.fix for law in laws() if law.id == "ddp/all-reduce-every-window")
+    run = follow("ddp-w2-acc2-fp32-momentum")
+    assert "no_sync" in fitted(fix, run.judged().run)
+    for rank in (0, 1):
+        run.remove(*run.of("wrap", rank=rank))
+    assert fitted(fix, run.judged().run).splitlines() == [
+        "for batch in window:",
+        "    loss = criterion(model(batch.inputs), batch.targets) / len(window)",
+        "    loss.backward()",
+        "for parameter in model.parameters():  # after the last backward of the window, before clipping",
+        "    dist.all_reduce(parameter.grad)",
+        "    parameter.grad /= dist.get_world_size()",
+    ]

@@ -198,8 +198,10 @@ def _backward_after(window: Window) -> Broken | None:
         return None
     last = window.attempts[-1]
     own = {event.forward for event in window.forwards}
-    late = [end for end in window.of(BackwardEnd, after=last) if own.intersection(end.forwards)]
-    if not late:
+    ends = [end for end in window.of(BackwardEnd) if own.intersection(end.forwards)]
+    late = [end for end in ends if end.seq > last.seq]
+    # One more than the window has is another loss's.
+    if not late or len(ends) - len(late) >= window.planned:
         return None
     begin = next(event for event in window.backwards if event.backward == late[0].backward)
     # A hook may step a parameter within the backward, as soon as its gradient is there.

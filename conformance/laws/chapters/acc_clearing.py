@@ -50,6 +50,14 @@ def cleared_between_windows(window: Window) -> Outcomes:
     if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:
         return
     if _clears_before_its_end(previous):
+        further = previous.backwards[-1]
+        # Fewer before the step are a step that comes too early.
+        if (
+            window.backwards[0].gradients == "some"
+            and len(previous.backwards) > previous.planned
+            and not _clears(window)
+        ):
+            yield _left_by(further, window)
         return
     if window.backwards[0].gradients != "some":
         yield OK
@@ -110,6 +118,19 @@ def _not_cleared(previous: Window, window: Window) -> Broken:
         f"{before}{partly}",
         shows=(*previous.attempts[-1:], *clears, first),
         effect=f"Window {window.number} steps along the sum of its own gradients and earlier ones.",
+    )
+
+
+def _left_by(further: BackwardBegin, window: Window) -> Broken:
+    first = window.backwards[0]
+    return Broken(
+        first,
+        must="gradients must be cleared between two windows",
+        because="a backward adds to the existing gradients",
+        however=f"{first} of window {window.number} added to the gradients of {further}, which came after they had "
+        "been cleared, and belongs to no micro-batch",
+        shows=(further, first),
+        effect=f"Window {window.number} steps along the sum of its own gradients and those of another backward.",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
-from conformance.laws.sharing import Sharing, brings_together, sharing, trained_elements
+from conformance.laws.sharing import Sharing, brings_together, gives_to_one, sharing, trained_elements
 from conformance.trace.events import (
     ApexInitialize,
     BackwardBegin,
@@ -270,6 +270,12 @@ def _never_shared(sharing: Sharing) -> Broken:
         however = "the ranks did not combine their gradients or weights between backward "
         however += f"({backward.line}) and "
         however += "the end of the window" if attempt is None else f"the end of the window with {attempt}"
+        to_one = [event for event in window.of(Contribution, after=backward) if gives_to_one(event)]
+        if to_one:
+            however += f"; {to_one[-1]} gave the result to one rank alone, which did not pass it on"
+            shows.append(to_one[-1])
+        elif backward.syncs:
+            however += "; DDP was to do it, so its communication hook sent nothing"
     if early:
         however += f"; the last before was {early[-1]}"
     return Broken(
