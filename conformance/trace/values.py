@@ -94,7 +94,11 @@ def _readable(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if tensor.layout is not torch.strided:
         return None if tensor.is_mkldnn else tensor
-    return tensor if tensor.untyped_storage().nbytes() or not tensor.numel() else None
+    try:
+        return tensor if tensor.untyped_storage().nbytes() or not tensor.numel() else None
+    except NotImplementedError:
+        # Of the `vmap` in `torch.autograd.grad(..., is_grads_batched=True)`, which says nothing about itself.
+        return None
 
 
 def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
