@@ -97,15 +97,16 @@ class Watched:
 
     def is_model(self, module: torch.nn.Module) -> bool:
         """Whether `module` is a watched model or, of the task's, a copy of it, which is watched from now on."""
-        known = self._models.get(id(module))
-        if known is not None and known() is module:
+        watched = self._models.get(id(module))
+        if watched is not None and watched() is module:
             return True
         if not self._knows_copies or not isinstance(module, torch.nn.Linear):
             return False
         own = tuple(parameter for parameter in module._parameters.values() if parameter is not None)
-        if self.numbers(own[:1]):
+        known = self._found.get(id(own[0])) if own else None
+        if known is not None and not self.is_copys(known):
             self.add(module)
-        elif self._is_copy(own):
+        elif known is not None or self._is_copy(own):
             self._models[id(module)] = weakref.ref(module)
             self._copied[id(module)] = self._hand_out(own, are_copies=True)
             for act in self._followers:
