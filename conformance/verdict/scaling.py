@@ -86,12 +86,12 @@ def _is_seen(ranks: Sequence[RankEvidence]) -> bool:
 
 def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     scaled = [attempt for attempt in rank.attempts if attempt.scale is not None]
-    # A trainer that steps without the scaler changes the scale by a rule of its own.
-    if not scaled:
-        return
     for attempt in scaled:
         if not attempt.stepped and attempt.gradients_finite and not clamped:
             yield f"skipped window {attempt.window} with finite gradients"
+    # A trainer that steps without the scaler changes the scale by a rule of its own.
+    if not scaled or any(attempt.scale is None for attempt in rank.steps):
+        return
     windows = {attempt.window for attempt in scaled}
     updates = rank.updates
     if len(updates) == max(windows) + 1:
