@@ -34,7 +34,7 @@ from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
 from conformance.workloads.behaviour import Way
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import Clip
+from conformance.workloads.workload import SGD, Clip
 
 
 @dataclass
@@ -297,7 +297,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
     accepted, history = _accepted(problem, ranks)
     for reading in accepted if not wrong else ():
         trajectory = _trajectory(reading, history)
-        if _fits(judgement, trajectory):
+        if _fits(judgement, trajectory, is_linear=isinstance(workload.optimizer, SGD)):
             judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
             if scaled:
                 _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
@@ -365,16 +365,17 @@ def _closest(
     return max(joining, key=left)
 
 
-def _fits(judgement: Judgement, trajectory: Trajectory) -> bool:
-    """Whether the ranks' numbers are those of ``trajectory``. Where these are exact, weights that are right to the bit
-    decide: a gradient that does not fit has been read where the step did not use it."""
+def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> bool:
+    """Whether the ranks' numbers are those of ``trajectory``. Where these are exact, or linear in the gradients as with
+    SGD, the weights decide: a gradient that does not fit has been read where the step did not use it, or has something
+    in it that the optimizer would add, such as weight decay. AdamW hides what gradients are multiplied by."""
     if matches(judgement.ranks, trajectory.steps):
         return True
     without = tuple(
         replace(rank, attempts=tuple(replace(attempt, gradients=None) for attempt in rank.attempts))
         for rank in judgement.ranks
     )
-    if not trajectory.certificate.exact or not matches(without, trajectory.steps):
+    if not (trajectory.certificate.exact or is_linear) or not matches(without, trajectory.steps):
         return False
     judgement.ranks = without
     return True
