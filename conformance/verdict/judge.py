@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -29,7 +30,7 @@ from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
+from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
 from conformance.workloads.behaviour import Way
@@ -70,6 +71,10 @@ _WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used 
 _BEGAN_HIGHER = (
     "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
     "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
+)
+_UNEVEN_SCALE = (
+    "the numbers are right but for what a loss scale that is no power of two rounds off, and the trainer's own cannot "
+    "be seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
 )
 #: Verdicts on a trainer that did not come to its end.
 _ENDED = ("CRASH", "HANG")
@@ -158,13 +163,17 @@ def _may_hide(judgement: Judgement, finding: Finding) -> bool:
 
 
 def _rounded(case: Case, judgement: Judgement) -> str | None:
-    """Why wrong weights may be rounded ones; None if something speaks against it."""
+    """Why wrong numbers may be rounded ones; None if something speaks against it."""
     difference = judgement.difference
-    if judgement.run is None or difference is None or difference.quantity != "weights" or judgement.divergence:
+    if judgement.run is None or difference is None or judgement.divergence:
         return None
     if judgement.findings or judgement.suspects.explained_by or any(not guard.holds for guard in judgement.guards):
         return None
     precision = case.problem.precision
+    if shows_uneven_scale(judgement.run.ranks[0], case.problem) and _fits_uneven_scale(case.problem, judgement.ranks):
+        return _UNEVEN_SCALE
+    if difference.quantity != "weights":
+        return None
     if judgement.trajectory is not None and of_hidden_masters(precision, judgement.trajectory, judgement.ranks):
         return (
             f"until the last step, the forwards show the right weights rounded to {precision.compute.name}, and what "
@@ -177,6 +186,16 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
         f"the ranks average their weights after each step, which rounds them where there are {case.world_size}, and no "
         "bound is derived for that; run the case on 2 or 4 ranks"
     )
+
+
+def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the numbers are within the bound for a loss scale that the recorder does not know and that is no power of
+    two. Which it is matters little for what it rounds off: three quarters of the task's."""
+    accepted, history = _accepted(problem, ranks)
+    if history is None or is_seen(ranks):
+        return False
+    uneven = replace(history, scales=(problem.workload.scale.init_scale * Fraction(3, 4),) * problem.workload.steps)
+    return any(matches(ranks, _trajectory(reading, uneven).steps) for reading in accepted)
 
 
 def _look_for_mistake(judgement: Judgement) -> None:

@@ -6,11 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
-from math import isfinite
+from math import frexp, isfinite
 
+from conformance.laws.at_outputs import at_outputs
+from conformance.laws.run import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
+from conformance.oracle.rounding import odd_part
 from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
 
 
@@ -36,7 +40,7 @@ def scaler_faults(
     ``trajectory`` follows the observed skips, so its ``overflows`` say what could overflow at each window's scale.
     ``fit``: the ranks' numbers are right. Then a scale that nobody sees may be another than the task's.
     """
-    is_open = fit and not _is_seen(ranks)
+    is_open = fit and not is_seen(ranks)
     # Clipping by value makes infinity finite; the scaler has seen it before, and skips after.
     clamped = clip is not None and clip.kind == "value"
     faults = []
@@ -77,11 +81,27 @@ def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
 def may_begin_higher(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
     """Whether the first windows are skipped without need at the task's loss scale, and the trainer's own is not seen:
     it may have begun with a higher one, and come down."""
-    return not _is_seen(ranks) and 0 in trajectory.skips and trajectory.overflows[0] == "impossible"
+    return not is_seen(ranks) and 0 in trajectory.skips and trajectory.overflows[0] == "impossible"
 
 
-def _is_seen(ranks: Sequence[RankEvidence]) -> bool:
+def is_seen(ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the loss scale of any window is known."""
     return any(attempt.scale is not None for rank in ranks for attempt in rank.attempts)
+
+
+def shows_uneven_scale(rank: Rank, problem: Problem) -> bool:
+    """Whether the first backward multiplied the residuals by more than a power of two and a part of the samples."""
+    first = at_outputs(rank)[:1]
+    if not problem.precision.scaled or not first:
+        return False
+    terms = [one.weighted() if problem.workload.loss == "weighted" else one for one in first[0].terms]
+    residuals, odd = sum(abs(one.residual) for one in terms), odd_part(len(problem.windows[0].batch))
+    if not residuals:
+        return False
+    factor = sum(abs(one.gradient) for one in terms) / residuals
+    parts = (frexp(factor * part)[0] for part in range(1, odd + 1) if odd % part == 0)
+    # Of fp16, whose roundings mostly cancel out in the sums.
+    return all(2 * part - 1 > 2**-9 and 1 - part > 2**-9 for part in parts)
 
 
 def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:

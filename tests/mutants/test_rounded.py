@@ -1,4 +1,5 @@
-"""Weights that three ranks average after each step are rounded: nothing can be said against them, nor for them."""
+"""Weights that three ranks average after each step are rounded, and so are gradients at a loss scale that is no power
+of two: nothing can be said against them, nor for them."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ def servers():
         ("post_local_sgd", "ddp-w3-fp32-momentum", "INCONCLUSIVE"),
         ("post_local_sgd", "ddp-w4-fp32-momentum", "PASS (exact)"),
         ("averages_clipped_updates", "ddp-w2-fp32-clip-value", "FAIL (numerics)"),
+        ("scale_of_a_thousand", "single-acc2-fp16-momentum", "INCONCLUSIVE"),
         ("local_sgd_every_second_window", "ddp-w3-fp32-momentum", "DIVERGED"),
     ],
 )
-def test_weights_averaged_over_an_odd_number_of_ranks(name, case, verdict, servers):
+def test_numbers_that_round_where_the_oracles_do_not(name, case, verdict, servers):
     [result] = judged(replace(named("mutants", "variants")[name], cases=(case,)), servers)
     assert result.verdict == verdict, result.headline
