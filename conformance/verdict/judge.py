@@ -470,6 +470,11 @@ def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> 
             f"the loss scale begins at {float(right.scales[0]):g}, which leaves the numbers for which this case shows "
             f"mistakes: use task.grad_scaler(), or begin with {float(scale.init_scale):g}"
         )
+    if (uneven := next((one for one in right.scales if odd_part(one.numerator) > 1), None)) is not None:
+        return (
+            f"the loss scale becomes {float(uneven):g}, at which fp16 rounds, and the error bound is too wide to tell "
+            "right from wrong: use task.grad_scaler(), or factors that are powers of two"
+        )
     if by_weights:
         return (
             "the weights are right, but what would show here is in the gradients, and those that the steps used could "

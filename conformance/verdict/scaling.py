@@ -14,6 +14,7 @@ from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
 from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.precision import FP32
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
 
@@ -133,10 +134,12 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
         if attempt.window - 1 not in windows:
             scaler.scale = Fraction(update.before)
         scaler.update(overflowed=not attempt.stepped)
-        if Fraction(update.after) != scaler.scale:
+        # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
+        if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
             what = "its step" if attempt.stepped else "the overflow"
             yield (
                 f"has a loss scale of {update.after:g} after {what} in window {attempt.window}, "
                 f"where GradScaler's rule gives {float(scaler.scale):g}"
             )
             return
+        scaler.scale = Fraction(update.after)
