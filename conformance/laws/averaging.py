@@ -185,7 +185,7 @@ def _told_apart(run: Run) -> Iterator[tuple[Averaged, bool]]:
 
 def _compared(window: Window, rights: Sequence[Gradient]) -> tuple[Averaged, bool] | None:
     """The window compared with its right gradients, in all readings that are accepted; see `_told_apart`."""
-    sight = _seen(window)
+    sight = seen_gradients(window)
     if sight is None:
         return None
     event, seen = sight
@@ -222,7 +222,7 @@ def _fitting(mistakes: Sequence[Mistake], right: Gradient, seen: Sequence[float 
     return (one for one in mistakes[first:last] if right.is_times(one.times, seen))
 
 
-def _seen(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | None:
+def seen_gradients(window: Window) -> tuple[Clip | Attempt, Sequence[float | None]] | None:
     """The gradients of a window after all averaging, and the event that saw them first."""
     if not window.attempts or not _is_plain(window, window.attempts[0]):
         return None

@@ -9,7 +9,7 @@ import pytest
 from conformance.laws.law import CHAPTERS
 from conformance.laws.run import Run
 
-from .building import backward, event, forward, step
+from .building import backward, event, forward, right, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped
 from .findings import broken_of, checked, each, laws_in, the_finding
 
@@ -22,8 +22,23 @@ def hung(run):
     return Run.read(run.plan.spec, [[vars(e) for e in rank.events if e.event not in ends] for rank in run.ranks])
 
 
+SHARES = {"orders": [[[[0, 1]], [[2, 3]]]]}
+
+
+def of_own(rank, *averaged, factor=1.0):
+    """A window whose step has the gradient of this rank's own samples, but for the averaged elements."""
+    own, mean = right([2 * rank, 2 * rank + 1], factor), right(range(4))
+    gradients = [mean[index] if index in averaged else value for index, value in enumerate(own)]
+    return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
+
+
 #: Of each law: runs that break it, and it alone.
 BREAKING = {
+    "ddp/average-each-parameter": {
+        "the bias left out": lambda: ranks(lambda rank: of_own(rank, 0), **SHARES),
+        "a copy averaged": lambda: ranks(lambda rank: of_own(rank), **SHARES),
+        "divided for a sum": lambda: ranks(lambda rank: of_own(rank, factor=0.5), **SHARES),
+    },
     "ddp/equal-start": {
         "apart": lambda: ranks(lambda rank: [started(rank), FIRST]),
         "after a broadcast of less": lambda: ranks(
@@ -64,6 +79,10 @@ BREAKING = {
         ),
         "a schedule that nobody asked for": lambda: ranks(
             lambda rank: [FIRST, *[event("schedule")] * rank, ddp(1), averaging(), step(weights=[float(rank), 0.0])]
+        ),
+        "another part of the sum on each rank": lambda: ranks(
+            lambda rank: of_own(rank, factor=rank + 1.0),
+            **SHARES,
         ),
         "nan on one rank": lambda: ranks(
             lambda rank: [ddp(0), averaging(), step(weights=["nan" if rank else 0.0, 0.0])]
@@ -181,6 +200,12 @@ def test_ranks_that_part_are_told_once():
     finding = the_finding(run, "ddp/identical-weights")
     assert (finding.count, finding.window, finding.ranks) == (1, 0, (1,))
     assert "the learning rate is 1 on rank 0 and 2 on rank 1" in finding.broken.contradiction
+
+
+def test_what_is_not_averaged_is_named():
+    broken = the_finding(ranks(lambda rank: of_own(rank, 0), **SHARES), "ddp/average-each-parameter").broken
+    assert "the gradient of bias must be averaged" in broken.must
+    assert "it was (-2) on rank 0 and (-6) on rank 1, as the samples of each rank alone make it" in broken.however
 
 
 def test_a_hang_is_explained_by_the_rank_that_did_not_come():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Any
 
+from conformance.laws.averaging import seen_gradients
+from conformance.laws.expected import Expectations, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import GlobalWindow, Rank, Run, fact
+from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements
 from conformance.trace.events import (
     Attempt,
@@ -95,6 +97,48 @@ def same_collectives(run: Run) -> Outcomes:
                 yield unanswered
 
 
+#: What else ranks may part by.
+_PARTED_BY = (
+    "ddp/equal-start",
+    "ddp/all-reduce-every-window",
+    "ddp/wait-before-step",
+    "ddp/wait-before-use",
+    "ddp/forward-through-wrapper",
+    "ddp/no-sync-around-forward",
+    "amp/all-ranks-skip",
+    "amp/same-scale-on-all-ranks",
+    "acc/schedule-per-step",
+    "acc/step-after-all-backwards",
+    "hvd/broadcast-before-first-step",
+    "hvd/synchronize-before-clip",
+    "hvd/synchronize-before-unscale",
+    "hvd/not-cleared-before-synchronize",
+)
+
+
+@law(
+    "ddp/average-each-parameter",
+    "The gradient of every parameter MUST be averaged over the ranks.",
+    why="""What an all-reduce leaves out is g_r, the mean over the rank's own samples, and not (1/N) Σ g_r: a parameter
+        that no bucket holds, or that was frozen when DDP wrapped the model, the rest of a buffer that is cut into equal
+        parts, or all of them if a copy is averaged. From then on these weights differ from rank to rank.""",
+    source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
+    fix="""
+        for parameter in model.parameters():  # DistributedDataParallel does it for those that it found when it wrapped
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        """,
+    unless=_PARTED_BY,
+)
+def average_each_parameter(here: GlobalWindow) -> Outcomes:
+    if here.plan.world_size == 1 or here.number > _first_parted(here.run):
+        return
+    if here.number < _first_parted(here.run):
+        yield OK
+    elif (own := _left_own(here)) is not None:
+        yield _not_averaged(here, own)
+
+
 @law(
     "ddp/identical-weights",
     "After each optimizer step all ranks MUST hold the same weights, to the bit.",
@@ -106,22 +150,7 @@ def same_collectives(run: Run) -> Outcomes:
         # learning rate, weight decay, momentum, loss scale, and the decision to step.
         optimizer.step()
         """,
-    unless=(
-        "ddp/equal-start",
-        "ddp/all-reduce-every-window",
-        "ddp/wait-before-step",
-        "ddp/wait-before-use",
-        "ddp/forward-through-wrapper",
-        "ddp/no-sync-around-forward",
-        "amp/all-ranks-skip",
-        "amp/same-scale-on-all-ranks",
-        "acc/schedule-per-step",
-        "acc/step-after-all-backwards",
-        "hvd/broadcast-before-first-step",
-        "hvd/synchronize-before-clip",
-        "hvd/synchronize-before-unscale",
-        "hvd/not-cleared-before-synchronize",
-    ),
+    unless=(*_PARTED_BY, "ddp/average-each-parameter"),
 )
 def identical_weights(here: GlobalWindow) -> Outcomes:
     # After the first difference, all later windows differ too.
@@ -162,6 +191,56 @@ def _first_parted(run: Run) -> float:
         if held is not None and any(weights != held[0][1] for _, weights in held):
             return here.number
     return inf
+
+
+def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
+    """The gradients of the elements in which they differ, by rank, if these are what the rank's own samples give."""
+    plan, starts = here.plan, {held(window.rank).get(here.number) for window in here.windows}
+    sights = [seen for window in here.windows if (seen := _final_gradients(window)) is not None]
+    shares = [plan.micro_batches(window.rank.number, here.number) for window in here.windows]
+    start = starts.pop()
+    if starts or start is None or len(start) != plan.model.size or len(sights) < plan.world_size or not all(shares):
+        return None
+    columns = list(zip(*sights, strict=True))
+    apart = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+    expectations = Expectations(plan)
+    owns = [expectations.gradients([share], start) for share in shares]
+
+    def are_own(times: float) -> bool:
+        for own, gradients in zip(owns, sights, strict=True):
+            for index in apart:
+                alone = [value if at == index else None for at, value in enumerate(gradients)]
+                if not any(one.is_times(times, alone) for one in own):
+                    return False
+        return True
+
+    # Trainers may divide for a sum over the ranks, or multiply for a mean.
+    if not apart or not any(map(are_own, (1.0, 1 / plan.world_size, float(plan.world_size)))):
+        return None
+    return {plan.model.elements[index]: list(columns[index]) for index in apart}
+
+
+def _final_gradients(window: Window) -> Sequence[float | None] | None:
+    """The gradients that a window's clip or step saw, and nothing averaged after that."""
+    sight = seen_gradients(window)
+    if sight is None or any(map(brings_together, window.of(Exchange, after=sight[0], before=window.attempts[0]))):
+        return None
+    return sight[1]
+
+
+def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]]) -> Broken:
+    first, other = (window.attempts[0] for window in here.windows[:2])
+    values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
+    averaged = [one for one in here.windows[1].of(Exchange, before=other) if brings_together(one)][-1:]
+    return Broken(
+        other,
+        must=f"the gradient of {enumerated([*own])} must be averaged over the ranks",
+        because="a rank's own samples are a part of the batch",
+        however=f"until {first} it was {values[0]} on rank 0 and {values[1]} on rank 1, as the samples of each rank "
+        "alone make it" + "".join(f", though {one} came before" for one in averaged),
+        shows=(*averaged, first, other),
+        effect="The ranks train different models from here on.",
+    )
 
 
 def _by_group(run: Run) -> Iterator[tuple[tuple[int, ...], list[list[Collective]]]]:
