@@ -36,5 +36,5 @@ D = TypeVar("D", bound=Deviation)
 
 
 def pairs(deviations: Sequence[D]) -> Iterator[tuple[D, D]]:
-    """All pairs of deviations that change different decisions, or settings of the optimizer, of which there are several."""
+    """All pairs of deviations that change different decisions, or the optimizer, which has several settings."""
     return ((one, two) for one, two in combinations(deviations, 2) if one.decisions & two.decisions <= {"optimizer"})

@@ -113,6 +113,16 @@ class TestClearing:
         held = hold(0, 0, 1, horovod=True, backward_passes_per_step=1)
         assert broken(a_run([held, micro_batch(0), clear(), step()], backend="horovod")) == set()
 
+    def test_what_steps_after_all_were_cleared_was_kept_elsewhere(self):
+        """Such as in Megatron's main gradients, which are wrong here for another reason."""
+        cleared = clear(by="hand", optimizer=None)
+        window = [micro_batch(0), cleared, event("collective"), step(gradients=[3.0, 0.0])]
+        assert broken(a_run(window)) == set()
+        window[-1] = step(gradients=[0.0, 0.0])
+        assert broken(a_run(window)) == {"acc/not-cleared-inside"}
+        window[1:] = [clear(by="hand", optimizer=None, parameters=[1]), step(gradients=[3.0, 0.0])]
+        assert broken(a_run(window)) == {"acc/not-cleared-inside"}
+
     def test_sums_may_be_kept_elsewhere(self):
         gradients = right([0, 1])
         run = a_run([event("start"), micro_batch(0), clear(), micro_batch(), step(gradients=gradients)], **TWO)

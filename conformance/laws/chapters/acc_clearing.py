@@ -187,7 +187,9 @@ def not_cleared_inside(window: Window) -> Outcomes:
     if broken is None:
         yield OK
     # A trainer may keep the gradients in its own buffers, and have the right ones when it steps.
-    elif not any(one.rank.number == _stepping(window) and _has_right_ones(one) for one in window.counterparts):
+    elif not _kept_elsewhere(window) and not any(
+        one.rank.number == _stepping(window) and _has_right_ones(one) for one in window.counterparts
+    ):
         yield broken
 
 
@@ -196,6 +198,22 @@ def _has_right_ones(window: Window) -> bool:
     those of this one, such as an overflow or a clip by hand, has another cause."""
     return saw_right_gradients(window) or any(
         saw_right_gradients(other) and _loses_weight(other) for other in window.rank.windows
+    )
+
+
+def _kept_elsewhere(window: Window) -> bool:
+    """Whether the step had gradients of parameters whose own were cleared on all ranks after the last backward."""
+    cleared = [
+        _parameters([clear for clear in _losing(one) if clear.seq > one.backwards[-1].seq])
+        for one in window.counterparts
+        if one.backwards
+    ]
+    lost = set.intersection(*cleared) if cleared else set()
+    parameter_of = window.plan.model.tensor_of
+    return any(
+        parameter_of[index] in lost and value
+        for attempt in window.attempts
+        for index, value in enumerate(attempt.gradients or ())
     )
 
 
