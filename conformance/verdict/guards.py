@@ -14,7 +14,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
-from conformance.verdict.work import gave_nothing, redundant
+from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
 SHARDS = "shards differ"
@@ -132,7 +132,8 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         f"{len(windows)}, one per accumulation window",
         ", ".join(map(str, counts)),
         f"{' or '.join(map(str, counts))} optimizer steps instead of {len(windows)}, one per accumulation window"
-        + ("; the ranks must agree" if len(counts) > 1 else ""),
+        + ("; the ranks must agree" if len(counts) > 1 else "")
+        + (f"; {lost}" if counts[0] < len(windows) and (lost := unread(case, ranks)) else ""),
         may_be_setup=True,
     )
 
@@ -170,11 +171,16 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
-    """What the first wrong number shows by itself: weights that changed before training, a parameter without a gradient
-    on any rank, a step at another learning rate, or weights that were right when the optimizer's step was over."""
+    """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
+    a parameter without a gradient on any rank, a step at another learning rate, or weights that were right when the
+    optimizer's step was over."""
     early = _stepped_early(case, ranks) if difference.step == 0 else None
     if early is not None:
         return early
+    lost = unread(case, ranks)
+    if lost is not None:
+        text = f"{lost}; each sample must be trained on once in an epoch"
+        return Guard("samples read", False, "all", lost, text, gives_way=True)
     if difference.quantity == "gradient":
         return _stepped_in_part(case, ranks, difference) if difference.observed is None else None
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]

@@ -9,6 +9,7 @@ from itertools import chain, combinations, permutations, zip_longest
 
 from conformance.cases.case import Case
 from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.plan import planned_windows, rows, stream
 
 _NONE = frozenset[int]()
@@ -56,6 +57,31 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
             )
             return Redundant(text, instead == windows)
     return None
+
+
+def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """The samples that no forward had, in words; None if there are none, or the forwards do not show it.
+
+    A window whose loss is infinite may be left out, and so may samples that weigh nothing and a smaller last batch.
+    """
+    events = [event for rank in ranks for event in rank.outcome.events if event["event"] == "forward"]
+    had = {row for event in events for row in event["rows"]}
+    if not had or None in had or not all(event["rows"] for event in events):
+        return None
+    row_of, windows = rows(case.spec()), case.problem.windows
+    whole = [
+        one for one in windows if len(one.batch) == len(windows[0].batch) and not any(map(has_infinite_loss, one.batch))
+    ]
+    without = [
+        one.index
+        for one in whole
+        if any(
+            sample.weight and row_of[number] not in had for number, sample in zip(one.samples, one.batch, strict=True)
+        )
+    ]
+    if not without:
+        return None
+    return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} went into no forward"
 
 
 def _full_windows(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:

@@ -143,7 +143,7 @@ ALLOWED = {
         lambda rank: [event("start", weights=None), ddp(0), averaging(), step(weights=None, gradients=None)]
     ),
     "a step in every micro-batch": lambda: ranks(
-        lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)]
+        lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)], accumulation=2
     ),
 }
 
