@@ -145,7 +145,14 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         for rank in ranks
         if rank.steps and all(tuple(map(exactly, step.weights)) == start_of(rank.outcome.rank) for step in rank.steps)
     ]
-    return _on_every_rank("weights moved", still, f"the weights of {named(still)} never changed")
+    text = f"the weights of {named(still)} never changed"
+    seen = [step.gradients for rank in ranks if rank.outcome.rank in still for step in rank.steps]
+    if all(gradients is not None and set(gradients) == {None} for gradients in seen):
+        text += (
+            "; the parameters that the optimizer holds had a gradient in none of its steps, so the losses are those of "
+            "others, such as a copy's: wrap, run and step one and the same model"
+        )
+    return _on_every_rank("weights moved", still, text)
 
 
 def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
