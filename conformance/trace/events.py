@@ -154,6 +154,8 @@ class _Autocast(Event):
 
 
 class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region"):
+    caches: Annotated[bool, "whether it keeps what it casts weights to"] = True
+
     @property
     def label(self) -> str:
         return f"enter autocast {self.dtype}"

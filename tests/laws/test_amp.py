@@ -24,6 +24,12 @@ def on_outputs(gradients):
     return backward(outputs=[[1.5, 2.5]], output_gradients=[gradients])
 
 
+def around_all(*between, **fields):
+    """Two windows in one region of autocast, and what is between them."""
+    windows = [[forward(at, computes="bfloat16"), backward(), step(), event("zero_grad")] for at in (0, 1)]
+    return [event("autocast_enter", **fields), windows[0], *between, windows[1], event("autocast_exit")]
+
+
 #: Of each law: runs that break it, and it alone.
 BREAKING = {
     "amp/autocast-around-forward": {
@@ -36,6 +42,9 @@ BREAKING = {
             precision="bf16",
         ),
         "another type": lambda: a_run([forward(0, computes="float16"), backward(), step()], precision="bf16"),
+    },
+    "amp/autocast-ends-in-window": {
+        "around all windows": lambda: a_run(around_all(), precision="bf16"),
     },
     "amp/autocast-only-if-asked": {
         "always on": lambda: a_run([forward(0, computes="bfloat16"), backward(), step()]),
@@ -99,6 +108,10 @@ def test_every_law_is_broken_by_a_trace():
 
 #: What breaks no law of the chapter.
 ALLOWED = {
+    "autocast around the loop, left and entered again": lambda: a_run(
+        around_all(event("autocast_exit"), event("autocast_enter")), precision="bf16"
+    ),
+    "autocast around the loop, without its cache": lambda: a_run(around_all(caches=False), precision="bf16"),
     "the textbook": lambda: a_run([scaled(0), more(), unscale(), CLIPPED, taken(), last()], accumulation=2, clip=CLIP),
     "no scaler": lambda: a_run([forward(0), backward(), CLIPPED, event("gradient_change"), step()], clip=CLIP),
     "scaled by hand": lambda: a_run([forward(0), backward(scaled=S), unscale(), taken(), last()]),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from conformance.laws.at_outputs import exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import Window
 from conformance.trace.events import (
+    AutocastEnter,
+    AutocastExit,
     BackwardEnd,
     Forward,
     LossScaled,
@@ -109,6 +112,54 @@ def _not_autocast(event: Forward | BackwardEnd, computes: str | None, wanted: st
         shows=(event,),
         effect=f"Its gradients are those of a run in {computes}.",
     )
+
+
+@law(
+    "amp/autocast-ends-in-window",
+    "Autocast MUST end between the forwards of one window and those of the next.",
+    why="""Autocast casts a weight when a forward first needs it, and keeps the result until its outermost region ends.
+        In a region around several windows, forwards go on with the weights of before the steps.""",
+    source="PyTorch, torch.autocast: its argument `cache_enabled` says whether the weight cache inside it is on",
+    fix="""
+        for batch in window:
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                loss = criterion(model(batch.inputs), batch.targets) / len(window)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        """,
+)
+def autocast_ends_in_window(window: Window) -> Outcomes:
+    following = window.following
+    if not (window.forwards and window.attempts and following and following.forwards):
+        return
+    last, first = window.forwards[-1], following.forwards[0]
+    region = _around(window, last, first)
+    if region is not None:
+        step = window.attempts[-1]
+        yield Broken(
+            region,
+            must="autocast must end between the forwards of two windows",
+            because="it keeps what it has cast weights to until its outermost region ends",
+            however=f"{region} was followed by {last}, {step} and {first} without an end",
+            shows=(region, last, step, first),
+            effect="Forwards go on with the weights as they were when a forward in this region first used them.",
+        )
+    elif window.rank.of(AutocastExit, before=first):
+        yield OK
+
+
+def _around(window: Window, last: Forward, first: Forward) -> AutocastEnter | None:
+    """The outermost autocast that is open in both forwards and all the time between them."""
+    enters, exits = (window.rank.of(kind, before=first) for kind in (AutocastEnter, AutocastExit))
+    open_regions: list[AutocastEnter] = []
+    for event in sorted((*enters, *exits), key=attrgetter("seq")) if len(enters) > len(exits) else ():
+        if isinstance(event, AutocastEnter):
+            open_regions.append(event)
+        elif open_regions:
+            open_regions.pop()
+    outermost = open_regions[0] if open_regions else None
+    return outermost if outermost is not None and outermost.caches and outermost.seq < last.seq else None
 
 
 @law(

@@ -19,7 +19,8 @@ def observe(recording: Recording) -> Seams:
             result = original(autocast, *args)
             if autocast._enabled and not recording.is_inside("backward"):
                 dtype = str(autocast.fast_dtype).removeprefix("torch.")
-                recording.note(event, device=autocast.device, dtype=dtype, enabled=True)
+                caches = {} if autocast._cache_enabled or event == "autocast_exit" else {"caches": False}
+                recording.note(event, device=autocast.device, dtype=dtype, enabled=True, **caches)
             return result
 
         return around
