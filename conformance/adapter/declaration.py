@@ -192,7 +192,11 @@ def _runs_nothing(function: Callable[..., None]) -> str | None:
 
 def declared(candidate: object) -> Declaration | None:
     """The declaration that `@trainer` attached to `candidate`, if any."""
-    found = getattr(candidate, ATTRIBUTE, None)
+    try:
+        found = getattr(candidate, ATTRIBUTE, None)
+    except Exception:
+        # Some objects raise something else for a name that they lack, such as a dict whose items are attributes.
+        return None
     return found if isinstance(found, Declaration) else None
 
 
@@ -218,7 +222,7 @@ def _names(
 ) -> tuple[str, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{field} takes a list of names such as {field}=[{str(values)!r}], not {values!r}")
-    names = tuple(dict.fromkeys(values))
+    names = tuple(values)
     if not names and not may_be_empty:
         raise ValueError(f"{field} is empty; name at least one of {', '.join(allowed or ())}")
     for name in names:
@@ -226,16 +230,16 @@ def _names(
             raise ValueError(f"{field} takes names, not {name!r}")
         if allowed is not None and name not in allowed:
             raise ValueError(_unknown(what, name, allowed))
-    return names
+    return tuple(dict.fromkeys(names))
 
 
 def _counts(field: str, values: Any, of: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Whole numbers from 2 on, or some ``of`` these."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{field} takes a list of whole numbers such as {field}=[2, 4], not {values!r}")
-    counts = tuple(dict.fromkeys(values))
+        raise ValueError(f"{field} takes a list of whole numbers such as {field}={list(of) or [2, 4]}, not {values!r}")
+    counts = tuple(values)
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or (count not in of if of else count < 2):
             allowed = f"of {', '.join(map(str, of))}" if of else "from 2 on"
             raise ValueError(f"{field} takes whole numbers {allowed}, not {count!r}")
-    return counts
+    return tuple(dict.fromkeys(counts))

@@ -119,9 +119,11 @@ def _import_file(name: str, place: str, path: Path) -> ModuleType:
 
 def _explain(error: BaseException, place: str, path: Path | None) -> TrainerError:
     if isinstance(error, SyntaxError):
-        return TrainerError(f"{error.filename or place}:{error.lineno}: {type(error).__name__}: {error.msg}")
+        # What is no text has no lines.
+        line = f":{error.lineno}" if error.lineno else ""
+        return TrainerError(f"{error.filename or place}{line}: {type(error).__name__}: {error.msg}")
     where = _deepest_frame(error, path) or place
-    what = f"{where}: {type(error).__name__}: {error}".rstrip(": ")
+    what = f"{where}: {type(error).__name__}: {_message(error)}".rstrip(": ")
     if isinstance(error, ModuleNotFoundError) and error.name and path is not None:
         module = error.name.partition(".")[0]
         declaration = declaration_in(path)
@@ -130,6 +132,13 @@ def _explain(error: BaseException, place: str, path: Path | None) -> TrainerErro
             return MissingRequirement(f"needs {module}: pip install {requirements}", declaration, module)
         return TrainerError(f"{what}; install it, or fix the import")
     return TrainerError(what)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as another:
+        return f"(its message cannot be shown: {type(another).__name__})"
 
 
 def _deepest_frame(error: BaseException, path: Path | None) -> str | None:
@@ -177,7 +186,12 @@ def declaration_in(path: Path) -> Declaration | None:
     Its `name` defaults to the file's stem.
     """
     found = []
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    try:
+        # Bytes, which say themselves how they are encoded.
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return None  # no source, such as a compiled module
+    for node in body:
         for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
             if isinstance(decorator, ast.Call) and _last_name(decorator.func) == "trainer":
                 found.append(decorator)

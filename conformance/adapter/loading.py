@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,13 +109,15 @@ def _split(target: str) -> tuple[str, str | None]:
     return place, name
 
 
+def _module_of(value: object) -> object:
+    """Where a trainer is defined; a partial function has no module of its own."""
+    return getattr(value.func if isinstance(value, partial) else value, "__module__", None)
+
+
 def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bool]:
     """The function asked for, or the only trainer there is; and whether it is the only one."""
-    candidates: dict[str, Train] = {
-        key: value
-        for key, value in vars(module).items()
-        if declared(value) is not None and getattr(value, "__module__", None) == module.__name__
-    }
+    marked: dict[str, Train] = {key: value for key, value in vars(module).items() if declared(value) is not None}
+    candidates = {key: value for key, value in marked.items() if _module_of(value) == module.__name__}
     # Python imports any folder as a package.
     if not candidates and not (name and hasattr(module, name)) and Path(place).is_dir():
         raise importing.a_folder(place)
@@ -130,6 +132,12 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
         if not callable(found):
             raise TrainerError(f"{place}: {name} is not a function")
         return found, list(candidates) == [name]
+    if not candidates and marked:
+        # Imported, perhaps only to be used.
+        choices = " or ".join(f"{place}:{key}" for key in marked)
+        raise TrainerError(
+            f"{place}: no @trainer function is defined in it; to run one that it imports, name {choices}"
+        )
     if not candidates:
         raise TrainerError(
             f"{place}: no @trainer function in it: decorate your training function with "

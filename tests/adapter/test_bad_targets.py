@@ -72,6 +72,16 @@ def test_no_trainer_in_a_file(write):
     )
 
 
+def test_a_trainer_that_is_only_imported(write):
+    """It may be there to be called, so it must be asked for."""
+    write("defines_one.py", ONE)
+    write("imports_one.py", "from defines_one import train as theirs")
+    assert message("imports_one.py") == (
+        "imports_one.py: no @trainer function is defined in it; to run one that it imports, name imports_one.py:theirs"
+    )
+    assert load("imports_one.py:theirs")[0](None) == "one"
+
+
 def test_several_trainers_and_no_name(write):
     write("several.py", TWO)
     assert (
@@ -88,6 +98,16 @@ def test_half_a_target(target):
 def test_a_syntax_error(write):
     path = write("broken.py", "def train(task)\n    pass\n")
     assert message("broken.py") == f"{path}:1: SyntaxError: expected ':'"
+
+
+def test_a_file_that_is_no_text(write):
+    write("binary.py", "\0")
+    assert message("binary.py") == "binary.py: SyntaxError: source code string cannot contain null bytes"
+
+
+def test_an_error_that_cannot_be_shown(write):
+    path = write("raises.py", "class E(Exception):\n    def __str__(self): raise self\nraise E\n")
+    assert message("raises.py") == f"{path}:3: E: (its message cannot be shown: E)"
 
 
 def test_an_error_on_import_names_the_users_line(write):
@@ -128,6 +148,12 @@ def test_an_import_that_fails_for_an_undeclared_module(write):
     assert message("needs.py") == (
         f"{path}:1: ModuleNotFoundError: No module named 'no_such_framework'; install it, or fix the import"
     )
+
+
+def test_an_import_that_fails_in_a_file_of_another_encoding(write):
+    path = write("needs.py", "")
+    path.write_bytes("# -*- coding: latin-1 -*-\n# caf\xe9\nimport no_such_framework\n".encode("latin-1"))
+    assert message("needs.py").startswith(f"{path}:3: ModuleNotFoundError: No module named 'no_such_framework'")
 
 
 def test_an_import_that_fails_for_a_declared_module(write):

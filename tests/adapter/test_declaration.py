@@ -87,9 +87,15 @@ def test_repeated_names_count_once():
             ),
         ),
         ({"backends": [1]}, "backends takes names, not 1"),
+        ({"backends": [["ddp"]]}, "backends takes names, not ['ddp']"),
+        ({"world_sizes": [[2]]}, "world_sizes takes whole numbers from 2 on, not [2]"),
         ({"world_sizes": [1]}, "world_sizes takes whole numbers from 2 on, not 1"),
         ({"accumulations": [2.5]}, "accumulations takes whole numbers from 2 on, not 2.5"),
         ({"world_sizes": 2}, "world_sizes takes a list of whole numbers such as world_sizes=[2, 4], not 2"),
+        (
+            {"parameter_groups": 2},
+            "parameter_groups takes a list of whole numbers such as parameter_groups=[1, 2], not 2",
+        ),
         ({"name": ""}, "name must be a non-empty string, not ''"),
     ],
 )

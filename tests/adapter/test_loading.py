@@ -55,6 +55,22 @@ def test_relative_imports_work_in_a_file_that_lies_in_a_package(write):
     assert declaration.name == "mine"
 
 
+def test_an_object_that_has_no_such_attribute_in_its_own_way(write):
+    """As a settings dict whose items are attributes."""
+    settings = "class Settings(dict):\n    def __getattr__(self, name): return self[name]\nsettings = Settings()\n"
+    write("mine.py", settings + ONE)
+    assert load("mine.py")[0](None) == "one"
+
+
+def test_a_partial_function_is_a_trainer_of_the_file_of_its_function(write):
+    write(
+        "mine.py",
+        "from functools import partial\nfrom conformance import trainer\n"
+        "def run(words, task): return words\ntrain = trainer(partial(run, 'three'))\n",
+    )
+    assert load("mine.py")[0](None) == "three"
+
+
 @pytest.mark.parametrize("target", ["package_of_mine.mine", "package_of_mine.mine:train"])
 def test_a_module_is_loaded_from_the_working_directory(write, target):
     write("package_of_mine/__init__.py", "")
