@@ -252,7 +252,10 @@ def _case_of(nodeid: str) -> str:
 def _in_one_line(report: pytest.TestReport | pytest.CollectReport) -> str:
     """What went wrong, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return _last_line(report.longreprtext) if crash is None else str(crash.message).splitlines()[0]
+    if crash is None:
+        return _last_line(report.longreprtext)
+    # As pytest names the exception of `pytest.fail`.
+    return str(crash.message).splitlines()[0].removeprefix("Failed: ").removeprefix(_HARNESS)
 
 
 def _last_line(text: str) -> str:

@@ -106,7 +106,7 @@ class SpreadCase:
                         node.server.abandon(0.0)
                 raise
         if self._harness_failure is not None:
-            raise RunnerError(f"{self._spec['case']}: {self._harness_failure}")
+            raise RunnerError(self._harness_failure)
         ranks = [rank for node in self._nodes for rank in node.outcomes(self._supervision.first_failed)]
         timed_out = any(node.outcome is not None and node.outcome.timed_out for node in self._nodes)
         return Outcome(tuple(sorted(ranks, key=lambda rank: rank.rank)), monotonic() - began, timed_out).placed(

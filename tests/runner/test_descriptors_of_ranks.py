@@ -139,7 +139,7 @@ def test_a_full_disk_is_the_harness_failing(run: Callable[..., Outcome]) -> None
         from conformance.runner.rank import reporting
         reporting.write = write
         """
-    with pytest.raises(RunnerError, match=r"^single-w1: cannot write the evidence of rank 0: No space left on device$"):
+    with pytest.raises(RunnerError, match=r"^cannot write the evidence of rank 0: No space left on device$"):
         run(full)
 
 

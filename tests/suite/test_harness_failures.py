@@ -28,6 +28,15 @@ if task.accumulation > 1:
 """
 
 
+KILLS_THE_RENDEZVOUS = """
+if task.world_size > 1:
+    children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
+    if task.rank == 0:
+        os.kill(min(map(int, children)), 9)
+    time.sleep(60)
+"""
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_torch_cannot_be_imported(command, folder, processes):
     Path("broken/torch").mkdir(parents=True)
@@ -55,6 +64,19 @@ def test_the_disk_is_full(command, folder):
     assert ended.line.endswith(".jsonl: File too large")
     assert Path("conformance-results.jsonl").read_text() == "earlier results\n"
     assert list(Path().glob("conformance-unfinished-*")) == []
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_process_of_ours_is_killed_in_a_case(conformance, write, cases, processes):
+    """It costs the case its verdict; one line says which case and why."""
+    target = write(KILLS_THE_RENDEZVOUS)
+    ended = conformance("run", target, "--case", "ddp-w2-fp32-momentum", "--case", CASE, "-n", processes)
+    assert ended.code == 3
+    assert ended.line == (
+        "conformance: the harness failed: ddp-w2-fp32-momentum: the process that hosts the rendezvous ended early: "
+        "killed by SIGKILL"
+    )
+    assert [case["verdict"] for case in cases().values()] == ["PASS (exact)"]
 
 
 @pytest.mark.parametrize("where", ["suite.running.judge", "suite.running.record", "runner.outcome.placed"])

@@ -98,7 +98,7 @@ class ForkServer:
         if answer is None:
             return Outcome.without_evidence(spec["world_size"], how, monotonic() - began)
         if "failure" in answer:
-            raise RunnerError(f"{spec['case']}: {answer['failure']}")
+            raise RunnerError(answer["failure"])
         return Outcome.from_dict(answer).placed(spec)
 
     def _answer(self, spec: dict[str, Any], time_limit: float) -> dict[str, Any] | None:
