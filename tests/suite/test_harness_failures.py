@@ -16,6 +16,7 @@ from conformance.laws.run import Window
 
 CASE = "single-batched-fp32-momentum"
 OTHER = "single-acc2-fp32-momentum"
+AFTER = "single-acc3-fp32-momentum"
 
 HURTS_AN_OBSERVER = """
 from conformance.trace.observers import forward
@@ -136,6 +137,26 @@ def test_an_observer_that_raises(conformance, write, cases):
     page = html.unescape(Path("conformance-report.html").read_text())
     assert "Traceback (most recent call last)" in page
     assert 'raise LookupError("a bug of ours")' in page
+
+
+def test_the_folder_for_temporary_files_is_removed(command, write, cases):
+    """By a rank, which also ends its server: all other cases have their verdicts."""
+    Path("temporary").mkdir()
+    target = write(
+        """
+        import shutil, tempfile
+        if task.accumulation == 2:
+            assert os.path.realpath(tempfile.gettempdir()) == os.path.realpath("temporary")
+            shutil.rmtree("temporary")
+            os.kill(os.getppid(), 9)
+            time.sleep(60)
+        """
+    )
+    chosen = [word for case in (CASE, OTHER, AFTER) for word in ("--case", case)]
+    temporary = os.path.abspath("temporary")
+    ended = command("run", target, write(), *chosen, "-n", "1", env={"TMPDIR": temporary}).ended()
+    assert (ended.code, ended.err) == (1, "")
+    assert [case["verdict"] for case in cases().values()] == ["PASS (exact)", "CRASH", *["PASS (exact)"] * 4]
 
 
 def test_a_bug_of_ours_outside_of_a_case(conformance, write, monkeypatch):

@@ -95,7 +95,6 @@ class ZygoteClient:
         if address is None:
             self._process = ZygoteProcess()
             address = self._process.address
-        self._address = address
         self._environment = base_environment(os.environ)
         self.owner = os.getpid()
         try:
@@ -139,10 +138,15 @@ class ZygoteClient:
             "folder": os.getcwd(),
             "path": [str(folder) for folder in sys.path],
         }
-        try:
-            control = connect(self._address)
-        except OSError as error:
-            raise self._lost() from error
+        # Not by the address: a trainer may have removed the folder of temporary files.
+        ours, theirs = socket.socketpair()
+        control = Channel(ours)
+        with theirs:
+            try:
+                self._channel.send({}, [theirs.fileno()])
+            except OSError as error:
+                control.close()
+                raise self._lost() from error
         output = Followed()
         try:
             answer = self._ask(control, request, client.fileno(), output.sink)

@@ -14,9 +14,13 @@ from os import fstat
 
 def nameless_file() -> int:
     """The descriptor of an empty file for reading and appending, which disappears when it is closed."""
-    descriptor, path = tempfile.mkstemp(prefix="conformance-")
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="conformance-")
+        os.unlink(path)
+    except (FileNotFoundError, PermissionError):
+        # A trainer has removed the folder of temporary files, or its permissions.
+        descriptor = os.memfd_create("conformance")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_APPEND)
-    os.unlink(path)
     return descriptor
 
 

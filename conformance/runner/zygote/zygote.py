@@ -68,9 +68,9 @@ def prepare() -> None:
 class Zygote:
     """Forks servers for clients, and importers, of which there is one for each module and surroundings.
 
-    A client that names no trainer is greeted with {"versions", "gpus"}, as often as it speaks. Any other wants a
-    server, from an importer unless what it spawns imports the trainer; it hears what `Nursery` says, or {"error": how
-    the import ended the process}.
+    A client that names no trainer is greeted with {"versions", "gpus"}, as often as it speaks; if it sends descriptors,
+    these are connections of more clients. Any other wants a server, from an importer unless what it spawns imports the
+    trainer; it hears what `Nursery` says, or {"error": how the import ended the process}.
     """
 
     def __init__(self, listener: socket.socket, hold: int) -> None:
@@ -118,7 +118,10 @@ class Zygote:
         self._is_over = True
 
     def _accept(self) -> None:
-        channel = Channel(self._listener.accept()[0])
+        self._connect(self._listener.accept()[0])
+
+    def _connect(self, connection: socket.socket) -> None:
+        channel = Channel(connection)
         self._connections.append(channel)
         self._selector.register(channel, selectors.EVENT_READ, partial(self._listen, channel))
 
@@ -128,8 +131,11 @@ class Zygote:
             return
         request = (channel.receive() or {}) if is_open else {}
         if is_open and "target" not in request:
-            with suppress(OSError):
-                channel.send(self._hello)
+            for descriptor in (more := channel.take_descriptors()):
+                self._connect(socket.socket(fileno=descriptor))
+            if not more:
+                with suppress(OSError):
+                    channel.send(self._hello)
             return
         self._selector.unregister(channel)
         self._connections.remove(channel)
