@@ -22,6 +22,10 @@ class ZygoteLost(RunnerError):
     """The process that imports torch has ended, as when the system killed it for its memory."""
 
 
+class ImporterLost(ZygoteLost):
+    """Only the process that had imported one trainer has ended."""
+
+
 class HostLost(RunnerError):
     """One of several machines, or our process there, is lost: nothing can run on it any more."""
 

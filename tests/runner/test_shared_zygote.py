@@ -238,6 +238,18 @@ def test_an_importer_that_is_killed_is_noticed_although_its_child_lives(
         pass
 
 
+def test_an_import_after_which_its_process_fails(joined: Shared, write: Write) -> None:
+    """Costs this trainer only, and names it."""
+    before = joined.get()
+    target = write("", "import json; json.JSONDecoder.decode = None")
+    why = "the process that had imported it ended, twice: memory may be short, or the import limits that process or "
+    with pytest.raises(TrainerError, match=why), ForkServer(target, "single", starter=joined.get):
+        pass
+    with ForkServer(write(), "single", starter=joined.get):
+        pass
+    assert joined.get() is before
+
+
 def test_without_it_a_worker_starts_its_own(descendants: Descendants) -> None:
     ended = ZygoteProcess()
     ended.close()

@@ -10,7 +10,7 @@ from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
 from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
 from conformance.runner.front.zygote_client import ServerStarter, Serving, shared
-from conformance.runner.outcome import Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
+from conformance.runner.outcome import ImporterLost, Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
 from conformance.runner.system.descriptors import last_line
 from conformance.runner.system.protocol import Channel
 
@@ -131,7 +131,13 @@ class ForkServer:
             return self._begin()
         except ZygoteLost:
             # The system may have killed it for its memory, which others have freed by now.
-            return self._begin()
+            try:
+                return self._begin()
+            except ImporterLost as error:
+                raise TrainerError(
+                    f"{self._trainer}: the process that had imported it ended, twice: memory may be short, or the "
+                    "import limits that process or replaces what it uses"
+                ) from error
 
     def _begin(self) -> Serving:
         """Raises TrainerError, Unavailable, RunnerError."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from conformance.adapter.loading import TrainerError, place_of
 from conformance.runner.front.zygote_process import ZygoteProcess, connect
-from conformance.runner.outcome import RunnerError, ZygoteLost, describe_status
+from conformance.runner.outcome import ImporterLost, RunnerError, ZygoteLost, describe_status
 from conformance.runner.rank.environment import base_environment
 from conformance.runner.system.output import Followed
 from conformance.runner.system.protocol import Channel
@@ -180,8 +180,9 @@ class ZygoteClient:
         return answer
 
     def _lost(self) -> ZygoteLost:
-        # From now on it is not `running`, unless only the process that had imported the trainer has ended.
         self._channel.is_readable(_EXIT_LIMIT)
+        if self.running:
+            return ImporterLost("the process that had imported the trainer has ended")
         how = None if self._process is None else self._process.how_it_ended()
         return ZygoteLost(f"the process that imports torch {how or 'ended'}")
 
