@@ -43,7 +43,7 @@ class RunFolder:
 
     def unfinished(self) -> list[Path]:
         """The results of runs that were killed, the newest first. What a run still writes is not among them."""
-        files = [file for file in self._folder.glob(f"{_UNFINISHED}*.jsonl") if not _is_locked(file)]
+        files = [file for file in self._folder.glob(f"{_UNFINISHED}*.jsonl") if file.is_file() and not _is_locked(file)]
         return sorted(files, key=lambda file: file.name, reverse=True)
 
     def remove_report(self) -> None:
@@ -107,13 +107,13 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _is_locked(file: Path) -> bool:
-    with file.open("rb") as opened:
-        try:
+    try:
+        with file.open("rb") as opened:
             fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False  # there are no locks in this file system
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # there are no locks in this file system, or who reads the file says what is wrong with it
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +25,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.terminal import render_notes, render_terminal
     from conformance.results import ResultsError, read_results
 
-    report = options.output or options.results.with_name(REPORT)
+    report = options.output or options.results.parent / REPORT
     try:
         results = read_results(options.results)
     except ResultsError as error:
@@ -45,11 +46,12 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _what_else(options: argparse.Namespace) -> str:
     """What to know besides about results that cannot be read."""
-    if not options.results.exists():
-        left = RunFolder(options.results.parent).unfinished() if options.results.parent.is_dir() else []
+    # Unlike the method of a path, this knows names that are too long for any file.
+    if not os.path.exists(options.results):
+        left = RunFolder(options.results.parent).unfinished() if os.path.isdir(options.results.parent) else []
         more = "conformance run --resume goes on with it, and conformance report renders it"
         return f"; a run that did not end left {left[0]}: {more}" if left else ""
-    report = options.results.with_name(REPORT)
+    report = options.results.parent / REPORT
     if options.output is None and options.results.name == RESULTS and report.is_file():
         report.unlink()
         return f"; {report}, which was of other results, is removed"

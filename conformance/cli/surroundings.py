@@ -38,7 +38,7 @@ def sources(targets: Sequence[str]) -> dict[str, object]:
     for target in targets:
         with suppress(OSError, TrainerError):
             file = _file(place_of(target))
-            if file is not None:
+            if file is not None and file.is_file():
                 found[target] = "sha256 " + hashlib.sha256(file.read_bytes()).hexdigest()
     return found
 

@@ -31,16 +31,27 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
     try:
         run = Run.read(*file.read(options.folder))
+        ranks = [rank.events for rank in run.ranks]
+        with console.capture() as printed:
+            if options.chrome is None:
+                render_trace(ranks, console)
+            else:
+                drawn = json.dumps(chrome(run.plan.spec["case"], ranks, violations(run)), ensure_ascii=False)
     except file.TraceError as error:
         return say(str(error), USAGE)
-    ranks = [rank.events for rank in run.ranks]
+    except Exception as error:
+        # The files are anybody's, as those of `conformance report`.
+        return say(f"{options.folder} cannot be shown: it is damaged ({type(error).__name__}: {error})", USAGE)
     if options.chrome is None:
-        render_trace(ranks, console)
+        console.file.write(printed.get())
         return CONFORMING
     reason = unwritable(options.chrome)
+    if reason is None:
+        try:
+            options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            reason = error.strerror
     if reason is not None:
         return say(f"cannot write {options.chrome}: {reason}", USAGE)
-    drawn = json.dumps(chrome(run.plan.spec["case"], ranks, violations(run)), ensure_ascii=False)
-    options.chrome.write_text(drawn, encoding="utf-8", errors="backslashreplace")
     console.print(f"{options.chrome}: open it in https://ui.perfetto.dev", soft_wrap=True)
     return CONFORMING

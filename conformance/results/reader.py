@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,6 +144,9 @@ def _header(path: Path, first: list[dict[str, Any]]) -> Header:
 def _values(path: Path) -> tuple[list[dict[str, Any]], bool]:
     """The values in the lines of the file, and whether the last line broke off in the middle; it is left out then."""
     try:
+        # A pipe may have no writer, and a device no end.
+        if not (stat.S_ISREG(mode := path.stat().st_mode) or stat.S_ISDIR(mode)):
+            raise ResultsError(f"cannot read {path}: it is not a file")
         texts = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from error

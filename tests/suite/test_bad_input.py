@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ FILES = {
 MISTAKES = {
     "no such file": (["nosuch.py"], "nosuch.py: no such file"),
     "a similar file": (["tow.py"], "tow.py: no such file; did you mean two.py?"),
+    "no file but a pipe": (["pipe.py"], "pipe.py: no such file"),
     "no such folder": (["nosuch/one.py"], "nosuch/one.py: no such file (nor a folder nosuch)"),
     "a folder": (["folder"], "folder: this is a folder: name a .py file in it, or package.module:function"),
     "a folder's path": (["./folder"], "./folder: this is a folder: name a .py file in it"),
@@ -73,6 +75,7 @@ def files(folder):
     for name, text in FILES.items():
         Path(name).write_text(text)
     Path("folder").mkdir()
+    os.mkfifo("pipe.py")
     Path("taken/conformance-report.html").mkdir(parents=True)
 
 
@@ -103,6 +106,10 @@ def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
         (["rnu"], "invalid choice: 'rnu'"),
         (["report"], "the following arguments are required: results; see: conformance report --help"),
         (["report", "nosuch.jsonl"], "cannot read nosuch.jsonl: No such file or directory"),
+        (["report", ""], "cannot read .: Is a directory"),
+        (["report", "x" * 5000], ": File name too long"),
+        (["report", "pipe.py"], "cannot read pipe.py: it is not a file"),
+        (["report", "/dev/zero"], "cannot read /dev/zero: it is not a file"),
         (["report", "folder"], "cannot read folder: Is a directory"),
         (["report", "notes.txt"], "notes.txt: line 1 is not the header of a results file of trainer-conformance"),
     ],

@@ -234,6 +234,17 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
     assert own.read_text() == whole
 
 
+def test_what_is_no_run_that_was_killed(conformance, write):
+    """It only has the name of one."""
+    Path("conformance-unfinished-1.jsonl").mkdir()
+    os.mkfifo("conformance-unfinished-2.jsonl")
+    Path("conformance-unfinished-3.jsonl").symlink_to("conformance-unfinished-3.jsonl")
+    Path("conformance-unfinished-4.jsonl").touch()
+    ended = conformance("run", write(), "--case", FIRST, "--resume")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Nothing to resume in .: all cases are run." in ended.out
+
+
 def test_two_runs_in_one_folder(blocked, conformance, write):
     """Neither destroys the results of the other, and each report is that of the results beside it."""
     run, gate = blocked()

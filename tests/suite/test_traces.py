@@ -110,3 +110,25 @@ def test_mistakes(conformance, write, traced):
         ended = conformance(*arguments)
         assert ended.code == 2
         assert said in ended.line
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('"world_size": 2', '"world_size": "2"', "cannot be shown: it is damaged (TypeError: "),
+        ('"plan": ', '"plane": ', "cannot be shown: it is damaged (KeyError: 'plan')"),
+        ("{", "[" * 100_000, "cannot be shown: it is damaged (RecursionError: "),
+    ],
+)
+def test_damaged_files(conformance, traced, before, after, said):
+    """One line, whatever is wrong with them."""
+    file = Path(traced, "rank0.jsonl")
+    file.write_text(file.read_text().replace(before, after, 1))
+    ended = conformance("trace", str(traced))
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.line
+
+
+def test_a_chrome_trace_that_cannot_be_written(conformance, traced):
+    ended = conformance("trace", str(traced), "--chrome", "/dev/full")
+    assert (ended.code, ended.line) == (2, "conformance: cannot write /dev/full: No space left on device")
