@@ -471,6 +471,7 @@ class Update(Event, noted="after `GradScaler.update`"):
     growth_factor: Annotated[Number, "the scaler's own setting"]
     backoff_factor: Annotated[Number, "the scaler's own setting"]
     growth_interval: Annotated[int, "the scaler's own setting"]
+    given: Annotated[bool, "whether the trainer gave it the new scale"] = False
 
     @property
     def label(self) -> str:

@@ -39,13 +39,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Update:
-    """One update of a loss scale: the scale around it, and the rule that it follows."""
+    """One update of a loss scale: the scale around it, and the rule that it follows. ``given``: the trainer said what
+    the scale becomes. ``scaler``: which one."""
 
     before: float
     after: float
     growth_factor: float
     backoff_factor: float
     growth_interval: int
+    given: bool = False
+    scaler: int | None = None
 
 
 @dataclass(frozen=True)
@@ -294,6 +297,8 @@ def _update(event: dict[str, Any]) -> Update:
         float(event["growth_factor"]),
         float(event["backoff_factor"]),
         event["growth_interval"],
+        event.get("given", False),
+        event["scaler"],
     )
 
 

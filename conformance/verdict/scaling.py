@@ -118,8 +118,11 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     if len(updates) == max(windows) + 1:
         # Without those by hand in windows that were left out.
         updates = tuple(updates[window] for window in sorted(windows))
+    # So does one that says what the scale becomes, which must be less after an overflow.
+    has_own_rule = any(one.given for one in updates)
     if len(updates) != len(scaled):
-        yield f"updated the loss scale {len(updates)} times in {len(scaled)} windows"
+        if not has_own_rule:
+            yield f"updated the loss scale {len(updates)} times in {len(scaled)} windows"
         return
     beyond = next((update.after for update in updates if not isfinite(update.before + update.after)), None)
     if beyond is not None:
@@ -129,10 +132,16 @@ def _of_rank(rank: RankEvidence, clamped: bool) -> Iterator[str]:
     rule = LossScale(
         Fraction(first.before), first.growth_interval, Fraction(first.growth_factor), Fraction(first.backoff_factor)
     )
-    scaler = Scaler(rule)
+    scaler, last = Scaler(rule), None
     for attempt, update in zip(scaled, updates, strict=True):
-        if attempt.window - 1 not in windows:
+        if has_own_rule and (attempt.stepped or update.after < update.before):
+            continue
+        if attempt.window - 1 not in windows or has_own_rule:
             scaler.scale = Fraction(update.before)
+        elif last is not None and (last.after, last.scaler) != (update.before, update.scaler):
+            # The scale was set in between, or the scaler is a new one, which may go on where the other ended.
+            return
+        last = update
         scaler.update(overflowed=not attempt.stepped)
         # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
         if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:

@@ -93,6 +93,7 @@ def observe(recording: Recording) -> Seams:
             backoff_factor=number(scaler.get_backoff_factor()),
             growth_interval=scaler.get_growth_interval(),
             scaler=recording.numbers.of("scaler", scaler),
+            **({"given": True} if any(one is not None for one in (*args, *kwargs.values())) else {}),
         )
         return result
 
