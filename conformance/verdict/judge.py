@@ -76,6 +76,10 @@ _UNEVEN_SCALE = (
     "the numbers are right but for what a loss scale that is no power of two rounds off, and the trainer's own cannot "
     "be seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
 )
+_UNASKED_SCALE = (
+    "the numbers are right but for what a loss scale of {:g}, which is no power of two, rounds off in a case that asks "
+    "for none: use `task.grad_scaler()`, which is enabled where the precision needs it"
+)
 #: Verdicts on a trainer that did not come to its end.
 _ENDED = ("CRASH", "HANG")
 
@@ -172,6 +176,8 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
     precision = case.problem.precision
     if shows_uneven_scale(judgement.run.ranks[0], case.problem) and _fits_uneven_scale(case.problem, judgement.ranks):
         return _UNEVEN_SCALE
+    if (scale := _unasked_scale(case.problem, judgement.ranks)) is not None:
+        return _UNASKED_SCALE.format(scale)
     if difference.quantity != "weights":
         return None
     if judgement.trajectory is not None and of_hidden_masters(precision, judgement.trajectory, judgement.ranks):
@@ -196,6 +202,18 @@ def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
         return False
     uneven = replace(history, scales=(problem.workload.scale.init_scale * Fraction(3, 4),) * problem.workload.steps)
     return any(matches(ranks, _trajectory(reading, uneven).steps) for reading in accepted)
+
+
+def _unasked_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> float | None:
+    """The loss scale, no power of two, of a GradScaler that is enabled though nothing is to be scaled, if the numbers
+    are within the bound for it; None if not, or if there is none."""
+    scales = [scale for rank in ranks for attempt in rank.attempts if (scale := exactly(attempt.scale))]
+    uneven = next((scale for scale in scales if odd_part(scale.numerator) > 1), None)
+    if uneven is None or problem.precision.scaled:
+        return None
+    accepted, history = _accepted(replace(problem, precision=replace(problem.precision, scaled=True)), ranks)
+    fits = any(matches(ranks, _trajectory(reading, history).steps) for reading in accepted)
+    return float(uneven) if fits else None
 
 
 def _look_for_mistake(judgement: Judgement) -> None:

@@ -213,6 +213,22 @@ def test_scaler_that_is_not_torchs_may_not_skip_without_an_overflow(follow):
     assert judgement.headline == "window 1 was skipped, though nothing can overflow at its loss scale"
 
 
+@pytest.mark.parametrize(("scale", "verdict"), [(1000.0, "INCONCLUSIVE"), (1024.0, "FAIL (numerics)")])
+def test_a_scale_that_nobody_asked_for_may_round(follow, scale, verdict):
+    """Multiplying by 1000 and by its reciprocal rounds in fp32, which a power of two does not."""
+    run = follow("single-acc2-fp32-momentum")
+    for step in run.of("step"):
+        step["scale"] = scale
+    [last], [finished], least = run.of("step")[-1:], run.of("finished"), 2.0**-24
+    last["gradients"][0] += least
+    for event in (last, finished):
+        event["weights"][0] -= least / 2
+    run.remove(*run.of("update"))
+    judgement = run.judged()
+    assert judgement.verdict == verdict, judgement.headline
+    assert ("a loss scale of 1000" in judgement.headline) is (scale == 1000)
+
+
 def test_a_rank_that_has_run_out_of_data_updates_no_scale(follow):
     """Only who has samples for the last window looks for overflows there."""
     run = follow("ddp-w2-acc2-fp16-uneven-ranks")
