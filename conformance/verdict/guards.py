@@ -18,6 +18,7 @@ from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
 SHARDS = "shards differ"
+SAMPLES = "all samples read"
 WEIGHTS = "weights change in steps only"
 COLLECTIVES = "collectives while training"
 _MOST_NAMED = 3
@@ -187,7 +188,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     lost = unread(case, ranks)
     if lost is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"
-        return Guard("samples read", False, "all", lost, text, gives_way=True)
+        return Guard(SAMPLES, False, "in each epoch", lost, text, gives_way=True)
     if difference.quantity == "gradient":
         return _stepped_in_part(case, ranks, difference) if difference.observed is None else None
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]

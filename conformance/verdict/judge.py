@@ -25,7 +25,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import COLLECTIVES, SHARDS, WEIGHTS, Guard, first_wrong, guards
+from conformance.verdict.guards import COLLECTIVES, SAMPLES, SHARDS, WEIGHTS, Guard, first_wrong, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
@@ -123,7 +123,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     _look_for_mistake(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
     if (judgement.mistake is not None and judgement.mistake.kind == "rows") or any(
-        guard.name == SHARDS and not guard.holds for guard in judgement.guards
+        guard.name in (SHARDS, SAMPLES) and not guard.holds for guard in judgement.guards
     ):
         return judgement
     judgement.laws = check(judgement.run)

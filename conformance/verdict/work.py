@@ -62,26 +62,27 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
 def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """The samples that no forward had, in words; None if there are none, or the forwards do not show it.
 
-    A window whose loss is infinite may be left out, and so may samples that weigh nothing and a smaller last batch.
+    A window whose loss is infinite may be left out, and so may samples that weigh nothing. A smaller last batch may be
+    if nothing is trained on twice instead.
     """
     events = [event for rank in ranks for event in rank.outcome.events if event["event"] == "forward"]
-    had = {row for event in events for row in event["rows"]}
-    if not had or None in had or not all(event["rows"] for event in events):
+    had = Counter(row for event in events for row in event["rows"])
+    if None in had or not events or not all(event["rows"] for event in events):
         return None
     row_of, windows = rows(case.spec()), case.problem.windows
-    whole = [
-        one for one in windows if len(one.batch) == len(windows[0].batch) and not any(map(has_infinite_loss, one.batch))
-    ]
-    without = [
-        one.index
-        for one in whole
-        if any(
-            sample.weight and row_of[number] not in had for number, sample in zip(one.samples, one.batch, strict=True)
-        )
-    ]
-    if not without:
-        return None
-    return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} went into no forward"
+    asked = {
+        one.index: Counter(row_of[at] for at, sample in zip(one.samples, one.batch, strict=True) if sample.weight)
+        for one in windows
+        if not any(map(has_infinite_loss, one.batch))
+    }
+    trained = Counter(row for event in events if not event.get("extra") for row in event["rows"])
+    if not trained - sum(asked.values(), Counter[int]()):
+        asked = {at: one for at, one in asked.items() if len(windows[at].batch) == len(windows[0].batch)}
+    if without := [at for at, of_window in asked.items() if of_window.keys() - had.keys()]:
+        return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} went into no forward"
+    # Which of several samples with equal inputs went in, nobody can tell.
+    lost = sum((sum(asked.values(), Counter[int]()) - had).values())
+    return f"{lost} sample{'s' * (lost > 1)} went into no forward" if lost else None
 
 
 def _full_windows(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:

@@ -66,13 +66,6 @@ class TestStepAfterAllBackwards:
         run = a_run([micro_batch(0), step(), clear(), micro_batch(), step(), clear()], **TWO)
         assert broken(run) == {self.ID}
 
-    def test_a_step_after_the_same_samples_again(self):
-        """Who reads the first batch in every window steps as often as it should."""
-        again = [micro_batch(0), step(), clear(), micro_batch(), step(), clear()]
-        assert broken(a_run(again)) == set()
-        assert broken(a_run(again, steps=1)) == {self.ID}
-        assert broken(a_run([*again[:3], forward(rows=[2, 3]), backward(), *again[4:]])) == {self.ID}
-
     def test_a_step_before_the_backward(self):
         first = step(gradients=[None, None])
         run = a_run([forward(0), first, clear(), backward(), forward(1), step(), clear(), backward(gradients="none")])

@@ -17,7 +17,6 @@ from conformance.trace.events import (
     Contribution,
     Event,
     ForeignOptimizer,
-    Forward,
     GradientChange,
     LossScaled,
     Receive,
@@ -177,9 +176,6 @@ def _second_step(window: Window) -> Broken | None:
         earlier = first.setdefault(event.optimizer, event)
         if earlier is event:
             continue
-        # Who steps no more often than asked, and reads what was read before, reads the wrong samples.
-        if len(window.rank.of(Attempt)) <= window.plan.spec["steps"] and _reads_again(window, earlier, event):
-            continue
         inside = window.of(Event, after=earlier, before=event)
         between = [one for one in inside if isinstance(one, BackwardBegin | Receive)]
         return Broken(
@@ -195,13 +191,6 @@ def _second_step(window: Window) -> Broken | None:
             else f"The gradients of window {window.number} are applied twice.",
         )
     return None
-
-
-def _reads_again(window: Window, first: Attempt, second: Attempt) -> bool:
-    """Whether a step that all micro-batches of the window came before is followed by the same samples."""
-    before, between = window.of(Forward, before=first), window.of(Forward, after=first, before=second)
-    rows, again = ({row for event in events for row in event.rows} for events in (before, between))
-    return len(before) >= window.planned and bool(again) and None not in again and again <= rows
 
 
 def _backward_after(window: Window) -> Broken | None:
