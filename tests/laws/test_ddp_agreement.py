@@ -143,7 +143,7 @@ ALLOWED = {
         lambda rank: [event("start", weights=None), ddp(0), averaging(), step(weights=None, gradients=None)]
     ),
     "a step in every micro-batch": lambda: ranks(
-        lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)], accumulation=2
+        lambda rank: [ddp(0, syncs=False), local(), stepped(rank), ddp(), averaging(), stepped(rank)]
     ),
 }
 
@@ -206,6 +206,21 @@ def test_what_is_not_averaged_is_named():
     broken = the_finding(ranks(lambda rank: of_own(rank, 0), **SHARES), "ddp/average-each-parameter").broken
     assert "the gradient of bias must be averaged" in broken.must
     assert "it was (-2) on rank 0 and (-6) on rank 1, as the samples of each rank alone make it" in broken.however
+
+
+def test_how_ranks_part_is_told():
+    def parted(factor, *before):
+        run = ranks(
+            lambda rank: [
+                *[ddp(0), averaging(), *before * (rank == 0)],
+                step(gradients=[1.0 + factor * rank, 2.0 + 2.0 * rank], weights=[float(rank), 0.0]),
+            ]
+        )
+        return the_finding(run, "ddp/identical-weights").broken.however
+
+    assert "(2, 4) on rank 1, which is 2 times that in every element" in parted(1.0)
+    assert "in every element" not in parted(2.0)
+    assert "rank 0 clipped its gradients (train.py:5) and rank 1 did not" in parted(2.0, event("clip"))
 
 
 def test_a_hang_is_explained_by_the_rank_that_did_not_come():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from math import inf, isclose
 from typing import Any
 
 from conformance.laws.averaging import seen_gradients
@@ -13,6 +13,7 @@ from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements
 from conformance.trace.events import (
     Attempt,
+    Clip,
     Collective,
     Event,
     Exchange,
@@ -329,6 +330,18 @@ def _may_carry_weights(rank: Rank, event: Exchange) -> bool:
     return event.of != "gradients" and (event.of == "parameters" or event.elements >= trained_elements(rank))
 
 
+def _ratio(one: Vector, other: Vector) -> float | None:
+    """The number by which all elements are multiplied; None if there is none, or if they are too few to show it."""
+    pairs = [(first, second) for first, second in zip(one, other, strict=False) if first or second]
+    ratios = [
+        second / first
+        for first, second in pairs
+        if isinstance(first, int | float) and isinstance(second, int | float) and first
+    ]
+    found = len(ratios) == len(pairs) > 1 and all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
+    return ratios[0] if found else None
+
+
 def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
     details = []
     # A served rank shows its weights at events that are not steps.
@@ -337,7 +350,14 @@ def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, other
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
     if isinstance(one, Attempt) and isinstance(other, Attempt) and one.gradients != other.gradients:
         seen = [vector(step.gradients or ()) for step in (one, other)]
-        details.append(f"the gradient is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}")
+        times = _ratio(one.gradients or (), other.gradients or ())
+        in_all = f", which is {number(times)} times that in every element" if times else ""
+        details.append(f"the gradient is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}")
+    if isinstance(one, Attempt) and isinstance(other, Attempt):
+        clips = {window.rank.number: window.of(Clip) for window in here.windows}
+        for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
+            if clips[some] and not clips[none]:
+                details.append(f"rank {some} clipped its gradients ({clips[some][0].line}) and rank {none} did not")
     return Broken(
         other,
         must="all ranks must hold the same weights after a step",
