@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import isclose
 
 from conformance.adapter.backends import BACKENDS
@@ -20,6 +21,7 @@ from conformance.workloads.outliers import has_infinite_loss
 SHARDS = "shards differ"
 SAMPLES = "all samples read"
 WEIGHTS = "weights change in steps only"
+MULTIPLE = "gradients of each window"
 COLLECTIVES = "collectives while training"
 _MOST_NAMED = 3
 
@@ -180,8 +182,8 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
     """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
-    a parameter without a gradient on any rank, a step at another learning rate, or weights that were right when the
-    optimizer's step was over."""
+    a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
+    learning rate, or weights that were right when the optimizer's step was over."""
     early = _stepped_early(case, ranks) if difference.step == 0 else None
     if early is not None:
         return early
@@ -190,7 +192,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
         text = f"{lost}; each sample must be trained on once in an epoch"
         return Guard(SAMPLES, False, "in each epoch", lost, text, gives_way=True)
     if difference.quantity == "gradient":
-        return _stepped_in_part(case, ranks, difference) if difference.observed is None else None
+        if difference.observed is None:
+            return _stepped_in_part(case, ranks, difference)
+        return _multiplied(case, ranks[difference.rank], difference, right)
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
     if taken is None:
         return None
@@ -266,6 +270,27 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
         "must be stepped in each window, by an optimizer that holds it",
         gives_way=True,
     )
+
+
+def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+    """A window whose gradient is a multiple of the right one, after others that are right."""
+    step = right.steps[difference.step]
+    seen = map(exactly, rank.steps[difference.step].gradients or ())
+    pairs = [(one, two) for one, two in zip(seen, step.gradient.center, strict=False) if one != 0 or two]
+    ratios = [one / two for one, two in pairs if one and two]
+    if difference.step == 0 or not 1 < len(ratios) == len(pairs):
+        return None
+    least, most = min(ratios), max(ratios)
+    times = least.limit_denominator(1024)
+    if times <= 0 or most - least > least / 64 or abs(least - 1) < Fraction(1, 16):
+        return None
+    text = (
+        f"the gradients of window {step.window} are {times} times the right ones in every element, and those of the "
+        "windows before are right"
+    )
+    if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
+        text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
+    return Guard(MULTIPLE, False, "right", f"{times} times the right ones", text, gives_way=True)
 
 
 def _sizes(reached: Sequence[int]) -> str:

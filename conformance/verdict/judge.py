@@ -25,7 +25,7 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly, read
-from conformance.verdict.guards import COLLECTIVES, SAMPLES, SHARDS, WEIGHTS, Guard, first_wrong, guards
+from conformance.verdict.guards import COLLECTIVES, MULTIPLE, SAMPLES, SHARDS, WEIGHTS, Guard, first_wrong, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.observability import unobserved, unplaced
@@ -358,6 +358,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
         is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
         guard = first_wrong(case, ranks, judgement.difference, right)
+        # One factor for all windows says more.
+        is_known |= guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
         if guard is not None and not is_known and all(other.holds for other in judgement.guards):
             judgement.guards += (guard,)
     elif not wrong:
