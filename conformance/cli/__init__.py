@@ -44,8 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with robust():
         options = _parser().parse_args(arguments)
         command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+        console = SafeConsole(highlight=False)
+        if not console.width:
+            # COLUMNS=0, as where a terminal has no size: nothing would be shown.
+            console.width = 80
         try:
-            return COMMANDS[options.action].main(options, command, SafeConsole(highlight=False))
+            return COMMANDS[options.action].main(options, command, console)
         except KeyboardInterrupt:
             return say("interrupted", INTERRUPTED)
         except Exception as error:

@@ -25,7 +25,7 @@ from conformance.cli.resuming import Earlier
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.terminal import render_notes
-from conformance.results import ResultsWriter
+from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
 from conformance.results.records import CaseRecord, Header, LawText
 from conformance.suite.hooks import FINISHED, SERVERS
@@ -118,9 +118,12 @@ class Engine:
         """Stop the run when the results file cannot be written."""
         try:
             yield
-        except OSError as error:
-            self.failures.append(f"cannot write {self._folder.own}: {error.strerror}")
-            pytest.exit(self.failures[-1])
+        except (OSError, ResultsError) as error:
+            why = f"cannot write {self._folder.own}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            # After a case the footer cannot be written either.
+            if why not in self.failures:
+                self.failures.append(why)
+            pytest.exit(why)
 
     @pytest.hookimpl
     def pytest_keyboard_interrupt(self) -> None:

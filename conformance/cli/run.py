@@ -142,7 +142,8 @@ def _finish(engine: Engine, folder: RunFolder, console: Console) -> int:
                 with folder.placing() as (_, report):
                     render_html(results, report)
         except (ResultsError, OSError) as error:
-            return say(f"the harness failed: {error}", HARNESS)
+            place = folder.own if folder.own.exists() else folder.results
+            return say(f"the harness failed: {error}; the results are in {place}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report)
         conforming = results.conforming
     else:

@@ -29,6 +29,16 @@ if task.accumulation > 1:
 """
 
 
+REMOVES_THE_FOLDER = """
+import shutil
+from conformance import trainer
+
+shutil.rmtree("out")
+
+@trainer
+def train(task): ...
+"""
+
 KILLS_THE_RENDEZVOUS = """
 if task.world_size > 1:
     children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
@@ -65,6 +75,37 @@ def test_the_disk_is_full(command, folder):
     assert ended.line.endswith(".jsonl: File too large")
     assert Path("conformance-results.jsonl").read_text() == "earlier results\n"
     assert list(Path().glob("conformance-unfinished-*")) == []
+
+
+def test_the_disk_becomes_full(command, folder):
+    """It is said once, although the footer cannot be written either."""
+
+    def little_room():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    ended = command("run", "batched", "--backend", "single", "-n", "1", preexec_fn=little_room).ended()
+    assert ended.code == 3
+    assert ended.line.endswith(".jsonl: File too large")
+    assert "INCOMPLETE: the run was cut off: " in ended.out
+
+
+def test_the_disk_becomes_full_with_the_report(conformance, write, cases, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("conformance.report.html.render_html", full)
+    ended = conformance("run", write(), "--case", CASE)
+    assert ended.code == 3
+    assert ended.line.endswith("No space left on device; the results are in conformance-results.jsonl")
+    assert [case["verdict"] for case in cases().values()] == ["PASS (exact)"]
+
+
+def test_the_folder_is_removed_before_there_are_results(conformance, folder):
+    Path("mine.py").write_text(REMOVES_THE_FOLDER)
+    ended = conformance("run", "mine.py", "--case", CASE, "--output", "out")
+    assert ended.code == 3
+    assert "cannot write out/conformance-unfinished-" in ended.line
+    assert ended.line.endswith(".jsonl: No such file or directory")
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

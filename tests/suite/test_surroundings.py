@@ -145,3 +145,8 @@ def test_a_long_path_to_temporary_files(command, write, tmp_path):
     ended = command("run", write(), "--case", CASE, "-n", "2", env={"TMPDIR": str(folder)}).ended()
     assert (ended.code, ended.err) == (0, ""), ended.out
     assert not list(folder.glob("conformance-*"))
+
+
+def test_a_terminal_without_a_width(conformance, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "amp/unscale-before-clip" in conformance("laws").out
