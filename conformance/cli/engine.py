@@ -103,7 +103,11 @@ class Engine:
         command += ["--maxschedchunk", "1"]
         command += [*(f"--trainer={sendable(trainer)}" for trainer in trainers), *arguments(options)]
         with self._bar, _undisturbed():
-            code = pytest.main([*command, str(SUITE / "test_conformance.py")], plugins=[self])
+            try:
+                code = pytest.main([*command, str(SUITE / "test_conformance.py")], plugins=[self])
+            except KeyboardInterrupt:
+                # The second one, while what the first one had stopped was ending.
+                self.interrupted, code = True, pytest.ExitCode.INTERRUPTED
         if self._writer is not None:
             with suppress(pytest.exit.Exception), self._writing():
                 self._writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,7 +119,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         options.traces = os.path.abspath(options.traces)
     engine = Engine(folder, command, surroundings, console, hosts, found)
     engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
-    ignore()
+    ignore(signal.SIGINT)
     return _finish(engine, folder, console)
 
 

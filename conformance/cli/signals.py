@@ -21,9 +21,9 @@ def ended_like_ctrl_c() -> Iterator[None]:
         ignore()
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
+    before = {number: signal.getsignal(number) for number in (*_ENDING, signal.SIGINT)}
+    for number in _ENDING:
+        if before[number] is not signal.SIG_IGN:
             signal.signal(number, interrupt)
     try:
         yield
@@ -32,9 +32,9 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ignore() -> None:
-    """Let these signals do nothing more in the block above: the run ends in any case."""
-    for number in _ENDING:
+def ignore(*more: signal.Signals) -> None:
+    """Let these signals, and ``more``, do nothing more in the block above: the run ends in any case."""
+    for number in (*_ENDING, *more):
         # With SIG_IGN, Python would complain of a signal that has arrived just before.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.report import html
+
 FIRST, SECOND, BLOCKED, NEVER = (f"single-{path}-fp32-momentum" for path in ("batched", "acc2", "acc3", "acc4"))
 CHOSEN = [word for case in (FIRST, SECOND, BLOCKED, NEVER) for word in ("--case", case)]
 
@@ -160,6 +162,36 @@ def test_interrupted_before_it_begins(conformance, write, monkeypatch, sent):
     ended = conformance("run", target)
     signal.signal(sent, before)
     assert (ended.code, ended.line) == (130, "conformance: interrupted")
+
+
+def test_interrupted_twice(conformance, write, monkeypatch):
+    """The second time while workers end: what was finished is in the report all the same."""
+    runs = pytest.main
+
+    def interrupted(*arguments, **options):
+        runs(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pytest, "main", interrupted)
+    ended = conformance("run", write(), "--case", FIRST)
+    assert (ended.code, ended.line) == (130, "conformance: interrupted; 1 of 1 cases are in conformance-results.jsonl")
+    assert "The one judged case holds" in ended.out
+    assert Path("conformance-report.html").exists()
+
+
+def test_interrupted_while_the_report_is_written(conformance, write, monkeypatch):
+    """There is nothing left to stop."""
+    renders = html.render_html
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        renders(*arguments)
+
+    monkeypatch.setattr(html, "render_html", interrupted)
+    ended = conformance("run", write(), "--case", FIRST)
+    assert (ended.code, ended.err) == (0, "")
+    assert Path("conformance-report.html").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("victim", ["the process that imports torch", "the importer", "the servers", "the workers"])
