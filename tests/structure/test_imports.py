@@ -14,7 +14,12 @@ PACKAGE = Path(conformance.__file__).parent
 
 #: From the ground up. Rooms on one floor do not know each other.
 FLOORS = (
-    ("conformance.workloads.precision", "conformance.workloads.behaviour", "conformance.workloads.model"),
+    (
+        "conformance.workloads.precision",
+        "conformance.workloads.behaviour",
+        "conformance.workloads.model",
+        "conformance.workloads.plan",
+    ),
     ("conformance.adapter", "conformance.workloads"),
     ("conformance.oracle", "conformance.trace.words", "conformance.trace.seams"),
     ("conformance.cases", "conformance.trace.values", "conformance.trace.events"),
