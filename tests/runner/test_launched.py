@@ -215,14 +215,9 @@ def test_a_worker_that_hangs_is_ended_and_its_stack_reported(run: Callable[..., 
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_driver_that_launches_nothing(run: Callable[..., Outcome]) -> None:
-    outcome = run(
-        driver="""
-    for worker in workers:
-        worker.kill()
-    raise OSError("no cluster")
-    """
-    )
+def test_a_driver_that_launches_nothing(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    template = TEMPLATE.replace("worker.start()", "pass")
+    outcome = serve(driver='raise OSError("no cluster")', template=template).run(make_spec("ddp"), LIMIT)
     for rank in outcome.ranks:
         assert not rank.finished
         assert rank.exit == (

@@ -68,12 +68,14 @@ class LaunchedCase(Case):
         return True
 
     def _hear(self, worker: Worker) -> bool:
-        """Read what a worker reports, after the ends of those that have died: one's peers raise as it dies, and both
-        may be there to read at once."""
-        for other in self._workers:
-            while other is not worker and other.has_hung_up and other.read():
-                continue
-        return worker.read()
+        """Read what a worker reports. Where a peer may be why it raised, one that dies has died before: it may still
+        close its connections, in whatever order."""
+        began = monotonic()
+        more = worker.read()
+        for other in self._workers if worker.lost_a_peer else ():
+            if other is not worker:
+                other.note_death(began)
+        return more
 
     def _called(self, caller: Caller) -> Worker | None:
         """The rank that a caller asks for."""

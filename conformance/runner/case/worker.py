@@ -10,13 +10,19 @@ from typing import Any
 from conformance.runner.case.member import RankMember
 from conformance.runner.case.supervision import Failure
 from conformance.runner.rank.reporting import NOTICES
+from conformance.runner.system import linux
 from conformance.runner.system.protocol import Channel, to_json
 
 _LONGEST_STACK = 20_000
+#: Exceptions that collectives raise when a rank is gone, in torch and in Horovod.
+_OF_LOST_PEERS = ("RuntimeError", "Dist", "Connection", "HorovodInternalError")
 
 
 class Worker(RankMember):
-    """A rank that one process enters (`conformance.enter`). When we hang up, that process ends."""
+    """A rank that one process enters (`conformance.enter`). When we hang up, that process ends.
+
+    lost_a_peer: whether it raised what ranks raise when another one is gone.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -24,19 +30,12 @@ class Worker(RankMember):
         self._has_exited = False
         self._sent: list[bytes] = []
         self._stack = ""
+        self._pid: int | None = None
+        self.lost_a_peer = False
 
     @property
     def has_exited(self) -> bool:
         return self._has_exited
-
-    @property
-    def has_hung_up(self) -> bool:
-        """It has ended, though it may have reported something before."""
-        if self._channel is None or self._has_exited:
-            return False
-        poll = select.poll()
-        poll.register(self._channel, select.POLLRDHUP)
-        return bool(poll.poll(0))
 
     @property
     def failure(self) -> Failure | None:
@@ -84,6 +83,17 @@ class Worker(RankMember):
             self.kill("because it sent something that is not an event")
         return True
 
+    def note_death(self, at: float) -> None:
+        """Note, as of ``at``, if its process dies or has hung up and has raised nothing."""
+        if self._channel is None or self._has_exited or self._failed_at is not None or self.killed_because:
+            return
+        poll = select.poll()
+        poll.register(self._channel, select.POLLRDHUP)
+        if poll.poll(0) or (self._pid is not None and linux.is_exiting(self._pid)):
+            self._read_all()
+            if not self.raised:
+                self._failed_at = at
+
     def kill(self, because: str) -> None:
         if not self._has_exited:
             self.killed_because = because
@@ -101,9 +111,12 @@ class Worker(RankMember):
         return True
 
     def stack_size(self) -> int:
+        self._read_all()
+        return len(self._stack)
+
+    def _read_all(self) -> None:
         while self._channel is not None and self._channel.is_readable(0.0) and self.read():
             continue
-        return len(self._stack)
 
     def _take(self, message: dict[str, Any]) -> None:
         if isinstance(stack := message.get("stack"), str):
@@ -111,7 +124,11 @@ class Worker(RankMember):
             return
         # Clocks of other machines cannot be compared with ours.
         message.pop("at", None)
+        if message.get("event") == "started":
+            self._pid = message.get("pid")
         self._sent.append(to_json(message))
+        if message.get("event") == "raised":
+            self.lost_a_peer = str(message.get("type")).startswith(_OF_LOST_PEERS)
         if message.get("event") in NOTICES:
             self._note({**message, "at": monotonic()})
 

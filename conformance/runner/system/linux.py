@@ -10,6 +10,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 
@@ -37,6 +38,15 @@ def children() -> set[int]:
     if not tasks.is_dir():
         return set()
     return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether a process has begun to exit; its connections may still be open. False if nothing is known of it."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return state in "ZX" or bool(int(fields[5]) & _PF_EXITING)
 
 
 def gather_memory() -> None:
