@@ -33,12 +33,13 @@ class Difference:
         return None if observed is None else abs(observed - self.expected)
 
 
-def other_than(planned: Sequence[float], weights: Sequence[Number | None]) -> tuple[Number, float] | None:
-    """The first of the weights that is not the planned one, nor that cut to bfloat16, and the planned one; None if all
-    are."""
-    for seen, asked in zip(weights, planned, strict=False):
-        if seen is not None and (isinstance(seen, str) or abs(seen - asked) > abs(asked) / 2**7):
-            return seen, asked
+def other_than(starts: Sequence[Sequence[float]], weights: Sequence[Number | None]) -> tuple[Number, float] | None:
+    """The first of the weights that lies outside of what all ``starts`` have there, also when that is cut to bfloat16,
+    and the nearest that they have; None if none does."""
+    for seen, *asked in zip(weights, *starts, strict=False):
+        nearest = asked[0] if seen is None or isinstance(seen, str) else min(max(seen, min(asked)), max(asked))
+        if seen is not None and (isinstance(seen, str) or abs(seen - nearest) > abs(nearest) / 2**7):
+            return seen, nearest
     return None
 
 

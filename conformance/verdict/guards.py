@@ -184,7 +184,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
     a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
     learning rate, or weights that were right when the optimizer's step was over."""
-    early = _stepped_early(case, ranks) if difference.step == 0 else None
+    early = _stepped_early(case, ranks) or _reduced_early(case, ranks) if difference.step == 0 else None
     if early is not None:
         return early
     lost = unread(case, ranks)
@@ -226,7 +226,7 @@ def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     for rank in ranks:
         planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
         for event in rank.outcome.events:
-            if event["event"] == "state_init" and event["weights"] and other_than(planned, event["weights"]):
+            if event["event"] == "state_init" and event["weights"] and other_than([planned], event["weights"]):
                 at = " ({}:{})".format(*event["where"]) if event["where"] else ""
                 return Guard(
                     WEIGHTS,
@@ -238,6 +238,36 @@ def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
                     "of a new optimizer",
                     gives_way=True,
                 )
+    return None
+
+
+def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    """Weights that ranks have reduced before training, to neither the mean of the task's nor those of one rank."""
+    starts = [[float(value) for value in case.problem.workload.start_of(rank)] for rank in range(case.world_size)]
+    mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
+    for rank in ranks:
+        reduced = None
+        for event in rank.outcome.events:
+            if event["event"] == "collective" and event["of"] == "parameters" and event["reduce"]:
+                reduced = event
+            if event["event"] == "start":
+                break
+        else:
+            continue
+        if not reduced or not event["weights"]:
+            continue
+        other = other_than([mean], event["weights"])
+        if other and all(other_than([start], event["weights"]) for start in starts):
+            at = " ({}:{})".format(*reduced["where"]) if reduced["where"] else ""
+            return Guard(
+                WEIGHTS,
+                False,
+                "not before training",
+                f"rank {rank.outcome.rank}, before training",
+                f"before training the ranks reduced their weights{at}, of which one became {number(other[0])} in place "
+                f"of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank",
+                gives_way=True,
+            )
     return None
 
 

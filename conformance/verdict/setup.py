@@ -16,7 +16,17 @@ from typing import Any
 
 from conformance.laws.run import Rank, Run
 from conformance.results.records import Mistake as Kind
-from conformance.trace.events import BackwardBegin, Clip, Forward, Optimizer, Start, StateInit, Step, Unscale
+from conformance.trace.events import (
+    BackwardBegin,
+    Clip,
+    Collective,
+    Forward,
+    Optimizer,
+    Start,
+    StateInit,
+    Step,
+    Unscale,
+)
 from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
 from conformance.verdict.comparison import other_than
@@ -127,16 +137,18 @@ def _rows_before_steps(rank: Rank) -> Iterator[int]:
 
 def _other_start(rank: Rank, _: Sequence[str]) -> str | None:
     """Weights that are none of the task's, and none of these in 16 bits."""
-    plan, start = rank.run.plan.spec["model"], next(iter(rank.of(Start)), None)
-    planned = plan["weights"][0]
-    # Ranks that start apart may begin with what they make of their weights together.
-    if start is None or start.weights is None or any(weights != planned for weights in plan["weights"]):
+    start = next(iter(rank.of(Start)), None)
+    if start is None or start.weights is None:
         return None
-    # What trained before may have changed them, and so may a step that makes the optimizer's state.
-    before = (event for event in rank.events if event.seq < start.seq)
+    # What trained before may have changed them, and so may a step that makes the optimizer's state, or a sum of all
+    # ranks' weights.
+    before = [event for event in rank.events if event.seq < start.seq]
     if any(isinstance(event, Forward | BackwardBegin | Step | StateInit) for event in before):
         return None
-    other = other_than(planned, start.weights)
+    if any(isinstance(event, Collective) and event.of == "parameters" and event.reduce for event in before):
+        return None
+    # Ranks that start apart may begin with what they make of their weights together.
+    other = other_than(rank.run.plan.spec["model"]["weights"], start.weights)
     # No adapter begins with numbers that are not finite.
     if other is None or any(isinstance(weight, str) for weight in start.weights):
         return None
