@@ -82,7 +82,8 @@ def run(processes: int) -> tuple[float, dict[str, float], int, str]:
         files = RunFolder(Path(folder))
         engine = TimedEngine(files, "benchmarks/default_run.py", machine(()), console)
         engine.timed = []
-        engine.run([], processes, {"backend": BACKENDS, "case": (), "time_limit": TIME_LIMIT, "traces": None})
+        options = {"backend": BACKENDS, "case": (), "thorough": False, "time_limit": TIME_LIMIT, "traces": None}
+        engine.run([], processes, options)
         if engine.failures or engine.bad_input:
             raise AssertionError(engine.failures + engine.bad_input)
         ended = time()

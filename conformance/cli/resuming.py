@@ -16,8 +16,8 @@ from conformance.results.records import Header
 
 #: The arguments that results depend on. How many cases run at a time, say, is not among them.
 _DECISIVE = {
-    "trainer": "trainers", "backend": "--backend", "case": "--case", "time_limit": "--time-limit",
-    "launcher": "--launcher", "traces": "--traces",
+    "trainer": "trainers", "backend": "--backend", "case": "--case", "thorough": "--thorough",
+    "time_limit": "--time-limit", "launcher": "--launcher", "traces": "--traces",
 }  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     selected = [metafunc.config.getoption(name) for name in ("trainer", "backend", "case")]
     try:
-        items = collect(servers(metafunc.config), *selected)
+        items = collect(servers(metafunc.config), *selected, thorough=metafunc.config.getoption("thorough"))
     except RunnerError as error:
         raise pytest.Collector.CollectError(f"the harness failed: {error}") from error
     for reason in servers(metafunc.config).slow:

@@ -36,12 +36,13 @@ class Item:
     """One planned case, and the reason if it is not run.
 
     ``verdict`` is UNSUPPORTED or UNAVAILABLE for a case that is listed but not run. ``declared``: how many cases the
-    trainer declares on this backend, on the CPU; ``undeclared``: see `Planned`; ``option``: see `Servers`.
+    trainer declares on this backend, on the CPU; ``chosen``, ``undeclared``: see `Planned`; ``option``: see `Servers`.
     """
 
     target: str
     trainer: str
     case: Case
+    chosen: bool = True
     verdict: Verdict | None = None
     reason: str = ""
     declared: int = 0
@@ -65,12 +66,18 @@ class BadInput:
 
 
 def collect(
-    servers: Servers, targets: Sequence[str], backends: Sequence[str], patterns: Sequence[str]
+    servers: Servers,
+    targets: Sequence[str],
+    backends: Sequence[str],
+    patterns: Sequence[str],
+    *,
+    thorough: bool = False,
 ) -> list[Item | BadInput]:
-    """All items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
+    """The items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
 
-    ``patterns`` select cases as in `selection`; none selects all. A trainer that cannot be loaded becomes a BadInput,
-    and so does a pattern that selects nothing; with a BadInput, nothing else is collected.
+    ``patterns`` select among all cases, as in `selection`. Without any, a ``thorough`` run takes all, and another one
+    those that the plan has chosen. A trainer that cannot be loaded becomes a BadInput, and so does a pattern that
+    selects nothing; with a BadInput, nothing else is collected.
     """
     items: list[Item] = []
     wrong: list[BadInput] = []
@@ -86,7 +93,10 @@ def collect(
     idle = [pattern for pattern in patterns if not any(selects(pattern, case) for case in known)]
     if idle:
         return [BadInput(pattern, selects_nothing(pattern, known)) for pattern in idle]
-    chosen = [item for item in items if not patterns or any(selects(pattern, item.case) for pattern in patterns)]
+    if patterns:
+        chosen = [item for item in items if any(selects(pattern, item.case) for pattern in patterns)]
+    else:
+        chosen = [item for item in items if item.chosen or thorough]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):
         first = chosen[0]
         line = f"none of the chosen cases can be run; for example {first.case.id}: {servers.why_not(first.case)}"
@@ -122,7 +132,8 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
         declared = sum(planned.undeclared is None for planned in plan(declaration, backend))
         for device in get_args(Device):
             for planned in plan(declaration, backend, device):
-                item = Item(target, declaration.name or target, planned.case, declared=declared, option=servers.option)
+                name = declaration.name or target
+                item = Item(target, name, planned.case, planned.chosen, declared=declared, option=servers.option)
                 if planned.unsupported is not None:
                     # Undeclared cases were already reported for the CPU.
                     if device == "cpu" or planned.case.arithmetic.on_gpu_only:

@@ -46,6 +46,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "only this case: its id, or the first fields of its id, as in ddp-w2, or values of its fields, as in "
         "backend=ring,world_size=2; may be given several times, to run all cases that any of them selects",
     },
+    "--thorough": {
+        "action": "store_true",
+        "help": "all cases (default: so many that each path meets each precision, and each workload each world size "
+        "and accumulation)",
+    },
     "--time-limit": {
         "type": time_limit,
         "default": TIME_LIMIT,
@@ -80,5 +85,7 @@ def arguments(values: Mapping[str, Any]) -> Iterator[str]:
     """The command line that gives the options these values, by their names as attributes."""
     for name in OPTIONS:
         value = values[name.removeprefix("--").replace("-", "_")]
-        for each in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-            yield f"{name}={each}"
+        if value is True:
+            yield name
+        elif value is not None and value is not False:
+            yield from (f"{name}={each}" for each in (value if isinstance(value, list | tuple) else [value]))

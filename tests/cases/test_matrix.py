@@ -87,7 +87,7 @@ def test_ids_are_unique():
 
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
-    missing = [
+    missing = {
         Case(backend, *layout, precision, rule.workload, device(precision)).id
         for backend in BACKEND_NAMES
         for rule in BACKEND_RULES[backend]
@@ -95,7 +95,7 @@ def test_a_trainer_that_declares_everything_is_spared_nothing():
         if rule.layouts is None or layout in rule.layouts
         for precision in BACKEND_PRECISIONS[backend]
         if precision in rule.precisions
-    ]
+    }
     assert sorted(missing) == sorted(planned.case.id for planned in everything())
 
 
@@ -249,8 +249,73 @@ def test_nothing_that_is_declared_is_lost_with_what_is_not():
 def test_a_rule_that_cannot_be_built_is_an_error_and_not_a_gap(monkeypatch):
     rule = Rule("line", ("fp32",), frozenset({("batched", 3, 1)}))
     monkeypatch.setitem(matrix.BACKEND_RULES, "ddp", (rule,))
+    [planned] = plan(EVERYTHING, "ddp")
     with pytest.raises(ValueError, match="workload line: no global batch divides over 3 ranks"):
-        list(plan(EVERYTHING, "ddp"))
+        assert planned.case.problem
+
+
+def pairs(cases):
+    """Any two values of the fields of a case, without those of its backend and device."""
+    fields = ("workload", "layout", "world_size", "accumulation", "precision")
+    return {
+        (one, getattr(case, one), other, getattr(case, other))
+        for case in cases
+        for one in fields
+        for other in fields
+        if one != other
+    }
+
+
+#: Whatever a trainer declares, what is left must still meet.
+DECLARATIONS = {
+    "everything": {},
+    "one precision": {"precisions": ("fp16",)},
+    "few": {"precisions": ("fp64", "bf16"), "world_sizes": (2, 4), "accumulations": (3,), "losses": ("mean",)},
+    "no clips": {"clips": (), "parameter_groups": (1,)},
+}
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+@pytest.mark.parametrize("declared", DECLARATIONS)
+def test_the_default_run_has_every_pair_that_any_case_has(declared, backend):
+    planned = [entry for entry in plan(replace(EVERYTHING, **DECLARATIONS[declared]), backend) if not entry.undeclared]
+    assert pairs(entry.case for entry in planned if entry.chosen) == pairs(entry.case for entry in planned)
+
+
+def test_in_the_default_run_every_precision_and_the_core_workloads_meet_every_path():
+    for backend in ("single", "ddp", "horovod"):
+        chosen = [entry.case for entry in plan(EVERYTHING, backend) if entry.chosen]
+        cells = {(case.layout, case.world_size, case.accumulation, case.precision) for case in chosen}
+        assert cells == {
+            (*layout, precision)
+            for layout in BACKEND_LAYOUTS[backend]
+            for precision in BACKEND_PRECISIONS[backend]
+            if not formats.PRECISIONS[precision].on_gpu_only
+        }
+        for workload in (rule.workload for rule in RULES if rule.core):
+            paths = {(case.layout, case.world_size, case.accumulation) for case in chosen if case.workload == workload}
+            assert paths == set(BACKEND_LAYOUTS[backend])
+
+
+@pytest.mark.parametrize("backend", BACKEND_NAMES)
+def test_the_default_run_has_what_must_run(backend):
+    chosen = {entry.case for entry in plan(EVERYTHING, backend) if entry.chosen}
+    for rule in BACKEND_RULES[backend]:
+        must = {
+            Case(backend, *layout, precision, rule.workload)
+            for layout in BACKEND_LAYOUTS[backend]
+            if rule.layouts is None or layout in rule.layouts
+            for precision in BACKEND_PRECISIONS[backend]
+            if precision in rule.precisions and not formats.PRECISIONS[precision].on_gpu_only
+        }
+        assert must <= chosen or rule.covering
+
+
+@pytest.mark.parametrize("backend", ["ddp", "horovod"])
+def test_the_default_run_is_small_and_always_the_same(backend):
+    first, again = list(plan(EVERYTHING, backend)), list(plan(EVERYTHING, backend))
+    assert first == again
+    assert sum(entry.chosen for entry in first) < len(first) / 2
 
 
 PAIRS = sorted(by_workload_and_precision())

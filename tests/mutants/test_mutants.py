@@ -10,7 +10,7 @@ from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.causes import causes, title
 from conformance.suite.servers import Servers
-from fixtures.kill import broken, checks, judged
+from fixtures.kill import broken, checks, items, judged
 from fixtures.specimens import specimens
 
 MUTANTS = specimens("mutants")
@@ -27,6 +27,7 @@ def servers():
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_caught(mutant, servers):
+    assert any(item.chosen for item in items(mutant, servers)), "no case of the default run shows it"
     results = judged(mutant, servers)
     for result in results:
         reported = result.id, result.verdict, result.headline, result.notes

@@ -257,6 +257,7 @@ def test_what_cannot_be_resumed(blocked, conformance, write):
         return ended.line
 
     assert f"cannot resume {own}: trainers then: waits.py, now: other.py" in refusal("other.py", *CHOSEN)
+    assert "--thorough then: False, now: True" in refusal("waits.py", *CHOSEN, "--thorough")
     assert "--time-limit then: 60.0, now: 9.0" in refusal("waits.py", *CHOSEN, "--time-limit", "9")
     assert "--case then: " in refusal("waits.py", *CHOSEN[2:])
     Path("waits.py").write_text(Path("waits.py").read_text() + "# edited\n")

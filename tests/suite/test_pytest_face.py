@@ -67,6 +67,14 @@ def test_markers(items, write):
         assert items("--trainer", target, "-m", expression) == expected
 
 
+def test_a_run_chooses_cases_and_a_thorough_one_takes_all(items, write):
+    target = write()
+    chosen, all_of_them = (set(items("--trainer", target, *more)) for more in ((), ("--thorough",)))
+    assert chosen < all_of_them
+    [left_out, *_] = sorted(all_of_them - chosen)
+    assert items("--trainer", target, "--case", left_out) == [left_out]
+
+
 def test_one_backend(items, write):
     assert {item.split("-")[0] for item in items("--trainer", write(), "--backend", "single")} == {"single", "cuda"}
 
