@@ -27,7 +27,7 @@ from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked, unchecked
 from .series import Plot, plot
-from .summary import scopes, summary
+from .summary import extent, scopes, summary
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 
@@ -42,6 +42,7 @@ def render_html(results: Results, path: str | Path) -> None:
             summary=summary(results),
             behaviour=behaviour(results),
             scopes=scopes(results),
+            extent=extent(results),
             overall=grouping.overall(results),
             precisions=grouping.precisions(results),
             trainers=grouping.trainers(results),

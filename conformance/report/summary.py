@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.results import Results
-from conformance.results.records import CaseRecord
+from conformance.results.records import NOT_RUN, CaseRecord
 
 from .behaviour import warned
 from .grouping import grouped
@@ -60,6 +60,19 @@ def _not_run(results: Results) -> str:
 def _warned(results: Results) -> str:
     count = warned(results)
     return f" {plural(count, 'warning')}, under Behaviour." if count else ""
+
+
+def extent(results: Results) -> str | None:
+    """How many of the cases that the trainers declare ran on the CPU, and how a run chooses; None if all ran."""
+    ran = [case for case in results.cases if case.device == "cpu" and case.verdict not in NOT_RUN]
+    declared = sum({(case.target, case.backend): case.declared for case in ran}.values())
+    if len(ran) >= declared:
+        return None
+    return (
+        f"{len(ran)} of the {plural(declared, 'case')} that can be run. What a run chooses by itself has each path in "
+        "each precision, and each workload with each world size, accumulation and precision that it can have; --case "
+        "names others, --thorough runs all."
+    )
 
 
 def scopes(results: Results) -> list[str]:

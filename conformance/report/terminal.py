@@ -18,7 +18,7 @@ from .behaviour import behaviour, in_terminal
 from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked, unchecked
-from .summary import scopes, summary
+from .summary import extent, scopes, summary
 from .text import distinct, number, one_line, plural, visible
 
 MOST_CAUSES = 12
@@ -54,6 +54,8 @@ def render_terminal(results: Results, console: Console, report: str | Path | Non
     console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
     for scope in scopes(results):
         console.print(Text(one_line(scope)))
+    if (ran := extent(results)) is not None:
+        console.print(Text(ran))
     for law in unchecked(results):
         console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
     counts = [

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from conformance.report.behaviour import behaviour
-from conformance.report.summary import scopes
+from conformance.report.summary import extent, scopes
 from conformance.workloads.behaviour import DECLARABLE, WORDS, Way, declarable, split
 
 from .test_html import Page
@@ -97,6 +97,24 @@ def test_a_trainer_that_declares_little_conforms_in_little(read, page, one_case)
     )
     assert sentence in " ".join(printed(read(cases), width=80).split())
     assert sentence in Page(page(cases)).text
+
+
+def test_how_many_of_the_cases_ran(read, page, one_case):
+    """Those of each trainer that can be run at all, on each of its backends."""
+    ran = one_case | {"possible": 189, "declared": 189}
+    other = ran | {"trainer": "two", "target": "two", "declared": 4}
+    idle = other | {"id": "idle", "verdict": "UNSUPPORTED", "headline": "not declared", "undeclared": "precision fp64"}
+    cases = [ran, ran | {"id": "another"}, other, idle]
+    sentence = extent(read(cases))
+    assert sentence.startswith("3 of the 193 cases that can be run. ")
+    assert sentence in " ".join(printed(read(cases), width=80).split())
+    assert sentence in Page(page(cases)).text
+
+
+def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):
+    whole = one_case | {"possible": 189, "declared": 2}
+    assert extent(read([whole, whole | {"id": "another"}])) is None
+    assert extent(read([whole])) is not None
 
 
 def test_a_choice_of_cases_does_not_change_what_is_declared(read, one_case):
