@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from conformance.adapter.data import Batch, MicroBatches, Samples, collate
+from conformance.adapter.models import module
 from conformance.adapter.topology import Topology
 from conformance.workloads.plan import planned_windows
 from conformance.workloads.precision import PRECISIONS
@@ -69,9 +70,12 @@ class Task:
         self._samples = Samples(spec, self.device, self.dtype)
 
     def model(self) -> torch.nn.Module:
-        """A fresh `torch.nn.Linear(features, 1)` on `device` that holds this rank's start weights."""
+        """A fresh model on `device` that holds this rank's start weights: (m, features) inputs, (m, 1) predictions.
+
+        In most cases it is a `torch.nn.Linear`, in some a module of more parameters.
+        """
         spec = self._spec["model"]
-        model = torch.nn.Linear(spec["features"], 1, bias=spec["bias"], dtype=self.dtype)
+        model = module(spec).to(self.dtype)
         start = torch.tensor(spec["weights"][self.rank], dtype=self.dtype)
         parts = start.split([parameter.numel() for parameter in model.parameters()])
         with torch.no_grad():
@@ -161,14 +165,15 @@ class Task:
 
 
 def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:
-    """The groups of `params`, each with its one-dimensional parameters in a group with `settings` of its own."""
+    """The groups of `params`, each with its biases, which are all that is no matrix, in a group with `settings` of its
+    own."""
     given = list(params)
     groups = []
     for group in given if given and isinstance(given[0], dict) else [{"params": given}]:
         own = group["params"]
         parameters = [own] if isinstance(own, torch.Tensor) else list(own)
         # A parameter may come with its name.
-        biases = [one for one in parameters if (one[-1] if isinstance(one, tuple) else one).ndim == 1]
+        biases = [one for one in parameters if (one[-1] if isinstance(one, tuple) else one).ndim < 2]
         if others := [one for one in parameters if not any(one is bias for bias in biases)]:
             groups.append({**group, "params": others})
         if biases:

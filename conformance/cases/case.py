@@ -79,6 +79,7 @@ class Case:
             "loss": workload.loss,
             "device": self.device,
             "model": {
+                "kind": workload.model.name,
                 **asdict(workload.model),
                 "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
             },

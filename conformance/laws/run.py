@@ -31,7 +31,7 @@ from conformance.trace.events import (
     Update,
     read,
 )
-from conformance.workloads.model import Linear, model_of
+from conformance.workloads.model import Model, model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows, rows
 from conformance.workloads.precision import PRECISIONS, Precision
 
@@ -113,7 +113,7 @@ class Plan:
         return int(self.spec["micro_batch_size"])
 
     @cached_property
-    def model(self) -> Linear:
+    def model(self) -> Model:
         return model_of(self.spec["model"])
 
     def micro_batches(self, rank: int, window: int) -> tuple[tuple[int, ...], ...]:

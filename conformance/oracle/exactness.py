@@ -12,7 +12,7 @@ from operator import mul
 from conformance.oracle.normal_form import tabulated
 from conformance.oracle.rounding import Ledger, StageProof, Sums, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
-from conformance.workloads.model import Linear
+from conformance.workloads.model import Model
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
@@ -32,7 +32,7 @@ class _Terms:
 
 
 @lru_cache(maxsize=256)
-def _terms(loss: str, model: Linear, window: Window, weights: Vector) -> _Terms:
+def _terms(loss: str, model: Model, window: Window, weights: Vector) -> _Terms:
     """The terms of a window at ``weights``, which are the same in every precision."""
     # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and products of both of 1 / (fine unit).
     table = tabulated(window, model)

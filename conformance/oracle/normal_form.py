@@ -15,7 +15,7 @@ from operator import mul
 from conformance.oracle.affine import dot
 from conformance.oracle.rounding import integers
 from conformance.workloads.layout import Window
-from conformance.workloads.model import Linear
+from conformance.workloads.model import Model
 from conformance.workloads.workload import Vector
 
 Column = list[int]
@@ -39,7 +39,7 @@ class Table:
 
 
 @lru_cache(maxsize=64)
-def tabulated(window: Window, model: Linear) -> Table:
+def tabulated(window: Window, model: Model) -> Table:
     """The window's samples over their common denominator."""
     table, unit = integers([*model.row(sample.x, ONE), sample.y, sample.weight] for sample in window.batch)
     return Table([row[:-2] for row in table], [row[-2] for row in table], [row[-1] for row in table], unit)
@@ -58,7 +58,7 @@ class NormalForm:
     unit: int
 
     @classmethod
-    def of(cls, window: Window, coefficients: Vector, model: Linear) -> NormalForm:
+    def of(cls, window: Window, coefficients: Vector, model: Model) -> NormalForm:
         [factors], unit = integers([coefficients])
         return cls(tabulated(window, model), factors, unit)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _world
 
+from conformance.adapter.models import module_class
 from conformance.trace.state import horovod, topology
 from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
@@ -76,7 +77,7 @@ class Recording:
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
-        self.watched = Watched(None if spec is None else _start(spec["model"]))
+        self.watched = Watched() if spec is None else Watched(_start(spec["model"]), module_class(spec["model"]))
         self.payloads = Payloads(self.watched)
         self.copies = Copies(self.watched, self.payloads)
         self.handles = Handles()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from conformance.workloads.model import Linear
+from conformance.workloads.model import Model
 
 Vector = tuple[Fraction, ...]
 
@@ -97,7 +97,7 @@ class Workload:
     name: str
     batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
     optimizer: SGD | AdamW
-    model: Linear
+    model: Model
     start: Vector
     groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None

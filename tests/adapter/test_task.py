@@ -81,7 +81,7 @@ def test_a_model_holds_its_ranks_start_weights():
 
 
 def test_each_model_is_fresh():
-    task = Task(make_spec(model={"features": 2, "bias": False, "weights": [[0.5, -0.5]]}), 0)
+    task = Task(make_spec(model={"kind": "linear", "features": 2, "bias": False, "weights": [[0.5, -0.5]]}), 0)
     first, second = task.model(), task.model()
     assert first.bias is None
     with torch.no_grad():

@@ -29,7 +29,7 @@ SPEC = {
     "precision": "fp32",
     "loss": "mean",
     "device": "cpu",
-    "model": {"features": 1, "bias": True, "weights": [[1.0, 0.5]]},
+    "model": {"kind": "linear", "features": 1, "bias": True, "weights": [[1.0, 0.5]]},
     "samples": {"x": [[1.0], [2.0], [3.0], [4.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
     "orders": [[[[0, 1], [2, 3]]]],
     "groups": [],

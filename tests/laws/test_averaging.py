@@ -56,7 +56,7 @@ class TestAveragedOnce:
         gradients = right([0, 1, 2, 0, 1, 2], factor=factor)
         rank = self.accumulated(gradients)
         shares = [[[0], [1]], [[2], [0]], [[1], [2]]]
-        model = {"features": 1, "bias": True, "weights": [[1.0, 0.5]] * 3}
+        model = {"kind": "linear", "features": 1, "bias": True, "weights": [[1.0, 0.5]] * 3}
         run = a_run(rank, rank, rank, backend="ddp", accumulation=2, micro_batch_size=1, orders=[shares], model=model)
         assert broken(run) == {self.ID}
         assert cause in found(run, self.ID).broken.contradiction

@@ -44,7 +44,7 @@ def test_a_rank_has_no_window_for_which_it_has_no_data():
     first, second = [forward(0), backward(), step()], [forward(1), backward(), step()]
     answer = [forward(1), event("collective")]
     plan = {"accumulation": 1, "orders": [[[[0], [1]], [[2]]]], "backend": "ddp"}
-    plan["model"] = {"features": 1, "bias": True, "weights": [[2.0, 1.0]] * 2}
+    plan["model"] = {"kind": "linear", "features": 1, "bias": True, "weights": [[2.0, 1.0]] * 2}
     run = a_run([first, second], [first, answer], **plan)
     assert [run.plan.with_data(window) for window in range(3)] == [2, 1, 0]
     assert [len(rank.windows) for rank in run.ranks] == [2, 1]

@@ -109,7 +109,7 @@ def make_spec() -> Callable[..., dict[str, Any]]:
             "precision": "fp32",
             "loss": "mean",
             "device": "cpu",
-            "model": {"features": 1, "bias": False, "weights": [[0.0]] * world_size},
+            "model": {"kind": "linear", "features": 1, "bias": False, "weights": [[0.0]] * world_size},
             "samples": {
                 "x": [[float(1 + number % 3)] for number in range(count)],
                 "y": [float(number % 4) for number in range(count)],

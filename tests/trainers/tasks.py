@@ -38,7 +38,7 @@ def make_spec(*, world_size: int = 1, accumulation: int = 1, size: int = 8, step
         "precision": "fp32",
         "loss": "mean",
         "device": "cpu",
-        "model": {"features": 2, "bias": True, "weights": [[0.5, -0.5, 0.25]] * world_size},
+        "model": {"kind": "linear", "features": 2, "bias": True, "weights": [[0.5, -0.5, 0.25]] * world_size},
         "samples": {"x": x, "y": Y * steps, "weight": WEIGHT * steps},
         "groups": [],
         "optimizer": sgd(),

@@ -17,7 +17,7 @@ def test_parameters_are_those_of_torch(bias):
         (name, tuple(parameter.shape)) for name, parameter in torchs.named_parameters()
     ]
     assert model.size == len(model.elements) == len(model.tensor_of) == sum(one.numel() for one in torchs.parameters())
-    assert model_of({"features": 3, "bias": bias}) == model
+    assert model_of({"kind": "linear", "features": 3, "bias": bias}) == model
 
 
 def test_a_row_times_the_parameters_is_the_prediction():

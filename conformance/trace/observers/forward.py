@@ -32,7 +32,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
             return original(module, *args, **kwargs)
         # Checkpointing computes a forward again within the backward.
         if recording.is_inside("backward"):
-            recording.recomputed.append(_computes(module, _inputs(args)))
+            recording.recomputed.append(_computes(recording, module, _inputs(args)))
             return original(module, *args, **kwargs)
         # A class that is observed may call the forward of its base, which may be observed too.
         if recording.is_inside(("forward of", id(module))):
@@ -54,9 +54,9 @@ def _forwards(recording: Recording) -> Iterator[None]:
                 stack.enter_context(replaced(owner, "forward", run))
 
         stack.callback(recording.flow.forget)
-        # The task's model is a Linear, and so are its copies.
+        # Copies of the task's model are of its class.
         if recording.rows is not None:
-            watch(torch.nn.Linear)
+            watch(recording.watched.kind)
         with recording.watched.followed_by(lambda model: watch(type(model))):
             yield
 
@@ -88,7 +88,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         rows=rows,
         wrapper=None if wrapper is None else type(wrapper).__name__,
         syncs=recording.wrappers.syncs,
-        computes=_computes(module, inputs),
+        computes=_computes(recording, module, inputs),
         training=module.training,
         weights=weights,
         **whose,
@@ -100,9 +100,10 @@ def _inputs(args: tuple[Any, ...]) -> torch.Tensor | None:
     return args[0] if args and isinstance(args[0], torch.Tensor) else None
 
 
-def _computes(module: torch.nn.Module, inputs: torch.Tensor | None) -> str | None:
-    """The dtype that a linear model computes in; None where its forward is not torch's, and may cast."""
-    if not isinstance(module, torch.nn.Linear) or type(module).forward is not torch.nn.Linear.forward:
+def _computes(recording: Recording, module: torch.nn.Module, inputs: torch.Tensor | None) -> str | None:
+    """The dtype that the task's model computes its products in; None where its forward is another, and may cast."""
+    own = recording.watched.kind
+    if not isinstance(module, own) or type(module).forward is not own.forward:
         return None
     if inputs is None or not inputs.is_floating_point():
         return None

@@ -33,14 +33,15 @@ _KEPT_BY_TORCH = frozenset(
 class Watched:
     """Knows the models that are watched, and which parameters the optimizer really steps.
 
-    start: the parameters with which the task's model, a `torch.nn.Linear`, begins on rank 0. With them, a copy of it is
+    start: the parameters with which the task's model, of class `kind`, begins on rank 0. With them, a copy of it is
     recognised where it is first seen: it has all of their shapes, and values that are the task's or, after a broadcast,
     rank 0's. Once the task's own parameters are stepped, they alone are watched. Without `start` only the very models
     that are added are known.
     is_readable: whether the model is so small that values are read.
     """
 
-    def __init__(self, start: Found | None = None) -> None:
+    def __init__(self, start: Found | None = None, kind: type[torch.nn.Module] = torch.nn.Module) -> None:
+        self.kind = kind
         self._knows_copies = start is not None
         self._start = start or ()
         self._measure(self._start)
@@ -100,9 +101,9 @@ class Watched:
         watched = self._models.get(id(module))
         if watched is not None and watched() is module:
             return True
-        if not self._knows_copies or not isinstance(module, torch.nn.Linear):
+        if not self._knows_copies or not isinstance(module, self.kind):
             return False
-        own = tuple(parameter for parameter in module._parameters.values() if parameter is not None)
+        own = tuple(_parameters(module).values())
         known = self._found.get(id(own[0])) if own else None
         if known is not None and not self.is_copys(known):
             self.add(module)
@@ -142,7 +143,7 @@ class Watched:
 
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
-        own = [one for one in model._parameters.values() if isinstance(one, torch.nn.Parameter)]
+        own = [one for one in _parameters(model).values() if isinstance(one, torch.nn.Parameter)]
         if all(id(one) in self._numbers for one in own):
             return
         # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
@@ -257,7 +258,7 @@ class Watched:
             return self.current
         # It computes a parametrized or pruned one from others, which have other names.
         named = zip(self._names, self.current, strict=False)
-        return self._meant([_tensor(getattr(module, name, stepped)) for name, stepped in named])
+        return self._meant([_tensor_at(module, name, stepped) for name, stepped in named])
 
     def may_be_rounded(self, used: Found) -> bool:
         """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
@@ -273,13 +274,14 @@ class Watched:
             model = self._own[0]
             for number, name in enumerate(self._names[: len(used)]):
                 # What a hook has computed is that of the last forward.
-                if name not in vars(model):
-                    used[number] = _tensor(getattr(model, name, None))
+                owner, _, leaf = name.rpartition(".")
+                if leaf not in vars(model.get_submodule(owner)):
+                    used[number] = _tensor_at(model, name)
         return self.weights(self._meant(used))
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
         """`used`, or the masters that these are, rounded to another format."""
-        own = self._own[0]._parameters if self._own else {}
+        own = _parameters(self._own[0]) if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
         return tuple(
             # Mostly there is but one.
@@ -291,7 +293,7 @@ class Watched:
         """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
         if not self.is_readable or not self._is_ones_copy:
             return None
-        found = self.weights(self._meant([_tensor(getattr(self._own[0], name, None)) for name in self._names]))
+        found = self.weights(self._meant([_tensor_at(self._own[0], name) for name in self._names]))
         return None if found == self._handed_out else found
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
@@ -336,7 +338,21 @@ def _cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return getattr(cast.next_functions[0][0], "variable", None)
 
 
-def _tensor(value: Any) -> torch.Tensor | None:
+def _parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a module and those within it have as parameters, by name, but not what parametrizations compute others from.
+    In a functional call these are tensors."""
+    if not module._modules:
+        return {name: one for name, one in module._parameters.items() if one is not None}
+    return {name: one for name, one in module.named_parameters() if "parametrizations" not in name.split(".")}
+
+
+def _tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None) -> torch.Tensor | None:
+    """What is called so in a module, or in one within it."""
+    owner, _, leaf = name.rpartition(".")
+    try:
+        value = getattr(module.get_submodule(owner), leaf, otherwise)
+    except AttributeError:
+        return otherwise
     return value if isinstance(value, torch.Tensor) else None
 
 
