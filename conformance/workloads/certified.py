@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import Linear
 from conformance.workloads.outliers import Outliers
 from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
@@ -30,8 +31,6 @@ _ATTEMPTS = 40
 _RESTARTS = 25
 #: Samples of the smallest micro-batch that weighted workloads are dealt out in.
 _GROUP = 4
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -99,20 +98,20 @@ class _Stuck(Exception):
 def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
     generator = np.random.default_rng([*recipe.name.encode(), batch_size, seed])
     size = recipe.model.size
-    state = _State(float(recipe.grid) * generator.choice([-4.0, -2.0, 2.0, 4.0], size), np.zeros(size))
-    start = _vector(state.weights + _fine(recipe))
+    state = State(float(recipe.grid) * generator.choice([-4.0, -2.0, 2.0, 4.0], size), np.zeros(size))
+    start = vector(state.weights + _fine(recipe))
     batches = []
     for step in range(recipe.steps):
         samples = recipe.short if recipe.short and step == recipe.steps - 1 else batch_size
-        batch, after = _draw(recipe, samples, step, state, generator)
+        batch, moved = _draw(recipe, samples, step, state, generator)
         if step in recipe.outliers:
             # Every rank skips this window, so the state does not change.
-            batch = recipe.outliers[step](batch, _vector(state.weights))
+            batch = recipe.outliers[step](batch, vector(state.weights))
         elif recipe.steeper_at == step:
             # The clipped step rounds, so what follows is bounded anyway: the exact state does not matter.
-            state = replace(state, steps=after.steps)
+            state = replace(state, steps=moved.steps)
         else:
-            state = after
+            state = moved
         batches.append(batch)
     return Workload(
         name=recipe.name,
@@ -131,18 +130,9 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
     )
 
 
-@dataclass(frozen=True)
-class _State:
-    """Weights and momentum buffer, shape (..., parameters); doubles hold all these small dyadic numbers exactly."""
-
-    weights: Floats
-    buffer: Floats
-    steps: int = 0
-
-
 def _draw(
-    recipe: Recipe, samples: int, step: int, state: _State, generator: np.random.Generator
-) -> tuple[tuple[Sample, ...], _State]:
+    recipe: Recipe, samples: int, step: int, state: State, generator: np.random.Generator
+) -> tuple[tuple[Sample, ...], State]:
     """The first of many random batches after which the state lies on the grid."""
     grid = float(recipe.grid)
     for _ in range(_ATTEMPTS):
@@ -165,14 +155,14 @@ def _draw(
         # Sums of small dyadic numbers are exact in any order.
         factors = 2 * weights * residuals
         gradients = (factors[:, None] @ rows)[:, 0] / total
-        after = _after(recipe, gradients, state)
+        moved = after(recipe, gradients, state)
         leads_on = (
-            (after.weights % grid == 0).all(axis=1)
-            & (float(recipe.optimizer.momentum) * after.buffer % grid == 0).all(axis=1)
+            (moved.weights % grid == 0).all(axis=1)
+            & (float(recipe.optimizer.momentum) * moved.buffer % grid == 0).all(axis=1)
             # A cast rounds away a small error, but not that of a zero.
-            & (after.weights != 0).all(axis=1)
-            & (np.abs(after.weights) <= recipe.largest_weight).all(axis=1)
-            & (after.weights != state.weights).any(axis=1)
+            & (moved.weights != 0).all(axis=1)
+            & (np.abs(moved.weights) <= recipe.largest_weight).all(axis=1)
+            & (moved.weights != state.weights).any(axis=1)
         )
         if recipe.steeper_at is not None and step >= recipe.steeper_at:
             leads_on[:] = True  # What follows a clipped step rounds anyway.
@@ -189,8 +179,8 @@ def _draw(
             targets = seen @ held - residuals[chosen]
             features = seen[:, : recipe.model.features]
             return (
-                tuple(map(Sample, map(_vector, features), _vector(targets), _vector(weights))),
-                _State(after.weights[chosen], after.buffer[chosen], after.steps),
+                tuple(map(Sample, map(vector, features), vector(targets), vector(weights))),
+                State(moved.weights[chosen], moved.buffer[chosen], moved.steps),
             )
     raise _Stuck
 
@@ -279,24 +269,3 @@ def _tilted(values: Floats, mean: float) -> Floats:
     candidates = np.geomspace(1 / 16, 16, 33)[:, None] ** values
     candidates /= candidates.sum(axis=1, keepdims=True)
     return np.asarray(candidates[np.abs(candidates @ values - mean).argmin()])
-
-
-def _after(recipe: Recipe, gradients: Floats, state: _State) -> _State:
-    spec = recipe.optimizer
-    momentum, decay = float(spec.momentum), float(spec.weight_decay)
-    if recipe.clip and recipe.clip.kind == "value":
-        gradients = np.clip(gradients, -float(recipe.clip.threshold), float(recipe.clip.threshold))
-    decays, factors = np.full(state.weights.shape, decay), np.ones(state.weights.shape)
-    for number, group in enumerate(recipe.groups, start=1):
-        own = [recipe.model.tensors[tensor].group == number for tensor in recipe.model.tensor_of]
-        decays[own], factors[own] = float(group.weight_decay), float(group.lr / spec.lr)
-    gradients = gradients + decays * state.weights
-    taken = 1 - float(spec.dampening) if state.steps and momentum else 1.0
-    buffer = momentum * state.buffer + taken * gradients
-    move = gradients + momentum * buffer if spec.nesterov else buffer
-    rate = float(spec.lr * (recipe.schedule[state.steps] if recipe.schedule else 1)) * factors
-    return _State(state.weights - rate * move, buffer, state.steps + 1)
-
-
-def _vector(values: Floats) -> Vector:
-    return tuple(map(Fraction, values.tolist()))
