@@ -134,6 +134,16 @@ RULES: tuple[Rule, ...] = (
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
+    Rule("many-tensors", layouts=_ACCUMULATED),
+    Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
+    Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
+    Rule("many-groups", ("fp32",), frozenset({_W3_ACC2})),
+    *(Rule(workload, ("fp32", *_SCALED), _ACCUMULATED) for workload in ("many-clip-value", "many-clip-norm")),
+    # In fp16 the bound is too wide to tell a mean of means from the right mean.
+    Rule("many-weighted", ("fp64", "fp32"), _ACCUMULATED),
+    Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
+    Rule("many-overflow", _SCALED, _ACCUMULATED),
+    Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
+from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
+from conformance.workloads.many_tensors import many_tensors
 from conformance.workloads.multivariate import multivariate
 from conformance.workloads.recipes import ADAMW_WORKLOADS, RECIPES, recipe
 from conformance.workloads.workload import Workload
@@ -42,8 +44,13 @@ def _from_recipe(name: str) -> Standard:
     return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
 
 
+def _of_many_tensors(name: str, batch_sizes: tuple[int, ...]) -> Standard:
+    return Standard(lambda batch_size, accumulation: many_tensors(name, batch_size), batch_sizes)
+
+
 STANDARD: dict[str, Standard] = {
     **{name: _from_recipe(name) for name in (*RECIPES, *ADAMW_WORKLOADS)},
+    **{name: _of_many_tensors(name, sizes) for name, sizes in MANY_BATCH_SIZES.items()},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "uneven-ranks": Standard(

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.many_tensors import DESIGNS
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES
@@ -24,6 +25,8 @@ def test_all_recipes_and_data_sets_have_a_name():
         "noisy-line",
         "two-workers",
         "multivariate",
+        *DESIGNS,
+        "many-adamw",
     }
 
 

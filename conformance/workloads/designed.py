@@ -1,0 +1,274 @@
+"""Workloads whose data are designed, so that every parameter runs its own course, over several epochs too.
+
+In each batch the columns of the rows, one for each element of the parameters, are orthogonal (a Hadamard matrix twice,
+of half the samples each). So an element's gradient depends on that element alone, and any gradients can be asked for:
+the residuals that they need are a combination of the columns. What is left to choose is one number for each element and
+batch, and each element has so few choices that all are tried: kept are those that leave it on a grid in all steps of
+all epochs. The arithmetic here only chooses the data; exactness is proved by the certificate in
+:mod:`conformance.oracle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import product
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.workloads.descent import Floats, State, after, vector
+from conformance.workloads.model import ManyTensors, Model
+from conformance.workloads.outliers import Outliers
+from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
+
+#: Half the gradients that are tried for each element and batch, in units.
+_MULTIPLES = (-16, -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16)
+#: Weights that are tried at the start, in twice these units.
+_STARTS = (-16, -12, -8, -6, -4, -3, -2, -1, 1, 2, 3, 4, 6, 8, 12, 16)
+#: Each element takes one of so many of its courses: those with the smallest numbers, which need the fewest bits.
+_SMALLEST = 6
+_ATTEMPTS = 256
+#: How far the halves of a weighted batch are mixed: 0 is not at all.
+_MIXED = 1.5
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a designed workload is made of.
+
+    Args:
+        weights: of each batch, the weights of the samples of its two halves in a weighted loss; None for the plain
+            mean.
+        unit: residuals are odd multiples of this, times the odd part of the divisor, and weights multiples of twice as
+            much.
+        outliers: in these batches, samples that overflow fp16.
+    """
+
+    name: str
+    summary: str
+    optimizer: SGD
+    model: Model = ManyTensors()
+    groups: tuple[Group, ...] = ()
+    kernel: Literal["foreach", "fused"] | None = None
+    schedule: Vector | None = None
+    clip: Clip | None = None
+    weights: tuple[tuple[int, int], ...] | None = None
+    unit: Fraction = Fraction(1, 4)
+    largest_weight: int = 4
+    batches: int = 3
+    epochs: int = 2
+    scale: LossScale = LossScale(Fraction(2**5))
+    outliers: Mapping[int, Outliers] = field(default_factory=dict)
+    seed: int = 0
+
+
+def designed(design: Design, batch_size: int) -> Workload:
+    """The workload of ``design`` with global batches of ``batch_size`` samples, always the same one.
+
+    Raises:
+        ValueError: there is no Hadamard matrix of half as many rows here, or it has too few columns, or no course of an
+            element stays on the grid.
+    """
+    generator = np.random.default_rng([*design.name.encode(), batch_size, design.seed])
+    batches = [_Rows.drawn(design, batch_size, number, generator) for number in range(design.batches)]
+    courses = _courses(design, batches)
+    # Small residuals need few bits.
+    run = min((_Run.drawn(batches, courses, generator) for _ in range(_ATTEMPTS)), key=lambda run: run.largest)
+    return Workload(
+        name=design.name,
+        batches=tuple(_samples(design, number, rows, run, generator) for number, rows in enumerate(batches)),
+        optimizer=design.optimizer,
+        model=design.model,
+        start=vector(run.visits[0]),
+        groups=design.groups,
+        kernel=design.kernel,
+        loss="mean" if design.weights is None else "weighted",
+        epochs=design.epochs,
+        schedule=design.schedule,
+        clip=design.clip,
+        scale=design.scale,
+        summary=design.summary,
+    )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One batch without its targets.
+
+    factors: (samples, elements), what multiplies each element. half: (samples,), the block of each. weights:
+    (samples,). share: (elements,), the part of the batch's weight that uses each element. step: the unit of residuals,
+    times the odd part of the divisor. free: columns of shape (samples / 2,) that are orthogonal to all others.
+    """
+
+    factors: Floats
+    half: npt.NDArray[np.int64]
+    weights: Floats
+    share: Floats
+    step: float
+    free: tuple[Floats, ...]
+
+    @classmethod
+    def drawn(cls, design: Design, samples: int, number: int, generator: np.random.Generator) -> _Rows:
+        model, size = design.model, samples // 2
+        ones, *others = hadamard(size).T
+        columns = [generator.choice([-1.0, 1.0]) * column for column in generator.permutation(others)]
+        half = np.repeat([0, 1], size)
+        factors = np.zeros((samples, model.size))
+        factors[:, -1] = 1.0
+        of_blocks = [[e for e, own in enumerate(model.block_of) if own == block] for block in range(model.blocks)]
+        shared = [element for element, own in enumerate(model.block_of[:-1]) if own is None]
+        is_plain = design.weights is None
+        wide = [np.concatenate([ones, -ones])] if is_plain else []
+        if len(columns) < len(of_blocks[0]) + (len(shared) + is_plain) // (1 + is_plain) + 2:
+            raise ValueError(f"workload {design.name}: {model.size} elements are too many for {samples} samples")
+        for alike in zip(*of_blocks, strict=True):
+            column = columns.pop()
+            for block, element in enumerate(alike):
+                factors[half == block, element] = column
+        while len(wide) < len(shared):
+            column = columns.pop()
+            wide += [np.concatenate([column, sign * column]) for sign in ((1, -1) if is_plain else (1,))]
+        factors[:, generator.permutation(shared)] = np.column_stack(wide[: len(shared)])
+        weights = np.array([1, 1] if design.weights is None else design.weights[number], dtype=float)[half]
+        total = int(weights.sum())
+        odd = total // (total & -total)
+        share = weights @ factors**2 / total
+        return cls(factors, half, weights, share, float(design.unit) * odd, tuple(columns))
+
+    def residuals(self, multiples: Floats, generator: np.random.Generator) -> Floats:
+        """Those with which the gradient of each element is twice its share of ``multiples`` steps."""
+        free = []
+        for block in (0, 1):
+            used = self.factors[self.half == block][0] != 0
+            # A sum of as many signs is even or odd in all samples alike; an odd one is not zero.
+            count = 2 if multiples[used].sum() % 2 else 1
+            free.append(np.sum([generator.choice([-1.0, 1.0]) * column for column in self.free[:count]], axis=0))
+        residuals: Floats = self.step * (self.factors @ multiples + np.concatenate(free))
+        return residuals
+
+
+@dataclass(frozen=True)
+class _Courses:
+    """Courses that an element can take, in multiples of the step of the batches.
+
+    asked: (courses, batches), half the gradient at the first visit of each batch, in multiples of the element's share.
+    visits: (courses, visits), the weight at each visit of a batch.
+    """
+
+    asked: Floats
+    visits: Floats
+
+    @classmethod
+    def of(cls, design: Design, batches: list[_Rows], element: int) -> _Courses:
+        """Those with the smallest numbers; of the courses that are tried, all that stay on the grid and move."""
+        start, *asked = np.array(list(product(_STARTS, *[_MULTIPLES] * len(batches))), dtype=float).T
+        unit, step = float(design.unit), batches[0].step
+        threshold = float(design.clip.threshold) if design.clip and design.clip.kind == "value" else np.inf
+        bites = np.zeros(len(start), dtype=bool)
+        state = State(2 * unit * start, np.zeros_like(start))
+        taken, visits, moves = np.column_stack(asked), np.empty((len(start), 0)), np.zeros(len(start))
+        for visit in range(design.epochs * len(batches)):
+            number = visit % len(batches)
+            visits = np.column_stack([visits, state.weights])
+            if number in design.outliers:
+                continue
+            slope = 2 * batches[number].share[element]
+            gradients = slope * (step * taken[:, number] + state.weights - visits[:, number])
+            moved = after(design, gradients, state, element)
+            moves += moved.weights != state.weights
+            bites |= np.abs(gradients) > threshold
+            fits = ((moved.weights - state.weights) % (2 * step) == 0) & (
+                np.abs(moved.weights) <= design.largest_weight
+            )
+            state = State(moved.weights[fits], moved.buffer[fits], moved.steps)
+            taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
+        # What is clipped in all elements shows no other fault.
+        meant = (moves >= len(visits.T) / 2) & (bites == _is_clipped(design, element))
+        taken, visits = taken[meant], visits[meant]
+        sizes = np.abs(taken).sum(axis=1) * step + np.abs(visits).sum(axis=1)
+        smallest = np.argsort(sizes, kind="stable")[:_SMALLEST]
+        return cls(taken[smallest], visits[smallest])
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What was chosen: the weights at each visit of a batch, shape (visits, elements), the residuals of each batch at
+    its first visit, and the largest sum of residuals of all visits."""
+
+    visits: Floats
+    residuals: tuple[Floats, ...]
+    largest: float
+
+    @classmethod
+    def drawn(cls, batches: list[_Rows], courses: list[_Courses], generator: np.random.Generator) -> _Run:
+        chosen = [generator.integers(len(own.visits)) for own in courses]
+        asked = np.array([own.asked[number] for own, number in zip(courses, chosen, strict=True)])
+        visits = np.array([own.visits[number] for own, number in zip(courses, chosen, strict=True)]).T
+        residuals = tuple(rows.residuals(asked[:, number], generator) for number, rows in enumerate(batches))
+        sums = []
+        for visit, weights in enumerate(visits):
+            first = visit % len(batches)
+            later = residuals[first] + batches[first].factors @ (weights - visits[first])
+            sums.append(float(np.abs(batches[first].weights * later).sum()))
+        return cls(visits, residuals, max(sums))
+
+
+def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
+    """Those of each element. Elements with the same settings and shares have the same ones."""
+    known = dict[object, _Courses]()
+    found = []
+    for element, tensor in enumerate(design.model.tensor_of):
+        shares = [rows.share[element] for rows in batches]
+        kind = design.model.tensors[tensor].group, _is_clipped(design, element), *shares
+        if kind not in known:
+            known[kind] = _Courses.of(design, batches, element)
+        if not len(known[kind].visits):
+            name = design.model.elements[element]
+            raise ValueError(f"workload {design.name}: no course of {name} stays on its grid")
+        found.append(known[kind])
+    return found
+
+
+def _is_clipped(design: Design, element: int) -> bool:
+    """Whether clipping by value changes an element in some step: every other one, so one of each larger tensor."""
+    return design.clip is not None and design.clip.kind == "value" and element % 2 == 0
+
+
+def _samples(design: Design, number: int, rows: _Rows, run: _Run, generator: np.random.Generator) -> tuple[Sample, ...]:
+    weights = run.visits[number]
+    targets = rows.factors @ weights - run.residuals[number]
+    # Weights lie mostly in the last micro-batches and on the last ranks, so that no mean of means comes near the mean.
+    order = np.argsort(rows.half * (design.weights is not None) + generator.uniform(0, _MIXED, len(targets)))
+    batch = tuple(
+        Sample(
+            design.model.inputs(vector(rows.factors[index]), int(rows.half[index])),
+            Fraction(targets[index]),
+            Fraction(rows.weights[index]),
+        )
+        for index in order
+    )
+    return design.outliers[number](batch, vector(weights)) if number in design.outliers else batch
+
+
+def hadamard(size: int) -> Floats:
+    """A matrix of ones and minus ones whose columns are orthogonal; the first column holds only ones.
+
+    Sylvester's construction for powers of two, else Paley's first one (Paley, "On orthogonal matrices", Journal of
+    Mathematics and Physics 12, 1933).
+
+    Raises:
+        ValueError: neither is possible.
+    """
+    if size & (size - 1) == 0:
+        return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(size)] for i in range(size)], dtype=float)
+    prime = size - 1
+    if size % 4 or any(prime % factor == 0 for factor in range(2, prime)):
+        raise ValueError(f"no Hadamard matrix of {size} rows is constructed here")
+    squares = {i * i % prime for i in range(1, prime)}
+    matrix = np.ones((size, size))
+    for i, j in product(range(prime), repeat=2):
+        matrix[i + 1, j + 1] = -1 if i == j or (j - i) % prime not in squares else 1
+    return matrix

@@ -1,0 +1,92 @@
+"""The standard workloads with a model of many tensors: two epochs over the same three batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+
+from conformance.workloads.designed import Design, designed
+from conformance.workloads.outliers import last_target
+from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
+from conformance.workloads.workload import SGD, Clip, Group, Workload
+
+ONE = Fraction(1)
+
+DESIGNS: dict[str, Design] = {
+    design.name: design
+    for design in (
+        Design(
+            "many-tensors",
+            "Ten parameters, of which one is tied and one an embedding; momentum and a learning-rate schedule.",
+            SGD(ONE, momentum=HALF),
+            schedule=SCHEDULE,
+        ),
+        Design(
+            "many-groups",
+            "Ten parameters in two groups: biases and scalars have twice the learning rate and no weight decay.",
+            SGD(HALF, momentum=HALF, weight_decay=ONE),
+            groups=(Group(ONE, Fraction(0)),),
+            kernel="foreach",
+            schedule=SCHEDULE,
+        ),
+        Design(
+            "many-clip-value",
+            "Ten parameters, momentum, weight decay and clipping by value that bites.",
+            SGD(ONE, momentum=HALF),
+            clip=Clip("value", Fraction(3)),
+            unit=Fraction(1, 8),
+        ),
+        Design(
+            "many-clip-norm",
+            "Ten parameters, and clipping by the norm of all together that bites in some steps.",
+            SGD(HALF, momentum=HALF),
+            clip=Clip("norm", Fraction(5)),
+            kernel="fused",
+        ),
+        Design(
+            "many-weighted",
+            "Ten parameters, and a weighted mean whose weight differs from window to window.",
+            SGD(ONE, momentum=HALF),
+            weights=((1, 3), (2, 6), (3, 1)),
+        ),
+        Design(
+            "many-overflow",
+            "Ten parameters; in each epoch one sample on the last rank overflows fp16.",
+            SGD(ONE, momentum=HALF),
+            outliers={1: last_target},
+        ),
+    )
+}
+
+#: The workload with AdamW, which has the data of another one.
+MANY_ADAMW = "many-adamw"
+
+#: The workloads, each with the global batches that are tried in turn.
+BATCH_SIZES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys((*DESIGNS, MANY_ADAMW), (32, 24)),
+    # Weights take half of the orthogonal columns.
+    "many-weighted": (64, 48),
+    # Of 24 samples, all norms are above the threshold.
+    "many-clip-norm": (32,),
+}
+
+
+@cache
+def many_tensors(name: str, batch_size: int) -> Workload:
+    """The workload ``name`` with global batches of ``batch_size`` samples.
+
+    Raises:
+        KeyError: no such workload.
+    """
+    if name == MANY_ADAMW:
+        summary = "Ten parameters and AdamW; judged by its rounding-error bound."
+        return replace(
+            many_tensors("many-groups", batch_size),
+            name=name,
+            optimizer=ADAMW,
+            kernel=None,
+            groups=(Group(2 * ADAMW.lr, Fraction(0)),),
+            summary=summary,
+        )
+    return designed(DESIGNS[name], batch_size)

@@ -1,0 +1,147 @@
+"""Designed workloads: what the design promises. That they are exact where they should be is shown in tests/cases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.designed import Design, designed, hadamard
+from conformance.workloads.layout import Layout
+from conformance.workloads.many_tensors import BATCH_SIZES, DESIGNS, many_tensors
+from conformance.workloads.model import Linear
+from conformance.workloads.precision import PRECISIONS
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import SGD, Clip
+
+every_design = pytest.mark.parametrize(
+    ("name", "size"), [(name, size) for name in DESIGNS for size in BATCH_SIZES[name]]
+)
+
+
+def problem(workload, precision="fp64"):
+    return Problem(workload, Layout.of(workload, "batched"), PRECISIONS[precision])
+
+
+def rows(workload, batch):
+    return np.array([[float(value) for value in workload.model.row(sample.x, Fraction(1))] for sample in batch])
+
+
+def windows(name, size):
+    """Of each window that is stepped: its batch, and the weights before and after it."""
+    workload = many_tensors(name, size)
+    right = Recurrence(problem(workload, "fp16" if DESIGNS[name].outliers else "fp64")).run()
+    weights = [workload.start, *(step.weights.center for step in right.steps)]
+    batches = [workload.batches[step.window % len(workload.batches)] for step in right.steps]
+    return [(workload, batch, *moved) for batch, moved in zip(batches, pairwise(weights), strict=True)]
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 12, 16, 20, 24, 32])
+def test_the_columns_of_a_hadamard_matrix_are_orthogonal(size):
+    matrix = hadamard(size)
+    assert (matrix.T @ matrix == size * np.eye(size)).all()
+    assert (matrix[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("size", [6, 36])
+def test_a_hadamard_matrix_that_is_not_constructed(size):
+    with pytest.raises(ValueError, match=f"no Hadamard matrix of {size} rows"):
+        hadamard(size)
+
+
+@every_design
+def test_a_workload_is_always_the_same_one(name, size):
+    assert designed(DESIGNS[name], size) == many_tensors(name, size)
+
+
+@every_design
+def test_each_gradient_depends_on_its_own_element_alone(name, size):
+    workload = many_tensors(name, size)
+    for number, batch in enumerate(workload.batches):
+        if number in DESIGNS[name].outliers:
+            continue
+        matrix, weights = rows(workload, batch), np.array([float(sample.weight) for sample in batch])
+        products = matrix.T @ (weights[:, None] * matrix)
+        assert (products == np.diag(np.diag(products))).all()
+        assert np.diag(products).all()
+
+
+@every_design
+def test_no_residual_is_zero_in_any_epoch(name, size):
+    """A sample whose residual is zero could be left out."""
+    if DESIGNS[name].clip and DESIGNS[name].clip.kind == "norm":
+        return  # From the first clip on nothing is on a grid.
+    for workload, batch, before, _ in windows(name, size):
+        for row, sample in zip(rows(workload, batch), batch, strict=True):
+            assert sum(Fraction(x) * w for x, w in zip(row, before, strict=True)) != sample.y
+
+
+@every_design
+def test_every_element_moves_in_half_of_the_windows(name, size):
+    moved = [
+        [one != other for one, other in zip(before, after, strict=True)] for _, _, before, after in windows(name, size)
+    ]
+    assert all(2 * sum(of_element) >= len(moved) for of_element in zip(*moved, strict=True))
+    assert all(map(any, moved))
+
+
+@every_design
+def test_a_batch_comes_back_with_other_gradients(name, size):
+    """Else the second epoch would show nothing that the first does not."""
+    right = Recurrence(problem(many_tensors(name, size))).run()
+    assert len(right.steps) == 6
+    for first, second in zip(right.steps[:3], right.steps[3:], strict=True):
+        assert first.gradient.center != second.gradient.center
+
+
+@pytest.mark.parametrize("size", [32, 24])
+def test_clipping_by_value_changes_every_other_element(size):
+    workload = many_tensors("many-clip-value", size)
+    clipped, unclipped = (
+        Recurrence(problem(one)).run().steps for one in (workload, replace(workload, clip=Clip("value", Fraction(99))))
+    )
+    bitten = set()
+    for one, other in zip(clipped, unclipped, strict=True):
+        pairs = zip(one.gradient.center, other.gradient.center, strict=True)
+        bitten |= {number for number, (kept, whole) in enumerate(pairs) if kept != whole}
+    assert bitten == set(range(0, workload.model.size, 2))
+
+
+def test_clipping_by_norm_bites_in_some_steps_only():
+    """Where all gradients are clipped, their scale does not show."""
+    workload = many_tensors("many-clip-norm", 32)
+    right = Recurrence(problem(replace(workload, clip=None))).run()
+    norms = [sum(entry**2 for entry in step.gradient.center) for step in right.steps]
+    assert min(norms) < workload.clip.threshold**2 < max(norms)
+
+
+@pytest.mark.parametrize("size", [64, 48])
+def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
+    batches = many_tensors("many-weighted", size).batches
+    assert len({sum(sample.weight for sample in batch) for batch in batches}) > 1
+    for batch in batches:
+        quarters = [sum(sample.weight for sample in batch[start::4]) for start in range(4)]
+        in_order = [sum(sample.weight for sample in batch[i * size // 4 : (i + 1) * size // 4]) for i in range(4)]
+        assert len(set(in_order)) > 1, quarters
+
+
+@pytest.mark.parametrize(
+    ("impossible", "size", "message"),
+    [
+        ({}, 12, "no Hadamard matrix of 6 rows"),
+        ({}, 16, "18 elements are too many for 16 samples"),
+        ({"optimizer": SGD(Fraction(1, 512))}, 32, "no course of gain stays on its grid"),
+    ],
+)
+def test_an_impossible_design(impossible, size, message):
+    with pytest.raises(ValueError, match=message):
+        designed(replace(DESIGNS["many-tensors"], name="impossible", **impossible), size)
+
+
+def test_a_linear_model_can_be_designed_too():
+    workload = designed(Design("line", "A line.", SGD(Fraction(1, 2)), model=Linear(3, bias=True)), 16)
+    assert Recurrence(problem(workload, "bf16")).run().certificate.exact
