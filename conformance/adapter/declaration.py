@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from conformance.adapter.backends import BACKENDS
-from conformance.workloads import precision
+from conformance.workloads import model, precision
 from conformance.workloads.behaviour import DECLARABLE
 
 BACKEND_NAMES = tuple(BACKENDS)
@@ -22,6 +22,7 @@ PRECISIONS = tuple(precision.PRECISIONS)
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
+MODELS = tuple(model.MODELS)
 
 ATTRIBUTE = "__conformance__"
 SESSION = "__conformance_session__"
@@ -45,6 +46,7 @@ class Declaration:
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
     parameter_groups: tuple[int, ...] = (1,)
+    models: tuple[str, ...] = MODELS
     requires: tuple[str, ...] = ()
     launches_workers: bool = False
     name: str | None = None
@@ -61,6 +63,7 @@ class Declaration:
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2)))
+        self._set("models", _names("models", "model", self.models, MODELS))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
         launches: object = self.launches_workers
         if not isinstance(launches, bool):
@@ -109,6 +112,7 @@ def trainer(
     world_sizes: Iterable[int] = ...,
     accumulations: Iterable[int] = ...,
     parameter_groups: Iterable[int] = ...,
+    models: Iterable[str] = ...,
     requires: Iterable[str] = ...,
     launches_workers: bool = ...,
     session: Session | None = ...,
@@ -132,6 +136,8 @@ def trainer(
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
     parameter_groups: of 1, 2: how many groups the optimizer may have. With 2, `task.optimizer` has a group for the
     bias, with settings of its own, which the trainer must keep.
+    models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
+    embedding). Leave the second out only if the trainer does not take any module, because it computes by itself.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
     launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.

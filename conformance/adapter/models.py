@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from conformance.adapter.unsupported import UnsupportedModel
 from conformance.workloads.model import Linear, model_of
 
 
 class ManyTensors(torch.nn.Module):
     """`conformance.workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
+
+    in_features, out_features = 18, 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +38,21 @@ class ManyTensors(torch.nn.Module):
         predicted: torch.Tensor = first * self.gain + second * self.temperature
         predicted += (scaled * self.scale).sum(-1, keepdim=True)
         predicted += functional.linear(cubed, self.cube.view(1, 2))
-        predicted += (looked_up * self.embedding(row.squeeze(-1).long())).sum(-1, keepdim=True)
+        predicted += (looked_up * self.embedding((row.squeeze(-1) > 0.5).long())).sum(-1, keepdim=True)
         predicted += self.encoder(encoded) + self.decoder(decoded)
-        predicted += self.convolution(image.reshape(-1, 2, 1, 1)).view_as(first)
+        # With a kernel of one pixel and an image of one this is the convolution.
+        predicted += functional.linear(image, self.convolution.weight.flatten(1))
         predicted += self.skip(skipped)
         predicted += self.linear(rest)
         return predicted
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            raise UnsupportedModel(
+                f'{error}; a trainer that needs a torch.nn.Linear declares it: `@trainer(models=["linear"])`'
+            ) from None
 
 
 def module_class(spec: Mapping[str, Any]) -> type[torch.nn.Module]:

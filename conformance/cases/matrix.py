@@ -138,7 +138,9 @@ RULES: tuple[Rule, ...] = (
     Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
     Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("many-groups", ("fp32",), frozenset({_W3_ACC2})),
-    *(Rule(workload, ("fp32", *_SCALED), _ACCUMULATED) for workload in ("many-clip-value", "many-clip-norm")),
+    Rule("many-clip-value", ("fp32", *_SCALED), _ACCUMULATED),
+    # In 16 bits the bound is too wide to tell what is clipped.
+    Rule("many-clip-norm", ("fp64", "fp32"), _ACCUMULATED),
     # In fp16 the bound is too wide to tell a mean of means from the right mean.
     Rule("many-weighted", ("fp64", "fp32"), _ACCUMULATED),
     Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
@@ -305,6 +307,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if alone.layout.in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     yield "loss", workload.loss, declaration.losses
+    yield "model", workload.model.name, declaration.models
     if workload.groups:
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:

@@ -107,6 +107,10 @@ def _has_groups(problem: Problem) -> bool:
     return bool(problem.workload.groups)
 
 
+def _has_epochs(problem: Problem) -> bool:
+    return problem.workload.epochs > 1 and len(problem.workload.batches) > 1
+
+
 def _schedules(problem: Problem) -> bool:
     return problem.workload.schedule is not None and problem.workload.steps > 1
 
@@ -414,6 +418,14 @@ class MomentumLost(Recurrence):
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
+@fault("makes the optimizer anew in each epoch, and so forgets its momentum", _has_momentum, _has_epochs)
+class MomentumLostInEpochs(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        if self.ledger.window % len(self.problem.workload.batches) == 0:
+            self.__dict__.pop("_rules", None)
+        return super().update(weights, vector, step)
+
+
 @fault(
     "forgets that the momentum is Nesterov's",
     lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
@@ -504,6 +516,12 @@ class SchedulePerMicroBatch(Recurrence):
     def learning_rate(self, step: int) -> Fraction:
         last = self.problem.workload.steps - 1
         return super().learning_rate(min(step * self.problem.layout.accumulation, last))
+
+
+@fault("begins the learning-rate schedule again in each epoch", _schedules, _has_epochs)
+class ScheduleOfEpochs(Recurrence):
+    def learning_rate(self, step: int) -> Fraction:
+        return super().learning_rate(step % len(self.problem.workload.batches))
 
 
 @fault("never advances the learning-rate schedule", _schedules)

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from conformance.adapter.unsupported import UnsupportedModel
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES
@@ -18,7 +19,9 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTIL
 _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
 
 
-def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HANG", "CRASH"], str] | None:
+def ending(
+    ranks: Sequence[RankEvidence], outcome: Outcome
+) -> tuple[Literal["HANG", "CRASH", "UNSUPPORTED"], str] | None:
     """The verdict and its headline; None if every rank delivered."""
     missing = [rank for rank in ranks if not rank.outcome.finished]
     if not missing:
@@ -26,6 +29,8 @@ def ending(ranks: Sequence[RankEvidence], outcome: Outcome) -> tuple[Literal["HA
     # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
+        if first.raised["type"] == UnsupportedModel.__name__:
+            return "UNSUPPORTED", str(first.raised["message"])
         return "CRASH", _raised(first)
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))

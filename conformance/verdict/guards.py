@@ -194,10 +194,11 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     if difference.quantity == "gradient":
         if difference.observed is None:
             return _stepped_in_part(case, ranks, difference)
-        return _multiplied(case, ranks[difference.rank], difference, right)
+        rank = ranks[difference.rank]
+        return _multiplied(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
     if taken is None:
-        return None
+        return _wrong_in_part(case, ranks[difference.rank], difference, right)
     rate, asked = taken["lr"], _rate(case, difference.step, right)
     if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
         window, seen = expected.window, number(float(rate))
@@ -210,7 +211,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
             gives_way=True,
         )
     if taken["weights"] is None or outside(expected.weights, values(taken["weights"])) is not None:
-        return None
+        return _wrong_in_part(case, ranks[difference.rank], difference, right)
     return Guard(
         "weights stay as they are stepped",
         False,
@@ -321,6 +322,30 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
         text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
     return Guard(MULTIPLE, False, "right", f"{times} times the right ones", text, gives_way=True)
+
+
+def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+    """Some parameters of many whose numbers alone are wrong."""
+    step, own, model = right.steps[difference.step], rank.steps[difference.step], case.problem.workload.model
+    is_gradient = difference.quantity == "gradient"
+    box, seen = (step.gradient, own.gradients or ()) if is_gradient else (step.weights, own.weights)
+    wrong = {
+        tensor
+        for tensor, center, radius, value in zip(
+            model.tensor_of, box.center, box.radius, map(exactly, seen), strict=False
+        )
+        if value is None or abs(value - center) > radius
+    }
+    # Of two parameters, one may be right by chance.
+    if not wrong or 2 * len(wrong) > len(model.tensors):
+        return None
+    names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
+    what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
+    text = f"{what}{names} is wrong {when} window {step.window}, and all other parameters are right"
+    shared = [model.tensors[tensor].name for tensor in sorted(wrong) if model.tensors[tensor].places > 1]
+    if shared:
+        text += f"; the model uses {enumerated(shared)} in several places, and it is one parameter for all that"
+    return Guard("each parameter", False, "right", f"not of {names}", text, gives_way=True)
 
 
 def _sizes(reached: Sequence[int]) -> str:

@@ -81,7 +81,7 @@ _UNASKED_SCALE = (
     "for none: use `task.grad_scaler()`, which is enabled where the precision needs it"
 )
 #: Verdicts on a trainer that did not come to its end.
-_ENDED = ("CRASH", "HANG")
+_ENDED = ("CRASH", "HANG", "UNSUPPORTED")
 
 
 def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingProxyType({})) -> Judgement:

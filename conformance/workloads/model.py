@@ -19,11 +19,13 @@ T = TypeVar("T", float, Fraction)
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter. ``group``: the number of the parameter group that it is in where a workload has several."""
+    """A parameter. ``group``: the number of the parameter group that it is in where a workload has several. ``places``:
+    how many of the model's modules have it."""
 
     name: str
     shape: tuple[int, ...]
     group: int = 0
+    places: int = 1
 
     @property
     def size(self) -> int:
@@ -132,7 +134,10 @@ class ManyTensors(Model):
             "linear.weight": (1, 2),
             "linear.bias": (1,),
         }
-        return tuple(Tensor(name, shape, group=int(len(shape) < 2)) for name, shape in shapes.items())
+        return tuple(
+            Tensor(name, shape, group=int(len(shape) < 2), places=1 + (name == "encoder.weight"))
+            for name, shape in shapes.items()
+        )
 
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
         table = [value if x[6] == block * one else one - one for block in range(self.blocks) for value in x[7:9]]

@@ -156,7 +156,7 @@ class TestAllParameters:
     def test_a_parameter_left_out(self):
         run = a_run([HELD, micro_batch(0), clip(0), step()])
         assert broken(run) == {self.ID}
-        assert "left out parameter 1" in found(run, self.ID).broken.contradiction
+        assert "left out bias" in found(run, self.ID).broken.contradiction
 
     @pytest.mark.parametrize(
         ("first", "events"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.adapter.models import module
+
 TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"
 
 TRACEBACK = f"""Traceback (most recent call last):
@@ -42,6 +44,17 @@ def test_raised(follow):
         "CRASH",
         "rank 0 raised ValueError: what | in detail (loop.py:14)",
     )
+
+
+def test_a_model_that_the_trainer_cannot_take(follow):
+    with pytest.raises(AttributeError) as raised:
+        module({"kind": "many-tensors", "features": 18}).weight  # noqa: B018
+    run = follow("single-batched-fp32-sgd")
+    raises(run, 0, type(raised.value).__name__, str(raised.value))
+    judgement = run.judged(finished=False, exit="exited 1")
+    assert judgement.verdict == "UNSUPPORTED"
+    assert "'ManyTensors' object has no attribute 'weight'" in judgement.headline
+    assert '`@trainer(models=["linear"])`' in judgement.headline
 
 
 def test_raised_without_a_message_or_a_place(follow):

@@ -12,7 +12,7 @@ from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Plan, Window
 from conformance.laws.sharing import trainable
 from conformance.trace.events import Attempt, BackwardBegin, Clip, Collective, Contribution, Event, GradientChange
-from conformance.trace.words import number
+from conformance.trace.words import enumerated, number
 
 DOCS = "PyTorch documentation, torch.nn.utils.clip_grad_norm_"
 
@@ -234,19 +234,19 @@ def _with_gradients(window: Window, step: Attempt) -> set[int]:
 
 
 def _left_out(window: Window, clips: Sequence[Clip], step: Attempt, missing: list[int]) -> Broken:
-    which = "parameter" + "s" * (len(missing) > 1) + " " + ", ".join(map(str, missing))
+    which = enumerated([window.plan.model.tensors[number].name for number in missing])
     empty = [clip for clip in clips if not clip.parameters]
     if empty:
         however = (
             f"{empty[0]} was given no parameters; a generator such as `model.parameters()` is empty the second time"
         )
     else:
-        however = f"{', '.join(map(str, clips))} left out {which} (in the order of model.parameters())"
+        however = f"{', '.join(map(str, clips))} left out {which}"
     return Broken(
         (empty or clips)[0],
         must="clipping must cover all parameters of the optimizer",
-        because=f"{step} uses the gradients of {which} too",
+        because=f"{step} uses the gradient of {which} too",
         however=however,
         shows=(*clips, step),
-        effect=f"The gradients of {which} are not clipped in window {window.number}.",
+        effect=f"The gradient of {which} is not clipped in window {window.number}.",
     )

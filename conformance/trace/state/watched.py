@@ -149,7 +149,7 @@ class Watched:
         # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
         shapes = [tuple(one.shape) for one in own]
         has_sizes = all(isinstance(size, int) for shape in shapes for size in shape)
-        is_whole = not self._knows_copies or (has_sizes and set(shapes) == set(self._shapes))
+        is_whole = not self._knows_copies or (has_sizes and sorted(shapes) == sorted(self._shapes))
         if is_whole:
             self._stepped = None
             self.add(model)
@@ -201,9 +201,8 @@ class Watched:
             return next((own for own in found if not self.is_copys(own)), found[0]) if self._copied else found[0]
         if not self._knows_copies or self._own_was_stepped:
             return None
-        by_shape = [next((one for one in held if tuple(one.shape) == shape), None) for shape in self._shapes]
-        candidate = tuple(one for one in by_shape if one is not None)
-        if not self._is_copy(candidate):
+        candidate = self._copy_among(held)
+        if candidate is None:
             return None
         self._copied[id(optimizer)] = self._hand_out(candidate, are_copies=True)
         self._optimizers.append(optimizer)
@@ -213,8 +212,26 @@ class Watched:
         """Whether these have the shapes and, up to their type, the values of parameters that are watched already."""
         if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._shapes:
             return False
+        return any(all(map(_equal, candidate, found)) for found in self._known())
+
+    def _copy_among(self, held: Sequence[torch.Tensor]) -> Found | None:
+        """A copy whose parameters are among these, in whatever order."""
+        if not self.is_readable or not {*self._shapes} <= {tuple(one.shape) for one in held}:
+            return None
+        for found in self._known():
+            rest, own = list(held), list[torch.Tensor]()
+            for known in found:
+                place = next((number for number, one in enumerate(rest) if _equal(one, known)), None)
+                if place is None:
+                    break
+                own.append(rest.pop(place))
+            else:
+                return tuple(own)
+        return None
+
+    def _known(self) -> list[Found]:
         known = {id(found): found for found in (self._latest, self._start, *self._found.values())}
-        return any(found and all(map(_equal, candidate, found)) for found in known.values())
+        return [found for found in known.values() if found]
 
     def stepped(self, parameters: Found) -> None:
         """The optimizer stepped these, which `weights` reads from now on; those of a copy until the task's own are."""
