@@ -41,7 +41,7 @@ class ManyTensors(torch.nn.Module):
         predicted += (looked_up * self.embedding((row.squeeze(-1) > 0.5).long())).sum(-1, keepdim=True)
         predicted += self.encoder(encoded) + self.decoder(decoded)
         # With a kernel of one pixel and an image of one this is the convolution.
-        predicted += functional.linear(image, self.convolution.weight.flatten(1))
+        predicted += functional.linear(image, self.convolution.weight.view(1, 2))
         predicted += self.skip(skipped)
         predicted += self.linear(rest)
         return predicted
