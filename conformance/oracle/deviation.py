@@ -36,5 +36,11 @@ D = TypeVar("D", bound=Deviation)
 
 
 def pairs(deviations: Sequence[D]) -> Iterator[tuple[D, D]]:
-    """All pairs of deviations that change different decisions, or the optimizer, which has several settings."""
-    return ((one, two) for one, two in combinations(deviations, 2) if one.decisions & two.decisions <= {"optimizer"})
+    """All pairs of deviations that change different decisions, or such that have several parts: the settings of the
+    optimizer, and what a resume restores. One that contains the other makes no pair with it."""
+    several = {"optimizer", "resumed"}
+    return (
+        (one, two)
+        for one, two in combinations(deviations, 2)
+        if one.decisions & two.decisions <= several and not issubclass(two.textbook, one.textbook)
+    )

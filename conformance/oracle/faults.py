@@ -16,6 +16,7 @@ from itertools import chain
 from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import Deviation
 from conformance.oracle.gradient import gradient
+from conformance.oracle.optimizers import AdamWRule
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.oracle.rounding import nearest
 from conformance.workloads.layout import Window
@@ -570,3 +571,140 @@ class NotCast(Recurrence):
         form = self.form(window, coefficients)
         uncast = replace(self.problem, precision=replace(precision, compute=precision.master))
         return gradient(uncast, window, form, weights, self.loss_scale, self.ledger, self.history is not None)
+
+
+# Stop and resume: what a checkpoint leaves out, or its load does wrong.
+
+
+def _resumes(problem: Problem) -> bool:
+    return problem.resumed_at is not None
+
+
+def _keeps_state(problem: Problem) -> bool:
+    optimizer = problem.workload.optimizer
+    return isinstance(optimizer, AdamW) or bool(optimizer.momentum)
+
+
+@fault("resumes with the weights that training began with", _resumes)
+class WeightsNotRestored(Recurrence):
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        super().resumed(weights, taken)
+        return self.symbols.exactly(self.problem.workload.start)
+
+
+@fault("resumes without the optimizer's state, its momentum or AdamW's moments", _resumes, _keeps_state)
+class OptimizerStateNotRestored(Recurrence):
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        for rule, _ in self.rules:
+            rule.forget()
+        return super().resumed(weights, taken)
+
+
+@fault(
+    "resumes with AdamW's moments, and counts its steps from zero again",
+    _resumes,
+    lambda problem: isinstance(problem.workload.optimizer, AdamW),
+)
+class StepCountNotRestored(Recurrence):
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        for rule, _ in self.rules:
+            if isinstance(rule, AdamWRule):
+                rule.steps = 0
+        return super().resumed(weights, taken)
+
+
+@fault("gives all parameter groups the settings of the first once it is resumed", _resumes, _has_groups)
+class GroupsAlikeOnceResumed(Recurrence):
+    _has_resumed = False
+
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        for rule, _ in self.rules:
+            rule.decay_by(self.optimizer().weight_decay)
+        self._has_resumed = True
+        return super().resumed(weights, taken)
+
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        return self.learning_rate(step) if self._has_resumed else super().learning_rate_of(tensor, step)
+
+
+class _Rescheduled(Recurrence):
+    """Goes on elsewhere in the learning-rate schedule once it is resumed."""
+
+    _taken: int | None = None
+
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        self._taken = taken
+        return super().resumed(weights, taken)
+
+    def learning_rate(self, step: int) -> Fraction:
+        place = step if self._taken is None else self.place(step, self._taken)
+        return super().learning_rate(min(place, self.problem.workload.steps - 1))
+
+    def place(self, step: int, taken: int) -> int:
+        """The place in the schedule of a step after the resume, before which ``taken`` steps were taken."""
+        raise NotImplementedError
+
+
+@fault("begins the learning-rate schedule again when it is resumed", _resumes, _schedules)
+class ScheduleNotRestored(_Rescheduled):
+    learning_rate = _Rescheduled.learning_rate
+
+    def place(self, step: int, taken: int) -> int:
+        return step - taken
+
+
+@fault("is one step ahead in the learning-rate schedule once it is resumed", _resumes, _schedules)
+class ScheduleAheadOnceResumed(_Rescheduled):
+    learning_rate = _Rescheduled.learning_rate
+
+    def place(self, step: int, taken: int) -> int:
+        return step + 1
+
+
+@fault("is one step behind in the learning-rate schedule once it is resumed", _resumes, _schedules)
+class ScheduleBehindOnceResumed(_Rescheduled):
+    learning_rate = _Rescheduled.learning_rate
+
+    def place(self, step: int, taken: int) -> int:
+        return step - 1
+
+
+@fault("takes the first step after a resume at the learning rate that the schedule begins with", _resumes, _schedules)
+class FirstRateWhenResumed(_Rescheduled):
+    learning_rate = _Rescheduled.learning_rate
+
+    def place(self, step: int, taken: int) -> int:
+        return 0 if step == taken else step
+
+
+@fault("resumes with the weights alone, without the optimizer's state and the schedule", _resumes, _keeps_state)
+class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
+    resumed, learning_rate = OptimizerStateNotRestored.resumed, ScheduleNotRestored.learning_rate
+
+
+def _reads_on_in_place(problem: Problem) -> bool:
+    """Whether windows have no loss scales, which are known for those that a trainer reads in their place."""
+    return _resumes(problem) and not problem.precision.scaled
+
+
+@fault("reads the data from the beginning again when it is resumed", _reads_on_in_place)
+class DataReadAgain(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return self.problem.windows
+
+    def learning_rate(self, step: int) -> Fraction:
+        return super().learning_rate(min(step, self.problem.workload.steps - 1))
+
+
+@fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
+class WindowReadAgain(DataReadAgain):
+    learning_rate = DataReadAgain.learning_rate
+
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return self.problem.windows[stop - 1 :]
+
+
+@fault("leaves out a window when it is resumed", _reads_on_in_place)
+class WindowLeftOut(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return self.problem.windows[stop + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Interval, dot, square_root
@@ -21,6 +22,13 @@ class SGDRule:
     def __init__(self, spec: SGD, fmt: Format, ledger: Ledger) -> None:
         self.spec, self._fmt, self._ledger = spec, fmt, ledger
         self.buffer: Affine | None = None
+
+    def forget(self) -> None:
+        """Empty its state."""
+        self.buffer = None
+
+    def decay_by(self, weight_decay: Fraction) -> None:
+        self.spec = replace(self.spec, weight_decay=weight_decay)
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec = self.spec
@@ -49,15 +57,22 @@ class AdamWRule:
 
     def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger) -> None:
         self.spec, self._fmt, self._ledger = spec, fmt, ledger
-        self._steps = 0
+        self.steps = 0
         self._first: list[Interval] = []
         self._second: list[Interval] = []
+
+    def forget(self) -> None:
+        """Empty its state."""
+        self.steps, self._first, self._second = 0, [], []
+
+    def decay_by(self, weight_decay: Fraction) -> None:
+        self.spec = replace(self.spec, weight_decay=weight_decay)
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec, size = self.spec, len(weights)
         self._ledger.refuse("update", self._fmt, "AdamW divides by a square root")
-        self._steps += 1
-        if self._steps == 1:
+        self.steps += 1
+        if not self._first:
             self._first = self._second = [(Fraction(0), Fraction(0))] * size
         gradients = [gradient.interval(i) for i in range(size)]
         squares = [_square(bounds) for bounds in gradients]
@@ -90,7 +105,7 @@ class AdamWRule:
     def _bias_correction(self, beta: Fraction) -> Interval:
         """Bounds of 1 - beta^steps in double precision: the power is off by an ulp, and the difference cancels
         digits."""
-        exact, error = 1 - beta**self._steps, Fraction(1, 2**52)
+        exact, error = 1 - beta**self.steps, Fraction(1, 2**52)
         return exact - error, exact + error
 
     def _blend(self, old: Interval, new: Interval, beta: Fraction) -> Interval:
@@ -114,8 +129,8 @@ class AdamWRuleOfTensors(AdamWRule):
     def _bias_correction(self, beta: Fraction) -> Interval:
         """The base is rounded, hence each of its factors; the power is off by four ulps, two units each, at most (CUDA
         Programming Guide, mathematical functions, `powf`; less elsewhere), and the difference is rounded."""
-        power = beta**self._steps
-        error = gamma(self._steps + 8, FP32) * power + gamma(1, FP32) * (1 - power)
+        power = beta**self.steps
+        error = gamma(self.steps + 8, FP32) * power + gamma(1, FP32) * (1 - power)
         return 1 - power - error, 1 - power + error
 
 

@@ -160,10 +160,18 @@ class Recurrence:
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return self.stepped(weights, vector, lambda tensor: self.learning_rate_of(tensor, step))
 
+    def resumed(self, weights: Affine, taken: int) -> Affine:
+        """The weights with which training goes on where it is stopped and resumed, after ``taken`` optimizer steps."""
+        return weights
+
+    def read_on(self, stop: int) -> Sequence[Window]:
+        """The windows that are read once training has been resumed, which was stopped after ``stop`` windows."""
+        return self.problem.windows[stop:]
+
     # What the right answer and all deviations share.
 
     @cached_property
-    def _rules(self) -> list[tuple[SGDRule | AdamWRule, list[int]]]:
+    def rules(self) -> list[tuple[SGDRule | AdamWRule, list[int]]]:
         """The parameters that are stepped alike, with what steps them."""
         steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
         for tensor in self.tensors:
@@ -174,7 +182,7 @@ class Recurrence:
     def stepped(self, weights: Affine, vector: Affine, rate_of: Callable[[int], Fraction]) -> Affine:
         """``weights`` after the optimizer's step with the gradient ``vector``."""
         # Optimizers treat each entry alone.
-        return self.joined((rule.step(weights, vector, rate_of(own[0])), own) for rule, own in self._rules)
+        return self.joined((rule.step(weights, vector, rate_of(own[0])), own) for rule, own in self.rules)
 
     @property
     def tensors(self) -> range:
@@ -245,7 +253,9 @@ class Recurrence:
         seen = () if self.history is None else self.history.scales
         weights = self.symbols.exactly(self.problem.workload.start)
         taken = 0
-        for window in self.problem.windows[:limit]:
+        for number, window in enumerate(self.read()[:limit]):
+            if number == self.problem.resumed_at:
+                weights = self.resumed(weights, taken)
             self.ledger.window = window.index
             if scaled:
                 self.loss_scale = seen[window.index] if window.index < len(seen) else scaler.scale
@@ -261,6 +271,11 @@ class Recurrence:
             yield window.index, weights.enclosure()
         if scaled:
             self._scales.append(scaler.scale)
+
+    def read(self) -> Sequence[Window]:
+        """All windows in the order in which they are read."""
+        stop = self.problem.resumed_at
+        return self.problem.windows if stop is None else [*self.problem.windows[:stop], *self.read_on(stop)]
 
     def _skips(self, window: Window, weights: Affine) -> bool:
         # To classify a window costs more than its step, and where skips were observed only `run` reports overflows.

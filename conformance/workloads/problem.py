@@ -13,11 +13,12 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload in a layout and a precision."""
+    """A workload in a layout and a precision. ``resumed_at``: after how many windows it is stopped and resumed."""
 
     workload: Workload
     layout: Layout
     precision: Precision
+    resumed_at: int | None = None
 
     def __hash__(self) -> int:
         """The hash of the names only: all the fractions take long to hash, and equality compares them anyway."""

@@ -11,6 +11,7 @@ import pytest
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
+from conformance.oracle.deviation import deviating, pairs
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import Power, power, separation
 from conformance.oracle.recurrence import Recurrence, Step
@@ -24,10 +25,12 @@ from conformance.workloads.workload import SGD, AdamW, Clip, Sample, Workload
 FAULTS = {fault.name: fault for fault in CATALOGUE}
 every_fault = pytest.mark.parametrize("name", FAULTS)
 
+#: Each with the window at which it is resumed.
 PLACES = [
-    ("uneven-batch", ("accumulated", 2, 2), "fp32"),
+    ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
+    *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
     *(
-        (workload, shape, precision)
+        (workload, shape, precision, None)
         for workload, shape, precision in product(
             [
                 "momentum",
@@ -183,16 +186,23 @@ def test_the_catalogue_names_each_fault_once_and_says_what_it_does():
         assert not fault.text.endswith(".")
 
 
+def test_all_pairs_of_faults_can_be_made():
+    names = {(one.name, two.name) for one, two in pairs(CATALOGUE) if deviating((one, two))}
+    assert ("optimizer-state-not-restored", "schedule-not-restored") in names
+    assert ("optimizer-state-not-restored", "weights-alone-restored") not in names
+
+
 @every_fault
 def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
     fault = FAULTS[name]
-    for workload_name, shape, precision in PLACES:
-        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision])
+    for workload_name, shape, precision, resumed_at in PLACES:
+        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision], resumed_at)
         if not fault.applies(problem):
             continue
         right = Recurrence(problem).run()
         wrong = fault.textbook(problem, right.history)
-        gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=True)]
+        # A resumed run may have more or fewer steps.
+        gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=resumed_at is None)]
         assert any(gap > 1 for gap in gaps)
         return
     pytest.fail(f"{name} applies nowhere")
