@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
@@ -45,6 +46,14 @@ class Task:
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
     clip: None, or what `clip_` does.
+    stop_after: how many windows to train, of all that the task has, skipped ones included; None to train them all.
+    checkpoint_dir: an empty folder, the same for all ranks, in which to save what `resume_from` will need, after the
+    last of these windows; None where nothing is to be saved.
+    resume_from: the folder in which this training was saved by processes that have ended; None where it begins.
+
+    The three are None, unless the trainer declares `resume=True` and the case stops and resumes. The loaders below give
+    the whole run in any case, as a real one does: a trainer skips what it has trained on, which is where positions get
+    lost.
     """
 
     def __init__(self, spec: dict[str, Any], rank: int, recorder: Watcher | None = None) -> None:
@@ -67,6 +76,10 @@ class Task:
         self.steps: int = spec["steps"]
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
+        life: dict[str, Any] = spec.get("life", {})
+        self.stop_after: int | None = life.get("stop_after")
+        self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
+        self.resume_from = _folder(life.get("resume_from"))
         self._samples = Samples(spec, self.device, self.dtype)
 
     def model(self) -> torch.nn.Module:
@@ -162,6 +175,10 @@ class Task:
         micro_batches = iter(self.dataloader(rank))
         for window in planned_windows(self._spec, self.rank if rank is None else rank):
             yield list(itertools.islice(micro_batches, len(window.micro_batches)))
+
+
+def _folder(path: str | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:

@@ -18,7 +18,10 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Case:
-    """Only names, so that a case is cheap to create and to send; ``problem`` builds what they name."""
+    """Only names, so that a case is cheap to create and to send; ``problem`` builds what they name.
+
+    ``resumed_at``: after how many windows training is stopped, and resumed in fresh processes; None if it runs through.
+    """
 
     backend: str
     layout: LayoutKind
@@ -27,6 +30,7 @@ class Case:
     precision: str
     workload: str
     device: Device = "cpu"
+    resumed_at: int | None = None
 
     @property
     def path(self) -> str:
@@ -43,7 +47,8 @@ class Case:
             parts.append(f"acc{self.accumulation}")
         elif self.layout == "samples" or self.world_size == 1:
             parts.append(self.layout)
-        return (*parts, self.precision, self.workload)
+        resumed = "" if self.resumed_at is None else f"-resumed-at-{self.resumed_at}"
+        return (*parts, self.precision, self.workload + resumed)
 
     @property
     def id(self) -> str:
@@ -61,7 +66,8 @@ class Case:
         Raises:
             ValueError: no global batch of this workload divides over the layout.
         """
-        return Problem(*standard(self.workload, self.layout, self.world_size, self.accumulation), self.arithmetic)
+        workload, layout = standard(self.workload, self.layout, self.world_size, self.accumulation)
+        return Problem(workload, layout, self.arithmetic, self.resumed_at)
 
     def spec(self) -> dict[str, Any]:
         """The case as it is sent to a rank, in plain JSON values: floats, lists and names."""
@@ -78,6 +84,7 @@ class Case:
             "precision": self.precision,
             "loss": workload.loss,
             "device": self.device,
+            "resumed_at": self.resumed_at,
             "model": {
                 "kind": workload.model.name,
                 **asdict(workload.model),

@@ -30,13 +30,17 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.trace import file
 
     try:
-        run = Run.read(*file.read(options.folder))
-        ranks = [rank.events for rank in run.ranks]
+        spec, lines = file.read(options.folder)
+        runs = Run.lives(spec, lines)
+        ranks = [
+            [event for life in lives for event in life.events]
+            for lives in zip(*(run.ranks for run in runs), strict=True)
+        ]
         with console.capture() as printed:
             if options.chrome is None:
                 render_trace(ranks, console)
             else:
-                drawn = json.dumps(chrome(run.plan.spec["case"], ranks, violations(run)), ensure_ascii=False)
+                drawn = json.dumps(chrome(spec["case"], ranks, violations(*runs)), ensure_ascii=False)
     except file.TraceError as error:
         return say(str(error), USAGE)
     except Exception as error:

@@ -79,6 +79,8 @@ class Hosts(Servers):
         return HostedServer(target, backend, self._front.agents)
 
     def why_not(self, case: Case) -> str | None:
+        if case.resumed_at is not None and len(set(self.hosts)) > 1:
+            return "its ranks need one folder for checkpoints, and no folder of several machines is known"
         if self._world_size in (None, case.world_size):
             return None
         processes = "1 process" if self._world_size == 1 else f"{self._world_size} processes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, product
+from itertools import chain, islice, product
 from traceback import format_exc
 from typing import Any
 
@@ -88,14 +88,27 @@ def check(run: Run) -> tuple[Verified, ...]:
     return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
 
 
+def check_all(runs: Sequence[Run]) -> tuple[Verified, ...]:
+    """Checks every law on each of the runs that a case consists of: one, or one for each life of its ranks."""
+    return tuple(
+        Verified(
+            first.law,
+            sum(one.kept for one in (first, *others)),
+            tuple(chain.from_iterable(one.violations for one in (first, *others))),
+            next((one.failure for one in (first, *others) if one.failure), None),
+        )
+        for first, *others in zip(*map(check, runs), strict=True)
+    )
+
+
 def without_harmless(verified: Iterable[Verified]) -> tuple[Verified, ...]:
     """The results for a run whose numbers are right: without violations of laws that give way to that."""
     return tuple(replace(one, violations=()) if one.law.gives_way else one for one in verified)
 
 
-def violations(run: Run) -> tuple[tuple[Law, Broken], ...]:
+def violations(*runs: Run) -> tuple[tuple[Law, Broken], ...]:
     """Every violation with its law: MUSTs first, then by id."""
-    found = [(one.law, violation.broken) for one in check(run) for violation in one.violations]
+    found = [(one.law, violation.broken) for one in check_all(runs) for violation in one.violations]
     return tuple(sorted(found, key=lambda pair: pair[0].level))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from conformance.trace.events import (
     Update,
     read,
 )
+from conformance.trace.lives import lives
 from conformance.workloads.model import Model, model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows, rows
 from conformance.workloads.precision import PRECISIONS, Precision
@@ -315,6 +316,12 @@ class Run:
     def read(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> Run:
         """From a case's spec and the lines of each rank, in the order of ranks, which were checked."""
         return cls(Plan(spec), (tuple(map(read, lines)) for lines in ranks))
+
+    @classmethod
+    def lives(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> tuple[Run, ...]:
+        """As `read`, a run for each life of the ranks: no law needs to know that there are others."""
+        parts = [lives(spec.get("resumed_at"), lines) for lines in ranks]
+        return tuple(cls.read(spec, life) for life in zip_longest(*parts, fillvalue=()))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:

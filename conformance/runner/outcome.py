@@ -12,6 +12,9 @@ from conformance.adapter.declaration import Declaration
 from conformance.runner.system.protocol import Lines, to_json
 from conformance.trace.events import MalformedEvent, check_all
 from conformance.trace.hindsight.placing import placed
+from conformance.trace.lives import joined
+
+_EXITED = "exited 0"
 
 
 class RunnerError(Exception):
@@ -107,6 +110,19 @@ class Outcome:
         A rank with something else among its events has not delivered its evidence.
         """
         return replace(self, ranks=tuple(_placed(spec, rank) for rank in self.ranks))
+
+    def followed_by(self, other: Outcome) -> Outcome:
+        """This outcome of a case up to its stop, and the ``other`` of what was resumed, as one. Both are placed."""
+        ranks = tuple(
+            replace(
+                after,
+                events=joined(before.events, after.events),
+                exit=after.exit if before.exit == _EXITED else before.exit,
+                output=before.output + after.output,
+            )
+            for before, after in zip(self.ranks, other.ranks, strict=True)
+        )
+        return Outcome(ranks, self.seconds + other.seconds, other.timed_out)
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:

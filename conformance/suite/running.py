@@ -9,6 +9,7 @@ from pathlib import Path
 from conformance.cases.matrix import possible
 from conformance.results.records import CaseRecord
 from conformance.runner.front.client import RunnerError
+from conformance.runner.front.lives import run_case
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers
 from conformance.trace import file
@@ -52,7 +53,7 @@ def _record(item: Item, servers: Servers, time_limit: float, traces: Path | None
         return without_evidence(*named, "NOT RUN", f"{hung}; --case runs one of the others alone")
     server = servers.get(*kind)
     spec = item.case.spec()
-    outcome = server.run(spec, time_limit)
+    outcome = run_case(server.run, spec, time_limit)
     if traces is not None:
         folder = file.folder_of(traces, item.trainer, item.case.id)
         try:

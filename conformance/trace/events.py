@@ -98,7 +98,9 @@ KINDS: dict[str, type[Event]] = {}
 """The classes of events by their kinds."""
 
 
-class Started(Event, noted="when the process has started"):
+class Started(
+    Event, noted="when the process has started; in a case that is resumed, of two processes, which number objects anew"
+):
     pid: int
 
 

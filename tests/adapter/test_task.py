@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -35,6 +37,20 @@ def test_what_a_task_says_about_itself():
     assert (task.precision, task.loss_name, task.collective_backend) == ("fp16", "mean", "gloo")
     assert (task.device, task.clip, task.compression) == (torch.device("cpu"), None, False)
     assert task.loss_scale == task.grad_scaler().get_scale() == 1024.0
+
+
+def test_a_task_that_runs_through_knows_of_no_stop():
+    task = Task(make_spec(), 0)
+    assert (task.stop_after, task.checkpoint_dir, task.resume_from) == (None, None, None)
+
+
+def test_a_task_that_is_resumed_gives_the_whole_run_all_the_same():
+    life = {"stop_after": 1, "checkpoint_dir": "/checkpoints", "resume_from": None}
+    task = Task({**make_spec(steps=3), "life": life}, 0)
+    assert (task.stop_after, task.checkpoint_dir, task.resume_from) == (1, Path("/checkpoints"), None)
+    task = Task({**make_spec(steps=3), "life": {**life, "stop_after": None, "resume_from": "/checkpoints"}}, 0)
+    assert task.resume_from == Path("/checkpoints")
+    assert len(list(task.windows())) == 3
 
 
 def test_only_a_scaled_loss_has_a_scale():

@@ -39,6 +39,19 @@ class TestSchedulePerStep:
     def test_before_the_first_step(self):
         assert broken(self.run(micro_batch(0), self.schedule(), step(lr=0.25))) == {self.ID}
 
+    def test_of_a_run_that_was_resumed(self):
+        """It goes on at the rate that it had come to, however the scheduler got there."""
+        late = self.taken(2, 0.125, self.schedule()), self.taken(3, 0.0625)
+        run = self.run(self.schedule(), self.schedule(), *late, resumed_at=2)
+        assert broken(run) == set()
+        assert broken(self.run(self.schedule(), self.taken(2, 0.25), resumed_at=2)) == {self.ID}
+
+    def test_of_a_run_that_was_resumed_after_a_skipped_step(self):
+        """Of the skipped step nothing is known any more."""
+        late = self.schedule(), self.taken(2, 0.25, self.schedule())
+        scaler = {"init_scale": 8.0, "growth_interval": 9}
+        assert broken(self.run(*late, resumed_at=2, precision="fp16", scaler=scaler)) == set()
+
     def test_for_a_skipped_step(self):
         """It may wait or advance, which is the trainer's choice; but once."""
         skipped = [micro_batch(1), event("skip"), clear(), self.schedule()]

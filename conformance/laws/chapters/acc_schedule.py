@@ -35,14 +35,13 @@ def schedule_per_step(window: Window) -> Outcomes:
         # A schedule may advance when the scaler skips a step; that it is taken all the same is for another law.
         if any(skip.optimizer == taken.step.optimizer for skip in window.of(Skip, before=taken.step)):
             continue
+        # Who counts skipped steps too is at the number of the window; of those before a stop, nothing is known here.
+        earlier = taken.number - _begun(window.rank) if may_skip else taken.number
+        counts = {*range(earlier, taken.number + 1), window.number if may_skip else taken.number}
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
         if taken.calls_once(may_skip=may_skip):
             yield OK
-        elif not any(
-            isclose(_rate(taken.step), _planned_rate(window.plan, count), rel_tol=1e-6)
-            # Who counts skipped steps too is at the number of the window.
-            for count in (taken.number, *([window.number] if may_skip else []))
-        ):
+        elif not any(isclose(_rate(taken.step), _planned_rate(window.plan, one), rel_tol=1e-6) for one in counts):
             yield _wrongly_scheduled(window, taken)
 
 
@@ -77,7 +76,7 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
     found: defaultdict[int, list[_Taken]] = defaultdict(list)
     for (_, optimizer), made in sorted(calls.items(), key=lambda item: item[0][0]):
         previous: Step | None = None
-        used = number = left_out = 0
+        used, number, left_out = 0, _begun(rank), 0
         for window in rank.windows:
             step = next((event for event in window.of(Step) if event.optimizer == optimizer), None)
             if step is None:
@@ -89,6 +88,12 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
             found[window.number].append(_Taken(step, previous, number, made[began:used], left_out))
             previous, number, left_out = step, number + 1, 0
     return found
+
+
+def _begun(rank: Rank) -> int:
+    """The windows before the first one of a run that was resumed, as many as its steps if none was skipped."""
+    stop: int = rank.run.plan.spec.get("resumed_at") or 0
+    return stop if rank.windows and rank.windows[0].number >= stop else 0
 
 
 def _rate(step: Step) -> float:

@@ -39,9 +39,10 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
 
 
 def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
-    windows = _windows(spec, rank)
-    lines = without_rehearsals(without_copies(lines), fewest_of(windows), len(windows))
-    trains, begins = _places(windows, lines, _has_uneven_end(spec, rank))
+    plan = _windows(spec, rank)
+    first, end = _of_life(spec, len(plan))
+    lines = without_rehearsals(without_copies(lines), fewest_of(plan[first:end]), end - first)
+    trains, begins = _places_in_life(plan, first, end, lines, _has_uneven_end(spec, rank))
     events: list[dict[str, Any]] = []
     # Events refer to others by their numbers, which the start moves.
     numbers = {-1: -1}
@@ -79,6 +80,30 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
         numbers[line["seq"]] = len(events)
         add(line, **fields)
     return events
+
+
+def _of_life(spec: Mapping[str, Any], windows: int) -> tuple[int, int]:
+    """The first window that a process should train, and the one after its last."""
+    life, stop = spec.get("life"), spec.get("resumed_at")
+    if life is None or stop is None:
+        return 0, windows
+    return (0, stop) if life["resume_from"] is None else (stop, windows)
+
+
+def _places_in_life(
+    plan: Sequence[MicroBatches], first: int, end: int, lines: Sequence[Line], others_go_on: bool
+) -> tuple[Set[int], dict[int, Place]]:
+    """As `_places`, for a process that should train the windows from ``first`` to ``end``. If its rows are those of
+    other windows, such as all of them, it has lost its place, and these are the places."""
+    if (first, end) != (0, len(plan)):
+        training, rows_of = trained(lines), forwarded(lines)
+        for begin, until in ((first, end), *((begin, len(plan)) for begin in range(len(plan)))):
+            windows = plan[begin:until]
+            if are_as_planned(windows, by_rows(windows, lines, training), rows_of, training):
+                first, end = begin, until
+                break
+    trains, begins = _places(plan[first:end], lines, others_go_on and end == len(plan))
+    return trains, {index: (window + first, micro_batch) for index, (window, micro_batch) in begins.items()}
 
 
 def _places(

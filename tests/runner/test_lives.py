@@ -1,0 +1,78 @@
+"""A case that is resumed runs twice, and leaves no folder behind."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from conformance.runner.front.lives import run_case
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError
+
+SPEC = {"case": "some", "resumed_at": 3}
+
+
+def outcome(*, finished=True, exit="exited 0", output=""):
+    started = {"event": "started", "rank": 0, "seq": 0, "pid": 1}
+    rank = RankOutcome(0, [started], finished, exit, output, None)
+    return Outcome((rank,), 0.5, timed_out=not finished)
+
+
+class Runs:
+    """Runs nothing, and remembers what it was asked for."""
+
+    def __init__(self, *outcomes):
+        self.outcomes = list(outcomes)
+        self.lives = []
+
+    def __call__(self, spec, time_limit):
+        assert time_limit == 7.0
+        self.lives.append(spec.get("life"))
+        folder = spec.get("life", {}).get("checkpoint_dir")
+        if folder:
+            assert not list(Path(folder).iterdir())
+            (Path(folder) / "checkpoint.pt").write_text("weights")
+        elif spec.get("life"):
+            assert (Path(spec["life"]["resume_from"]) / "checkpoint.pt").read_text() == "weights"
+        return self.outcomes.pop(0)
+
+
+def test_a_case_that_runs_through_runs_once():
+    through = outcome()
+    run = Runs(through)
+    assert run_case(run, {"case": "some", "resumed_at": None}, 7.0) is through
+    assert run.lives == [None]
+
+
+def test_a_resumed_case_runs_up_to_the_stop_and_from_there():
+    run = Runs(outcome(output="one\n", exit="aborted after it delivered: SIGABRT"), outcome(output="two\n"))
+    both = run_case(run, SPEC, 7.0)
+    first, second = run.lives
+    folder = first["checkpoint_dir"]
+    assert first == {"stop_after": 3, "checkpoint_dir": folder, "resume_from": None}
+    assert second == {"stop_after": None, "checkpoint_dir": None, "resume_from": folder}
+    assert not Path(folder).exists()
+    assert both.seconds == 1.0
+    [rank] = both.ranks
+    assert (rank.output, rank.exit) == ("one\ntwo\n", "aborted after it delivered: SIGABRT")
+    assert [event["seq"] for event in rank.events] == [0, 1]
+
+
+def test_nothing_is_resumed_that_failed_before_the_stop():
+    failed = outcome(finished=False, exit="killed by SIGKILL")
+    run = Runs(failed)
+    assert run_case(run, SPEC, 7.0) is failed
+    assert len(run.lives) == 1
+
+
+def test_a_life_that_fails_later_has_failed():
+    both = run_case(Runs(outcome(), outcome(finished=False, exit="killed by SIGKILL")), SPEC, 7.0)
+    assert both.timed_out
+    assert (both.ranks[0].finished, both.ranks[0].exit) == (False, "killed by SIGKILL")
+
+
+def test_no_folder_for_checkpoints(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(RunnerError, match="cannot make a folder for checkpoints: No such file"):
+        run_case(Runs(), SPEC, 7.0)

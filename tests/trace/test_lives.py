@@ -1,0 +1,68 @@
+"""The events of a rank that is stopped and resumed: two lives in one sequence, each placed in the plan by itself."""
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.laws.run import Plan
+from conformance.trace.hindsight.placing import placed
+from conformance.trace.lives import joined, lives
+
+CASE = Case("single", "batched", 1, 1, "fp32", "momentum", resumed_at=3)
+ROWS = [[row for micro_batch in window for row in micro_batch] for window in Plan(CASE.spec()).rows(0)]
+
+
+def life(*windows):
+    """A process that trains these windows."""
+    lines = [{"event": "started", "pid": 1}]
+    for number, window in enumerate(windows):
+        lines += [
+            {"event": "forward", "forward": number, "rows": ROWS[window], "weights": [float(number)]},
+            {"event": "backward_begin", "backward": number, "gradients": "none"},
+            {"event": "backward_end", "backward": number, "forwards": [number]},
+            {"event": "step", "optimizer": 0, "step": number, "gradients": [1.0], "weights": [number + 1.0]},
+        ]
+    lines.append({"event": "finished", "weights": [float(len(windows))]})
+    head = {"rank": 0, "where": None}
+    return [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(lines)]
+
+
+def spec(**of_life):
+    return {**CASE.spec(), "life": {"stop_after": None, "checkpoint_dir": None, "resume_from": None, **of_life}}
+
+
+def windows_of(spec, lines):
+    events = placed(spec, 0, lines)
+    return [event["window"] for event in events if event["event"] == "step"]
+
+
+@pytest.mark.parametrize("trained", [[0, 1, 2], [0, 1], [0, 1, 2, 3, 4, 5]])
+def test_windows_before_the_stop(trained):
+    assert windows_of(spec(stop_after=3, checkpoint_dir="/nowhere"), life(*trained)) == trained
+
+
+@pytest.mark.parametrize("trained", [[3, 4, 5], [0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [4, 5]])
+def test_windows_after_the_resume(trained):
+    """Those that its rows show, also where it has lost its place."""
+    assert windows_of(spec(resume_from="/nowhere"), life(*trained)) == trained
+
+
+def test_rows_that_show_no_place_go_on_with_the_next_window():
+    lines = [
+        {**line, "rows": [None] * len(line["rows"])} if line["event"] == "forward" else line for line in life(0, 1, 2)
+    ]
+    assert windows_of(spec(resume_from="/nowhere"), lines) == [3, 4, 5]
+
+
+def test_numbers_go_on_and_the_lives_can_be_told_apart():
+    first, second = life(0), life(1)
+    second[-1:] = [
+        {**second[-1], "event": "gradient_change", "since": -1},
+        {**second[-1], "event": "step", "seq": len(second), "unfinished": [2], "unfinished_elsewhere": []},
+    ]
+    both = joined(first, second)
+    assert [event["seq"] for event in both] == list(range(len(first) + len(second)))
+    assert both[-2]["since"] == len(first) - 1
+    assert both[-1]["unfinished"] == [len(first) + 2]
+    assert [len(one) for one in lives(3, both)] == [len(first), len(second)]
+    assert lives(None, both) == [both]
+    assert lives(3, []) == [[]]
