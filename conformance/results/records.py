@@ -26,7 +26,7 @@ Verdict: TypeAlias = Literal[
     "UNSUPPORTED", "UNAVAILABLE", "NOT RUN", "PASS (exact)", "PASS (bounded)",
     "INCONCLUSIVE", "SETUP", "FAIL (numerics)", "FAIL (law)", "DIVERGED", "HANG", "CRASH",
 ]  # fmt: skip
-Mistake: TypeAlias = Literal["rows", "start", "learning rate", "optimizer", "clip", "loss"]
+Mistake: TypeAlias = Literal["stop", "rows", "start", "learning rate", "optimizer", "clip", "loss"]
 
 PASSED: tuple[Verdict, ...] = ("PASS (exact)", "PASS (bounded)")
 NOT_RUN: tuple[Verdict, ...] = ("UNSUPPORTED", "UNAVAILABLE", "NOT RUN")
@@ -86,6 +86,10 @@ class CaseRecord:
     device: Annotated[str, "`cpu` or `cuda`"]
     verdict: Annotated[Verdict, "one of the twelve verdicts"]
     headline: Annotated[str, "the verdict's reason in one line; for a case that did not run, why, and what to do"]
+    resumed_at: Annotated[
+        int | None,
+        "after how many windows training was stopped, to be resumed in fresh processes; null if it ran through",
+    ] = None
     possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
     declared: Annotated[int, "how many of these the trainer declares"] = 0
     undeclared: Annotated[str | None, "what the trainer must declare for it, for the verdict UNSUPPORTED"] = None

@@ -12,7 +12,7 @@ from typing import Literal
 from conformance.adapter.unsupported import UnsupportedModel
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
-from conformance.verdict.paths import LIBRARIES
+from conformance.verdict.paths import LIBRARIES, nameless
 from conformance.verdict.waiting import waits_for
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
@@ -44,7 +44,7 @@ def ending(
 def _raised(rank: RankEvidence) -> str:
     error = rank.raised or {}
     # The reason may be in the first line or in the last.
-    message = " | ".join(line.strip() for line in str(error["message"]).splitlines() if line.strip())
+    message = " | ".join(line.strip() for line in nameless(str(error["message"])).splitlines() if line.strip())
     what = f"{error['type']}: {message}" if message else str(error["type"])
     where = _last(_frames(error["traceback"]))
     return f"rank {rank.outcome.rank} raised {what}" + (f" ({where})" if where else "")

@@ -76,6 +76,8 @@ class RankEvidence:
     """The trainer replaced the gradients of its backwards, other than by scaling them."""
     changes: tuple[str, ...] = ()
     """Where the weights changed outside a step of torch's optimizers, in words."""
+    lives: tuple[RankEvidence, ...] = ()
+    """Of each life, in a case that was stopped and resumed."""
 
     @property
     def steps_by_hand(self) -> bool:
@@ -122,7 +124,7 @@ class RankEvidence:
 
 
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
-    """The evidence in ``outcome``; ``windows`` are those that the case plans."""
+    """The evidence in ``outcome``, of one life; ``windows`` are those that the case plans for it."""
     events = outcome.events
     steps, by_apex = _scaled_by_apex(events)
     return RankEvidence(
@@ -153,14 +155,14 @@ def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]
     for parts in together:
         working = [part for part in parts if not part.get("idle")] or parts
         last = working[-1]
-        following = attempts[-1].window + 1 if attempts else 0
+        following = attempts[-1].window + 1 if attempts else windows[0].index
         seen_in = last["window"]
         if len(together) >= len(windows):
             window = following
         elif seen_in is not None and seen_in >= following:
             window = seen_in
         else:
-            window = ends.index(last["forwards"]) if last["forwards"] in ends else following
+            window = windows[ends.index(last["forwards"])].index if last["forwards"] in ends else following
         attempts.append(
             Attempt(
                 window=window,

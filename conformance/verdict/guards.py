@@ -15,6 +15,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
+from conformance.verdict.seam import lost_place, other_scale, other_weights
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
@@ -53,6 +54,8 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
         checks += [_exchanged, _shards]
     else:
         checks += [_world_size, _shards, _contributed, _collectives] if case.world_size > 1 else [_world_size]
+    if case.resumed_at is not None:
+        checks += [_goes_on, _restores_scale]
     checks += [_step_count, _moved, _left_alone]
     return tuple(check(case, ranks) for check in checks)
 
@@ -116,6 +119,16 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if found is None:
         return Guard(SHARDS, True, expected, expected, "")
     return Guard(SHARDS, False, expected, found.text, found.text, may_be_setup=not found.always)
+
+
+def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    lost = lost_place(case, ranks)
+    return Guard("resumed at the next window", not lost, f"window {case.resumed_at}", lost or "", lost or "")
+
+
+def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    lost = other_scale(ranks)
+    return Guard("resumed at the same loss scale", not lost, "as without a stop", lost or "", lost or "")
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -187,6 +200,10 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     early = _stepped_early(case, ranks) or _reduced_early(case, ranks) if difference.step == 0 else None
     if early is not None:
         return early
+    if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
+        other = other_weights(ranks)
+        if other is not None:
+            return Guard("resumed with the same weights", False, "on every rank", other, other, gives_way=True)
     lost = unread(case, ranks)
     if lost is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"

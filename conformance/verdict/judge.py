@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from conformance.cases.case import Case
-from conformance.laws.checking import Finding, Verified, check, findings, without_harmless
+from conformance.laws.checking import Finding, Verified, check_all, findings, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.laws.sharing import averages_weights
 from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Reading, fewest_steps, readings
@@ -24,15 +24,17 @@ from conformance.verdict.behaviour import observed
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
-from conformance.verdict.evidence import RankEvidence, exactly, read
+from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.guards import COLLECTIVES, MULTIPLE, SAMPLES, SHARDS, WEIGHTS, Guard, first_wrong, guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
+from conformance.verdict.lives import evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
+from conformance.verdict.seam import other_stop
 from conformance.verdict.setup import Mistake, mistake
-from conformance.verdict.watched_weights import changed_after_training, with_watched_weights
+from conformance.verdict.watched_weights import changed_after_training
 from conformance.workloads.behaviour import Way
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Clip
@@ -40,12 +42,12 @@ from conformance.workloads.workload import SGD, Clip
 
 @dataclass
 class Judgement:
-    """A verdict and its evidence. Windows and steps count from 0."""
+    """A verdict and its evidence. Windows and steps count from 0. ``runs``: as laws see them, one for each life."""
 
     verdict: Verdict
     headline: str
     ranks: tuple[RankEvidence, ...] = ()
-    run: Run | None = None
+    runs: tuple[Run, ...] = ()
     laws: tuple[Verified, ...] = ()
     notes: list[str] = field(default_factory=list)
     guards: tuple[Guard, ...] = ()
@@ -104,9 +106,9 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    run = Run.read(case.spec(), [rank.events for rank in outcome.ranks])
-    judgement = _by_numbers(case, outcome, run)
-    judgement.run = run
+    runs = Run.lives(case.spec(), [rank.events for rank in outcome.ranks])
+    judgement = _by_numbers(case, outcome, runs)
+    judgement.runs = runs
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if judgement.verdict not in PASSED:
         # Right numbers show that windows and weights are those of the steps.
@@ -120,13 +122,13 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
             judgement.difference = judgement.divergence = None
             judgement.suspects = Suspects()
         return judgement
-    _look_for_mistake(judgement)
+    _look_for_mistake(case, judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
     if (judgement.mistake is not None and judgement.mistake.kind == "rows") or any(
         guard.name in (SHARDS, SAMPLES) and not guard.holds for guard in judgement.guards
     ):
         return judgement
-    judgement.laws = check(judgement.run)
+    judgement.laws = check_all(runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
         _give_way_to_numbers(judgement)
@@ -136,7 +138,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
     if has_right_numbers:
         # Other numbers do not show how the trainer reads what is open.
-        judgement.behaviour, against = observed(judgement.ways, judgement.run, declares)
+        judgement.behaviour, against = observed(judgement.ways, runs[-1], declares)
         if against and judgement.verdict in PASSED:
             _overrule(judgement, "FAIL (law)", against[0])
     if judgement.verdict == "FAIL (numerics)" and (unknown := _rounded(case, judgement)) is not None:
@@ -169,12 +171,14 @@ def _may_hide(judgement: Judgement, finding: Finding) -> bool:
 def _rounded(case: Case, judgement: Judgement) -> str | None:
     """Why wrong numbers may be rounded ones; None if something speaks against it."""
     difference = judgement.difference
-    if judgement.run is None or difference is None or judgement.divergence:
+    if difference is None or judgement.divergence:
         return None
     if judgement.findings or judgement.suspects.explained_by or any(not guard.holds for guard in judgement.guards):
         return None
     precision = case.problem.precision
-    if shows_uneven_scale(judgement.run.ranks[0], case.problem) and _fits_uneven_scale(case.problem, judgement.ranks):
+    if shows_uneven_scale(judgement.runs[0].ranks[0], case.problem) and _fits_uneven_scale(
+        case.problem, judgement.ranks
+    ):
         return _UNEVEN_SCALE
     if (scale := _unasked_scale(case.problem, judgement.ranks)) is not None:
         return _UNASKED_SCALE.format(scale)
@@ -186,7 +190,7 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
             "they were rounded from cannot be seen; keep that in the module that task.model() returns, or step tensors "
             "of its shapes with torch.optim.Optimizer"
         )
-    if odd_part(case.world_size) == 1 or not averages_weights(judgement.run):
+    if odd_part(case.world_size) == 1 or not averages_weights(judgement.runs[0]):
         return None
     return (
         f"the ranks average their weights after each step, which rounds them where there are {case.world_size}, and no "
@@ -216,14 +220,18 @@ def _unasked_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> float | N
     return float(uneven) if fits else None
 
 
-def _look_for_mistake(judgement: Judgement) -> None:
+def _look_for_mistake(case: Case, judgement: Judgement) -> None:
     """Wrong numbers of ranks that agree may be the adapter's mistake. Only other samples change the number of steps."""
     broken = [guard for guard in judgement.guards if not (guard.holds or guard.gives_way)]
-    if judgement.run is None or judgement.verdict != "FAIL (numerics)":
+    if judgement.verdict not in _ENDED and (stopped := other_stop(case, judgement.ranks)) is not None:
+        judgement.mistake = Mistake("stop", stopped)
+        _overrule(judgement, "SETUP", stopped)
+        return
+    if judgement.verdict != "FAIL (numerics)":
         return
     if judgement.difference is None and not broken:
         return
-    found = mistake(judgement.run, judgement.suspects.explained_by)
+    found = mistake(judgement.runs, judgement.suspects.explained_by)
     if found is not None and found.kind == "start" and any(g.name == WEIGHTS and not g.holds for g in judgement.guards):
         # What changes them later may have changed them at the start as well.
         return
@@ -250,13 +258,12 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
     judgement.verdict, judgement.headline = verdict, headline
 
 
-def _by_numbers(case: Case, outcome: Outcome, run: Run) -> Judgement:
-    windows = case.problem.windows
-    ranks = with_watched_weights([read(rank, windows) for rank in outcome.ranks], run)
-    ranks = with_joined_ranks(ranks, windows)
+def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
+    ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
     ended = ending(ranks, outcome)
     if ended is not None:
-        return Judgement(*ended, ranks)
+        notes = ["this was after training had been stopped and resumed"] if len(runs) > 1 else []
+        return Judgement(*ended, ranks, notes=notes)
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)

@@ -13,16 +13,17 @@ from conformance.verdict.judge import Judgement
 def findings(judgement: Judgement) -> tuple[Finding, ...]:
     """The broken laws, MUSTs first."""
     observed = _observed(judgement)
-    run = judgement.run
-    return () if run is None else tuple(_finding(finding, observed, run) for finding in judgement.findings)
+    return tuple(_finding(finding, observed, judgement.runs[0]) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
     """What the ranks did, for a case with something to explain."""
     nothing_to_explain = not judgement.findings and judgement.verdict in (*PASSED, "INCONCLUSIVE")
-    if judgement.run is None or nothing_to_explain:
+    if not judgement.runs or nothing_to_explain:
         return None
-    shown = drawn.timeline(judgement.run, _window(judgement), judgement.findings)
+    window = _window(judgement)
+    run = next((run for run in judgement.runs if any(one.number == window for one in run.windows)), judgement.runs[0])
+    shown = drawn.timeline(run, window, judgement.findings)
     return Timeline(
         moments=tuple(map(_moment, shown.moments)),
         window=shown.window,
@@ -66,7 +67,6 @@ def _observed(judgement: Judgement) -> str | None:
 
 def _window(judgement: Judgement) -> int | None:
     """The window to show: where a law was first broken, or numbers first differed, else the last one reached."""
-    assert judgement.run is not None
     if judgement.findings:
         return judgement.findings[0].window
     if judgement.difference is not None:
@@ -74,7 +74,7 @@ def _window(judgement: Judgement) -> int | None:
         return steps[judgement.difference.step].window
     if judgement.divergence is not None:
         return judgement.divergence.window
-    return max((window.number for window in judgement.run.windows), default=None)
+    return max((window.number for run in judgement.runs for window in run.windows), default=None)
 
 
 def _moment(moment: drawn.Moment) -> Moment:

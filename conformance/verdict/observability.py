@@ -18,6 +18,13 @@ _TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
 def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Why the numbers of a run cannot be judged, and what would make that possible; None if they can be."""
     for rank in ranks:
+        in_life = [any(event["event"] == "model" for event in life.outcome.events) for life in rank.lives]
+        if in_life == [True, False]:
+            return (
+                f"rank {rank.outcome.rank} resumed without calling task.model(), so what it trained cannot be seen; "
+                "load the weights of the checkpoint into the module that task.model() returns"
+            )
+    for rank in ranks:
         held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
         took_model = any(event["event"] == "model" for event in rank.outcome.events)
         if took_model and any(None in weights for weights in held):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
+
+from conformance.runner.front.lives import CHECKPOINTS
 
 #: The folders of Python's library and of installed packages, also those of a system or a user that a venv shares.
 LIBRARIES = frozenset(
@@ -15,9 +18,17 @@ LIBRARIES = frozenset(
     )
 )
 
+_CHECKPOINTS = re.compile(rf"[^\s'\"]*{CHECKPOINTS}\w+")
+
+
+def nameless(text: str) -> str:
+    """``text`` with the same name for the folder for checkpoints in every case."""
+    return _CHECKPOINTS.sub("(checkpoints)", text)
+
 
 def shortened(text: str) -> str:
     """``text`` with the paths of installed packages, of Python's library and of the working folder made relative."""
+    text = nameless(text)
     # Inner folders before outer ones.
     for path in sorted(LIBRARIES | {os.getcwd()}, key=len, reverse=True):
         if path != os.sep:

@@ -40,6 +40,7 @@ def without_evidence(
         precision=case.precision,
         workload=case.workload,
         device=case.device,
+        resumed_at=case.resumed_at,
         verdict=verdict,
         headline=headline,
     )
@@ -78,7 +79,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         step_factors=tuple(map(_float, judgement.suspects.step_factors)),
         behaviour=tuple(judgement.behaviour),
         ranks=tuple(_rank(rank) for rank in judgement.ranks),
-        traffic=None if judgement.run is None else traffic(judgement.run),
+        traffic=traffic(judgement.runs[0]) if judgement.runs else None,
         laws={verified.law.id: verified.checked for verified in judgement.laws if verified.checked},
         unchecked={verified.law.id: shortened(verified.failure) for verified in judgement.laws if verified.failure},
         findings=findings(judgement),

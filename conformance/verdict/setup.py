@@ -41,12 +41,14 @@ class Mistake:
     text: str
 
 
-def mistake(run: Run, explained_by: Sequence[str]) -> Mistake | None:
+def mistake(runs: Sequence[Run], explained_by: Sequence[str]) -> Mistake | None:
     """The first mistake, the most basic first: which samples were read, then how they were trained on.
 
+    ``runs``: that of the ranks, or of each of their lives; how the first one trained tells how an adapter does.
     ``explained_by``: the known faults that make the run's numbers.
     """
-    text = _other_rows(run)
+    run = runs[0]
+    text = _other_rows(runs)
     if text is not None:
         return Mistake("rows", text)
     stepping = [rank for rank in run.ranks if rank.of(Step)]
@@ -62,12 +64,16 @@ def mistake(run: Run, explained_by: Sequence[str]) -> Mistake | None:
 Rows = Sequence[int | None]
 
 
-def _other_rows(run: Run) -> str | None:
+def _other_rows(runs: Sequence[Run]) -> str | None:
     """How the rows that were read differ from the plan, if they are the plan's but come in other windows.
 
     Rows that were lost or read twice are a bug of the trainer, and so are windows that end elsewhere.
     """
-    read = [[tuple(event.rows) for event in rank.of(Forward) if not event.extra] for rank in run.ranks]
+    run = runs[0]
+    read = [
+        [tuple(event.rows) for life in of_rank for event in life.of(Forward) if not event.extra]
+        for of_rank in zip(*(one.ranks for one in runs), strict=True)
+    ]
     planned = [list(run.plan.rows(rank)) for rank in range(run.plan.world_size)]
     if len(read) != len(planned) or any(None in rows for one in read for rows in one):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -16,6 +16,7 @@ from conformance.oracle.recurrence import Recurrence, ScalerHistory, Trajectory
 from conformance.oracle.rounding import nearest
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.verdict.judge import Judgement, judge
+from conformance.workloads.layout import Window
 from conformance.workloads.precision import PRECISIONS
 
 from ..laws.building import whole
@@ -94,8 +95,9 @@ def case() -> Callable[[str], Case]:
         if parts[0] in ("samples", "batched") or accumulation > 1:
             parts.pop(0)
         precision = next(p for p in sorted(PRECISIONS, key=len, reverse=True) if "-".join(parts).startswith(f"{p}-"))
-        workload = "-".join(parts)[len(precision) + 1 :]
-        found = Case(backend, kind, world_size, accumulation, precision, workload)
+        workload, _, resumed_at = "-".join(parts)[len(precision) + 1 :].partition("-resumed-at-")
+        resumed = int(resumed_at) if resumed_at else None
+        found = Case(backend, kind, world_size, accumulation, precision, workload, resumed_at=resumed)
         assert found.id == name
         return found
 
@@ -123,20 +125,17 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
         return Run(
             chosen,
             right,
-            [_events(chosen, right, rank, windows, rule.learning_rate) for rank in range(chosen.world_size)],
+            [_events(chosen, right, rank, rule.read()[:windows], rule) for rank in range(chosen.world_size)],
         )
 
     return made
 
 
-def _events(
-    case: Case, right: Trajectory, rank: int, limit: int | None, learning_rate: Callable[[int], Fraction]
-) -> list[Event]:
-    """A whole trace, of a loop that keeps every law."""
+def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window], textbook: Recurrence) -> list[Event]:
+    """A whole trace, of a loop that keeps every law and reads these windows."""
     workload = case.problem.workload
-    windows = case.problem.windows[:limit]
     scaled = case.arithmetic.scaled
-    steps = {step.window: step for step in right.steps}
+    steps = iter(right.steps)
     forwards = list(accumulate(len(window.shares[rank]) for window in windows))
     weights = [float(value) for value in workload.start]
     parameters = list(range(len(weights)))
@@ -154,16 +153,19 @@ def _events(
         fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
         events.append({**told, "micro_batch": micro_batch, "where": ["train.py", len(events), "train"], **fields})
 
-    note("started", pid=1)
-    if wrapper:
-        note("collective", **_collective("broadcast_", "construction", case))
-        note("wrap", model=0, wrapper=wrapper, find_unused=False)
-    note("start", weights=weights)
-    for window in windows:
+    for turn, window in enumerate(windows):
+        if turn in (0, case.resumed_at):
+            if turn:
+                note("finished", weights=weights)
+            note("started", pid=1)
+            if wrapper:
+                note("collective", **_collective("broadcast_", "construction", case))
+                note("wrap", model=0, wrapper=wrapper, find_unused=False)
+            note("start", weights=weights)
         for number, micro_batch in enumerate(window.shares[rank]):
             at = {"window": window.index, "micro_batch": number}
             last = number == len(window.shares[rank]) - 1
-            forward = forwards[window.index] - len(window.shares[rank]) + number
+            forward = forwards[turn] - len(window.shares[rank]) + number
             syncs = last if wrapper else None
             used = [rows[window.batch[index].x] for index in micro_batch]
             computes = {"bf16": "bfloat16", "fp16": "float16"}.get(case.precision, "float32")
@@ -180,7 +182,7 @@ def _events(
             # A rank that has run out of data answers the others.
             at = {"window": window.index, "micro_batch": None}
             note("collective", **at, **_collective("allreduce_", "training", case))
-        if window.index == 0:
+        if turn in (0, case.resumed_at):
             note("topology", **at, **reached)
             note(
                 "optimizer", **at, optimizer=0, type="SGD", parameters=parameters, trainable=parameters, horovod=False,
@@ -188,17 +190,18 @@ def _events(
             )  # fmt: skip
         skipped = window.index in right.skips
         scale = float(right.scales[window.index]) if scaled else None
-        gradients = ["inf"] * len(weights) if skipped else _rounded(steps[window.index].gradient, case)
+        step = None if skipped else next(steps)
+        gradients = _rounded(step.gradient, case) if step else ["inf"] * len(weights)
         if scaled:
             note("unscale", **at, scaler=0, optimizer=0, scale=scale, implicit=False, found_inf=skipped)
             note("scaler_step", **at, scaler=0, optimizer=0, scale=scale, state=None)
-        common = {"optimizer": 0, "forwards": forwards[window.index], "scale": scale, "gradients": gradients}
+        common = {"optimizer": 0, "forwards": forwards[turn], "scale": scale, "gradients": gradients}
         if skipped:
             note("skip", **at, **common, gradients_finite=False, weights=weights, state=None)
         else:
-            weights = _rounded(steps[window.index].weights, case)
-            number = window.index - sum(skip < window.index for skip in right.skips)
-            rate = float(learning_rate(number))
+            weights = _rounded(step.weights, case)
+            number = turn - sum(skip < turn for skip in right.skips)
+            rate = float(textbook.learning_rate(number))
             note(
                 "step", **at, **common, step=number, parameters=parameters, weights=weights, lr=rate,
                 synchronizes=None,

@@ -29,6 +29,9 @@ CASES = (
     "single-acc2-fp16-cast-weights",
     "ddp-w2-acc2-fp32-uneven-ranks",
     "ddp-w2-acc2-fp32-uneven-batch",
+    "ddp-w2-acc2-fp32-momentum-resumed-at-3",
+    "single-acc2-fp32-adamw-resumed-at-3",
+    "single-acc2-fp32-two-groups-resumed-at-4",
 )
 
 

@@ -33,21 +33,21 @@ scaler.update()
     ],
 )  # fmt: skip
 def test_scaler_and_clip_are_those_of_the_run(follow, name, lines):
-    assert fitted(FIX, follow(name).judged().run).splitlines() == lines
+    assert fitted(FIX, follow(name).judged().runs[0]).splitlines() == lines
 
 
 def test_schedule_asks_no_scaler_that_is_not_there(follow):
     fix = next(law.fix for law in laws() if law.id == "acc/schedule-per-step")
-    assert fitted(fix, follow("single-acc2-fp32-momentum").judged().run).splitlines() == [
+    assert fitted(fix, follow("single-acc2-fp32-momentum").judged().runs[0]).splitlines() == [
         "optimizer.step()",
         "scheduler.step()",
     ]
-    assert "if scaler.get_scale() >= scale" in fitted(fix, follow("single-acc2-fp16-momentum").judged().run)
+    assert "if scaler.get_scale() >= scale" in fitted(fix, follow("single-acc2-fp16-momentum").judged().runs[0])
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_autocast_is_the_type_that_was_asked_for(follow, precision, dtype):
-    run = follow(f"single-acc2-{precision}-momentum").judged().run
+    run = follow(f"single-acc2-{precision}-momentum").judged().runs[0]
     for other in ("float16", "bfloat16"):
         text = f"with torch.autocast(device.type, dtype=torch.{other}):"
         assert fitted(text, run) == f"with torch.autocast(device.type, dtype=torch.{dtype}):"
@@ -56,10 +56,10 @@ def test_autocast_is_the_type_that_was_asked_for(follow, precision, dtype):
 def test_who_has_no_ddp_averages_by_hand(follow):
     fix = next(law.fix for law in laws() if law.id == "ddp/all-reduce-every-window")
     run = follow("ddp-w2-acc2-fp32-momentum")
-    assert "no_sync" in fitted(fix, run.judged().run)
+    assert "no_sync" in fitted(fix, run.judged().runs[0])
     for rank in (0, 1):
         run.remove(*run.of("wrap", rank=rank))
-    assert fitted(fix, run.judged().run).splitlines() == [
+    assert fitted(fix, run.judged().runs[0]).splitlines() == [
         "for batch in window:",
         "    loss = criterion(model(batch.inputs), batch.targets) / len(window)",
         "    loss.backward()",

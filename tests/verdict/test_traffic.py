@@ -18,7 +18,7 @@ def recorded(target, case):
     with ForkServer(target, backend=case.backend) as server:
         judgement = judge(case, server.run(case.spec(), time_limit=60.0))
     assert judgement.verdict == "PASS (exact)", judgement.headline
-    return traffic(judgement.run)
+    return traffic(judgement.runs[0])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_one_process_sends_nothing():
 
 def test_a_payload_is_as_wide_as_the_wire(follow, monkeypatch):
     """Also with a precision that was added later."""
-    run = follow("ddp-w2-fp32-momentum").judged().run
+    run = follow("ddp-w2-fp32-momentum").judged().runs[0]
     elements = run.plan.model.size
     assert traffic(run).gradient == elements * 4
     monkeypatch.setitem(PRECISIONS, "bf16-compression", Precision("bf16-compression", FP32, FP32, BF16))

@@ -1,0 +1,74 @@
+"""The evidence of a case whose ranks run in two lives, up to a stop and from there.
+
+Each life is read by itself, as all that a process counts begins anew in it. Then they are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from conformance.cases.case import Case
+from conformance.laws.run import Run
+from conformance.runner.outcome import Outcome, RankOutcome
+from conformance.trace.lives import Events, lives
+from conformance.verdict.evidence import RankEvidence, read
+from conformance.verdict.watched_weights import with_watched_weights
+
+
+def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
+    """What each rank did; ``runs``: one for each life, or the only one."""
+    parts = zip_longest(*(lives(case.resumed_at, rank.events) for rank in outcome.ranks), fillvalue=())
+    found = [
+        with_watched_weights(
+            [_read(case, rank, own, number) for rank, own in zip(outcome.ranks, life, strict=True)], run
+        )
+        for number, (life, run) in enumerate(zip(parts, runs, strict=True))
+    ]
+    if len(found) == 1:
+        return found[0]
+    return tuple(_joined(rank, of_rank) for rank, *of_rank in zip(outcome.ranks, *found, strict=True))
+
+
+def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:
+    windows = case.problem.windows
+    if life:
+        # It may go on elsewhere than it should.
+        first = next((event["window"] for event in events if event["window"] is not None), case.resumed_at)
+        windows = windows[first:]
+    elif case.resumed_at is not None:
+        windows = windows[: case.resumed_at]
+    return read(replace(rank, events=events), windows)
+
+
+def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:
+    contributed = [part.contributed for part in parts if part.contributed is not None]
+    return replace(
+        parts[-1],
+        outcome=rank,
+        attempts=tuple(attempt for part in parts for attempt in part.attempts),
+        world_size=min((part.world_size for part in parts), key=lambda size: size or 0),
+        updates=tuple(update for part in parts for update in part.updates),
+        collectives=_summed([part.collectives for part in parts]),
+        trained=_united([part.trained for part in parts]),
+        contributed=any(contributed) if contributed else None,
+        other_optimizer=next((part.other_optimizer for part in parts if part.other_optimizer), None),
+        observer_failed=next((part.observer_failed for part in parts if part.observer_failed), None),
+        took_gradients=any(part.took_gradients for part in parts),
+        changes=tuple(change for part in parts for change in part.changes),
+        lives=tuple(parts),
+    )
+
+
+def _summed(collectives: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
+    names = dict.fromkeys(name for one in collectives for name in one)
+    found = {name: [one[name] for one in collectives if name in one] for name in names}
+    return {name: {key: sum(one[key] for one in several) for key in several[0]} for name, several in found.items()}
+
+
+def _united(trained: Sequence[Mapping[int, frozenset[int]] | None]) -> dict[int, frozenset[int]] | None:
+    known = [one for one in trained if one is not None]
+    if len(known) < len(trained):
+        return None
+    return {window: frozenset().union(*(one.get(window, ()) for one in known)) for one in known for window in one}

@@ -1,0 +1,118 @@
+"""What shows where training was stopped and resumed, in words: the place in the data, the weights, the loss scale.
+
+What leaves no such trace, as the state of an optimizer does, shows in the numbers that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from conformance.cases.case import Case
+from conformance.oracle.overflow import Scaler
+from conformance.trace.words import number
+from conformance.verdict.comparison import other_than
+from conformance.verdict.evidence import RankEvidence, named
+from conformance.workloads.precision import FP32
+from conformance.workloads.workload import LossScale
+
+
+def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """How training stopped elsewhere than it was asked to; None if it did not.
+
+    Windows that are missing before the stop, and do not come after it, are lost, which is another mistake.
+    """
+    for rank in ranks:
+        before, after = map(_windows, rank.lives) if rank.lives else ([], [])
+        stop = case.resumed_at or 0
+        if before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
+            return (
+                f"You stopped after {_count(before[-1] + 1)}; this case asks for a stop after {stop}: train "
+                "`task.stop_after` windows, skipped ones included, save in `task.checkpoint_dir`, and return."
+            )
+    return None
+
+
+def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """With which other window training went on; None if it went on with the next one."""
+    first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
+    for rank_number, window in first.items():
+        if window != case.resumed_at:
+            return (
+                f"rank {rank_number} was stopped before window {case.resumed_at}, and resumed with window {window}: "
+                "save how many windows were trained, and skip those, no more and no fewer"
+            )
+    return None
+
+
+def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
+    """On which ranks training went on with other weights than it was stopped with; None if on none."""
+    found = {}
+    for rank in ranks:
+        before, after = rank.lives or (None, None)
+        starts = [event for event in after.outcome.events if event["event"] == "start"] if after else []
+        if before and before.final_weights and starts and starts[0]["weights"]:
+            ended = [value or 0.0 for value in before.final_weights]
+            if other := other_than([ended], starts[0]["weights"]):
+                found[rank.outcome.rank] = other
+    if not found:
+        return None
+    seen, wanted = next(iter(found.values()))
+    return (
+        f"{named(list(found))} resumed with other weights than those of the stop: one of them is {number(seen)} in "
+        f"place of {number(wanted)}; load the checkpoint on every rank, after all else that sets weights"
+    )
+
+
+def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
+    """How a loss scale, or its count of windows without an overflow, went on otherwise than it was stopped; None if it
+    did not, or follows another rule than GradScaler's."""
+    for rank in ranks:
+        before, after = rank.lives or (None, None)
+        if not before or not after or not before.updates or not after.updates:
+            continue
+        if any(update.given for update in rank.updates):
+            continue
+        first, last, next_ = before.updates[0], before.updates[-1], after.updates[0]
+        if next_.before != last.after:
+            return (
+                f"rank {rank.outcome.rank} was stopped at a loss scale of {last.after:g}, and resumed at one of "
+                f"{next_.before:g}: save and load `scaler.state_dict()`"
+            )
+        scaler = Scaler(
+            LossScale(
+                Fraction(first.before),
+                first.growth_interval,
+                Fraction(first.growth_factor),
+                Fraction(first.backoff_factor),
+            )
+        )
+        if _first_other(scaler, before) is None and (window := _first_other(scaler, after)) is not None:
+            return (
+                f"after window {window}, the loss scale of rank {rank.outcome.rank} is not what it had been without a "
+                "stop: the count of windows since the last overflow begins again, which `scaler.state_dict()` has, too"
+            )
+    return None
+
+
+def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
+    """The first window of a life after which its loss scale is not that of ``scaler``, which goes along."""
+    scaled = [attempt for attempt in life.attempts if attempt.scale is not None]
+    if len(scaled) != len(life.updates):
+        return None
+    for attempt, update in zip(scaled, life.updates, strict=True):
+        scaler.update(overflowed=not attempt.stepped)
+        # GradScaler keeps its scale in fp32, which a factor that is no power of two rounds.
+        if abs(Fraction(update.after) - scaler.scale) > scaler.scale * FP32.unit_roundoff:
+            return attempt.window
+        scaler.scale = Fraction(update.after)
+    return None
+
+
+def _windows(life: RankEvidence) -> list[int]:
+    """Those in which a life trained, in order."""
+    return list(dict.fromkeys(event["window"] for event in life.outcome.events if event["window"] is not None))
+
+
+def _count(windows: int) -> str:
+    return f"{windows} window{'s' * (windows != 1)}"

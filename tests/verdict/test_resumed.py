@@ -1,0 +1,132 @@
+"""Cases that are stopped and resumed: what shows at the seam, and that it misleads nobody."""
+
+import pytest
+
+from conformance.oracle.faults import CATALOGUE, WindowLeftOut
+from conformance.results.records import PASSED
+
+FAULTS = {fault.name: fault for fault in CATALOGUE}
+MOMENTUM = "ddp-w2-acc2-fp32-momentum-resumed-at-3"
+GROWING = "single-acc2-fp16-growing-scale-resumed-at-3"
+
+
+@pytest.mark.parametrize("name", [MOMENTUM, GROWING, "single-acc2-fp16-overflow-resumed-at-4"])
+def test_a_run_that_goes_on_where_it_stopped_passes(follow, name):
+    judgement = follow(name).judged()
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+    assert len(judgement.runs) == 2
+    assert {window.number for window in judgement.runs[1].windows} == set(range(judgement.runs[1].windows[0].number, 6))
+    assert judgement.findings == ()
+
+
+def second_life(run, rank):
+    starts = [number for number, event in enumerate(run.ranks[rank]) if event["event"] == "started"]
+    return run.ranks[rank][starts[1] :]
+
+
+@pytest.mark.parametrize(("windows", "count"), [(1, "1 window"), (4, "4 windows")])
+def test_a_stop_elsewhere_is_the_adapters_mistake(follow, windows, count):
+    """The windows of the second life are those after it, so the numbers are right all the same."""
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    [finished, *_] = run.of("finished")
+    seam = run.ranks[0][run.ranks[0].index(finished) : run.ranks[0].index(run.of("start")[1]) + 1]
+    run.remove(*seam)
+    run.after(run.of("zero_grad")[windows - 1], *seam)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "stop")
+    assert judgement.headline.startswith(f"You stopped after {count}; this case asks for a stop after 3")
+
+
+def test_a_window_that_is_lost_before_the_stop_is_no_mistake_of_the_adapter(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    run.remove(*(event for event in run.ranks[0] if event["window"] == 2 and event["event"] != "finished"))
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake) == ("FAIL (numerics)", None)
+    assert judgement.headline.startswith("5 optimizer steps instead of 6")
+
+
+def test_another_place_in_the_data(follow):
+    judgement = follow("single-acc2-fp32-momentum-resumed-at-3", WindowLeftOut).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    assert judgement.suspects.explained_by == ("window-left-out",)
+
+
+def test_other_weights_on_one_rank(follow):
+    """The ranks average gradients at two different weights."""
+    run = follow(MOMENTUM)
+    [start] = [event for event in second_life(run, 1) if event["event"] == "start"]
+    start["weights"] = [weight + 1 for weight in start["weights"]]
+    for event in second_life(run, 1):
+        if event["event"] in ("step", "finished"):
+            event["weights"] = [weight + 1 for weight in event["weights"]]
+    judgement = run.judged()
+    assert judgement.verdict == "DIVERGED"
+    assert judgement.headline.startswith("rank 1 resumed with other weights than those of the stop")
+
+
+def test_weights_that_are_read_otherwise_are_no_harm(follow):
+    """Right numbers show that they were restored."""
+    run = follow(MOMENTUM)
+    [start] = [event for event in second_life(run, 1) if event["event"] == "start"]
+    start["weights"] = [weight + 1 for weight in start["weights"]]
+    assert run.judged().verdict in PASSED
+
+
+def scaled(run, change):
+    """Change the scale of each window of the second life."""
+    for event in second_life(run, 0):
+        for name in ("scale", "scale_before", "scale_after", "scaled"):
+            if isinstance(event.get(name), float):
+                event[name] = change(event["window"], event[name])
+
+
+def test_another_loss_scale(follow):
+    run = follow(GROWING)
+    scaled(run, lambda window, scale: scale / 2)
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("rank 0 was stopped at a loss scale of 32, and resumed at one of 16")
+
+
+def test_a_loss_scale_that_counts_from_zero_again(follow):
+    """It doubles every second window, and was stopped in between."""
+    run = follow(GROWING)
+    begins = {3: 32.0, 4: 32.0, 5: 64.0}
+    for event in second_life(run, 0):
+        window = event["window"]
+        for name in ("scale", "scaled", "scale_before"):
+            if name in event:
+                event[name] = begins[window]
+        if "scale_after" in event:
+            event["scale_after"] = {3: 32.0, 4: 64.0, 5: 64.0}[window]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("after window 3, the loss scale of rank 0 is not what it had been")
+
+
+def test_a_loss_scale_that_the_trainer_gives_is_its_own(follow):
+    run = follow(GROWING)
+    scaled(run, lambda window, scale: 16.0)
+    for update in run.of("update"):
+        update["given"] = True
+    assert run.judged().verdict in PASSED
+
+
+def test_what_another_model_is_resumed_for_cannot_be_seen(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    run.before(run.of("start")[0], {**run.of("start")[0], "event": "model", "model": 0, "shapes": []})
+    del run.ranks[0][-1]["weights"]
+    run.ranks[0][-1]["weights"] = [None, None, None]
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 0 resumed without calling task.model()")
+
+
+def test_a_rank_that_fails_after_the_resume(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    run.remove(*second_life(run, 0)[1:])
+    run.end(0, "raised", type="ValueError", message="no file", traceback="", at=None)
+    judgement = run.judged(finished=False, exit="exited 1 before it finished")
+    assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 0 raised ValueError: no file")
+    assert judgement.notes == ["this was after training had been stopped and resumed"]
