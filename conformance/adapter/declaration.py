@@ -49,6 +49,7 @@ class Declaration:
     models: tuple[str, ...] = MODELS
     requires: tuple[str, ...] = ()
     launches_workers: bool = False
+    resume: bool = False
     name: str | None = None
     last_window: str | None = None
     last_batch: str | None = None
@@ -65,9 +66,9 @@ class Declaration:
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2)))
         self._set("models", _names("models", "model", self.models, MODELS))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
-        launches: object = self.launches_workers
-        if not isinstance(launches, bool):
-            raise ValueError(f"launches_workers is True or False, not {launches!r}")
+        for switch in ("launches_workers", "resume"):
+            if not isinstance(value := getattr(self, switch), bool):
+                raise ValueError(f"{switch} is True or False, not {value!r}")
         name: object = self.name
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise ValueError(f"name must be a non-empty string, not {name!r}")
@@ -115,6 +116,7 @@ def trainer(
     models: Iterable[str] = ...,
     requires: Iterable[str] = ...,
     launches_workers: bool = ...,
+    resume: bool = ...,
     session: Session | None = ...,
     name: str | None = ...,
     last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
@@ -141,6 +143,8 @@ def trainer(
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
     launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.
+    resume: it stops after `task.stop_after` windows, saves in `task.checkpoint_dir`, and goes on from there, in fresh
+    processes, if there is a `task.resume_from`.
     session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
     entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has

@@ -71,6 +71,7 @@ class Rule:
 
     Attributes:
         covering: of these cases the default run takes only as many as meet all pairs.
+        resumed_at: training is stopped after so many windows, and resumed.
         core: in the default run it meets every path, and on GPUs only such workloads run.
     """
 
@@ -79,6 +80,7 @@ class Rule:
     layouts: frozenset[Layout] | None = None
     covering: bool = field(default=False, kw_only=True)
     core: bool = field(default=False, kw_only=True)
+    resumed_at: int | None = field(default=None, kw_only=True)
 
 
 _CORE = ("momentum", "clip-value")
@@ -149,6 +151,14 @@ RULES: tuple[Rule, ...] = (
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),
+    # After a change of the learning rate, an overflow, and just before the loss scale grows. Where the schedule goes on
+    # shows in two places only: one rate comes several times.
+    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3),
+    Rule("momentum", ("fp32",), frozenset({("batched", 1, 1), _W2}), resumed_at=4),
+    Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
+    Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
+    Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
     # Its 400 steps take longer than ten cases of another workload.
     Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),
@@ -252,7 +262,8 @@ def _cases(backend: str, device: Device) -> dict[Case, list[Rule]]:
                 continue
             for precision in BACKEND_PRECISIONS[backend]:
                 if precision in rule.precisions and _runs_on(device, backend, rule, precision):
-                    cases.setdefault(Case(backend, *layout, precision, rule.workload, device), []).append(rule)
+                    case = Case(backend, *layout, precision, rule.workload, device, rule.resumed_at)
+                    cases.setdefault(case, []).append(rule)
     return cases
 
 
@@ -276,6 +287,8 @@ def _chosen(cases: Mapping[Case, Sequence[Rule]]) -> set[Case]:
 
 
 def _pairs(case: Case, core: bool) -> Iterator[Hashable]:
+    if case.resumed_at is not None:
+        return
     fields = ("workload", "layout", "world_size", "accumulation", "precision")
     yield from combinations([(name, getattr(case, name)) for name in fields], 2)
     yield case.path, case.precision
@@ -306,6 +319,8 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     workload = alone.workload
     if alone.layout.in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
+    if case.resumed_at is not None:
+        yield "ability to", "resume", ["resume"] if declaration.resume else []
     yield "loss", workload.loss, declaration.losses
     yield "model", workload.model.name, declaration.models
     if workload.groups:

@@ -3,9 +3,14 @@
 Each micro-batch's loss is divided so that the window's losses add up to the loss of all its samples together. What
 it is divided by belongs to this window, and not to a nominal one: the last window may be shorter, and its last
 micro-batch smaller.
+
+A run that is stopped leaves in a checkpoint all that training changes: besides the weights, what the optimizer, the
+schedule and the loss scaler know, and how far the data are read. One that resumes it loads that, and skips those data.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 import torch
 
@@ -21,6 +26,7 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    resume=True,
 )
 def train(task: Task) -> None:
     model = task.model()
@@ -28,7 +34,16 @@ def train(task: Task) -> None:
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
-    for window in task.windows():
+    trained = 0
+    if task.resume_from is not None:
+        checkpoint = torch.load(task.resume_from / "checkpoint.pt", weights_only=True)
+        trained = checkpoint["trained"]
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        scaler.load_state_dict(checkpoint["scaler"])
+
+    for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
@@ -57,3 +72,13 @@ def train(task: Task) -> None:
         # A skipped step lowers the scale. The schedule counts only the steps that were taken.
         if scaler.get_scale() >= scale:
             scheduler.step()
+
+    if task.checkpoint_dir is not None:
+        checkpoint = {
+            "trained": task.stop_after,
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "scaler": scaler.state_dict(),
+        }
+        torch.save(checkpoint, task.checkpoint_dir / "checkpoint.pt")

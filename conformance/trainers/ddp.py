@@ -2,11 +2,15 @@
 
 DDP averages gradients over the ranks while the backward runs. Under accumulation that is wanted once a
 window, in the backward of the last micro-batch; `no_sync()` holds it back in the others.
+
+All ranks hold the same weights and states, so rank 0 writes the checkpoint of a run that is stopped, and every rank of
+the one that resumes it loads it.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import islice
 
 import torch
 import torch.distributed as dist
@@ -24,6 +28,7 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    resume=True,
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)
@@ -40,7 +45,17 @@ def fit(task: Task) -> None:
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
-    for window in task.windows():
+    trained = 0
+    if task.resume_from is not None:
+        # Into each rank: what only rank 0 knew of the optimizer would not reach the others.
+        checkpoint = torch.load(task.resume_from / "checkpoint.pt", map_location=task.device, weights_only=True)
+        trained = checkpoint["trained"]
+        model.module.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        scheduler.load_state_dict(checkpoint["scheduler"])
+        scaler.load_state_dict(checkpoint["scaler"])
+
+    for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
@@ -74,3 +89,13 @@ def fit(task: Task) -> None:
         # A skipped step lowers the scale. The schedule counts only the steps that were taken.
         if scaler.get_scale() >= scale:
             scheduler.step()
+
+    if task.checkpoint_dir is not None and task.rank == 0:
+        checkpoint = {
+            "trained": task.stop_after,
+            "model": model.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "scaler": scaler.state_dict(),
+        }
+        torch.save(checkpoint, task.checkpoint_dir / "checkpoint.pt")

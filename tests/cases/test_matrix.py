@@ -34,6 +34,7 @@ EVERYTHING = Declaration(
     clips=CLIPS,
     parameter_groups=(1, 2),
     last_batch="join",
+    resume=True,
 )
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
@@ -95,7 +96,7 @@ def test_ids_are_unique():
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = {
-        Case(backend, *layout, precision, rule.workload, device(precision)).id
+        Case(backend, *layout, precision, rule.workload, device(precision), rule.resumed_at).id
         for backend in BACKEND_NAMES
         for rule in BACKEND_RULES[backend]
         for layout in BACKEND_LAYOUTS[backend]

@@ -8,7 +8,9 @@ from conformance.adapter.declaration import BACKEND_NAMES, LAYOUTS, PRECISIONS, 
 from conformance.cases.matrix import plan
 from conformance.suite.selection import selects, selects_nothing
 
-EVERYTHING = Declaration(backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"))
+EVERYTHING = Declaration(
+    backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"), resume=True
+)
 PATHS = [(backend, device) for backend in BACKEND_NAMES for device in ("cpu", "cuda")]
 CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHING, backend, device)]
 
@@ -31,6 +33,8 @@ def chosen(pattern):
         ("backend=ddp,world_size=2,precision=fp16", {"backend": "ddp", "world_size": 2, "precision": "fp16"}),
         ("workload=clip-value, device=cpu", {"workload": "clip-value", "device": "cpu"}),
         ("layout=samples", {"layout": "samples"}),
+        ("resumed_at=3", {"resumed_at": 3}),
+        ("single-acc2-fp32-momentum", {"resumed_at": None}),
     ],
 )
 def test_only_these(pattern, fields):
