@@ -34,8 +34,12 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """With which other window training went on; None if it went on with the next one."""
+    """With which other window training went on, or that it did not; None if it went on with the next one."""
     first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
+    if not first and any(rank.lives for rank in ranks):
+        return (
+            "no window was trained after the resume: what was saved may say that training, or its last epoch, was over"
+        )
     for rank_number, window in first.items():
         if window != case.resumed_at:
             return (
@@ -60,7 +64,8 @@ def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
     seen, wanted = next(iter(found.values()))
     return (
         f"{named(list(found))} resumed with other weights than those of the stop: one of them is {number(seen)} in "
-        f"place of {number(wanted)}; load the checkpoint on every rank, after all else that sets weights"
+        f"place of {number(wanted)}; save when the last step is over, and load on every rank, after all else that sets "
+        "weights"
     )
 
 

@@ -52,6 +52,14 @@ def test_another_place_in_the_data(follow):
     assert judgement.suspects.explained_by == ("window-left-out",)
 
 
+def test_nothing_is_trained_after_the_resume(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    run.remove(*second_life(run, 0)[1:-1])
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("no window was trained after the resume")
+
+
 def test_other_weights_on_one_rank(follow):
     """The ranks average gradients at two different weights."""
     run = follow(MOMENTUM)
