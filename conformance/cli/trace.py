@@ -28,10 +28,11 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.report.chrome import chrome
     from conformance.report.trace import render_trace
     from conformance.trace import file
+    from conformance.trace.hindsight.shards import joined
 
     try:
         spec, lines = file.read(options.folder)
-        runs = Run.lives(spec, lines)
+        runs = Run.lives(spec, joined(lines))
         ranks = [
             [event for life in lives for event in life.events]
             for lives in zip(*(run.ranks for run in runs), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 from conformance.laws.run import Run
 from conformance.trace.events import Clip, LossScaled, ScalerStep, Unscale, Update, Wrap
@@ -21,12 +22,15 @@ for parameter in model.parameters():  # after the last backward of the window, b
     dist.all_reduce(parameter.grad)
     parameter.grad /= dist.get_world_size()
 """
+_SHARDED = r"""for number, batch in enumerate(window, start=1):
+    model.set_requires_gradient_sync(number == len(window))
+"""
 _AUTOCAST = re.compile(r"dtype=torch\.b?float16")
 
 
 def fitted(fix: str, run: Run) -> str:
     """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast, and
-    averaged by hand where it has no DDP."""
+    averaged by hand where it has no DDP, or by FSDP2 where that has split the parameters."""
     plan = run.plan
     has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
     if not has_scaler and not plan.precision.scaled:
@@ -36,6 +40,8 @@ def fitted(fix: str, run: Run) -> str:
         fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
     if plan.backend == "ddp" and not any(rank.of(Wrap) for rank in run.ranks):
         fix = _WITH_DDP.sub(_averaged_by_hand, fix)
+    if any(rank.shard is not None for rank in run.ranks):
+        fix = _WITH_DDP.sub(lambda loop: _SHARDED + textwrap.indent(textwrap.dedent(loop["body"]), " " * 4), fix)
     kinds = {clip.kind for rank in run.ranks for clip in rank.of(Clip)}
     if plan.clip is not None:
         kinds = {plan.clip["kind"]}

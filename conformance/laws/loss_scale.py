@@ -81,7 +81,12 @@ class Scaling:
         scale = scales.pop() if len(scales) == 1 else None
         if not is_scale(scale):
             return None
-        since = self.window.of(Event, after=ends[0], before=at)
+        since = [*self.window.of(Event, after=ends[0], before=at)]
+        if self.window.rank.shard is not None:
+            # A shard of zeros shows no factor; what leaves them as they are shows on ranks that hold something else.
+            if isinstance(at, Attempt) and not any(self.window.rank.own(at.gradients) or ()):
+                return None
+            since += [change for one in self.window.counterparts for change in one.of(GradientChange)]
         return None if any(self._may_take_off(event, scale, parameters) for event in since) else scale
 
     def _may_take_off(self, event: Event, scale: float, parameters: Collection[int]) -> bool:

@@ -27,8 +27,10 @@ from conformance.trace.events import (
     Finished,
     Forward,
     Schedule,
+    Shards,
     Step,
     Update,
+    Vector,
     read,
 )
 from conformance.trace.lives import lives
@@ -241,7 +243,7 @@ class Window(_Events):
         """Whether this rank takes no step in it, others do, and its weights change all the same."""
         if self.attempts or not any(one.attempts for one in self.counterparts):
             return False
-        shown = [event and event.weights for event in (*self.forwards[:1], self.shown_after)]
+        shown = [event and self.rank.own(event.weights) for event in (*self.forwards[:1], self.shown_after)]
         return len(shown) == 2 and None not in shown and shown[0] != shown[1]
 
     @property
@@ -283,12 +285,21 @@ class Rank(_Events):
         return window is not None and not plan.micro_batches(self.number, window) and plan.with_data(window) > 0
 
     @cached_property
+    def shard(self) -> Sequence[int] | None:
+        """The positions of the elements that it holds, where parameters are split over the ranks; else None."""
+        return next((event.held for event in self.of(Shards) if event.held is not None), None)
+
+    def own(self, weights: Vector | None) -> Vector | None:
+        """Those of the ``weights`` that it holds itself."""
+        return weights if weights is None or self.shard is None else [weights[position] for position in self.shard]
+
+    @cached_property
     def steps_by_hand(self) -> bool:
         """Whether weights change, and no step of an optimizer of torch's ever changes them, here or on a server."""
         if self.run.server is not None or any(not step.idle for step in self.of(Step)):
             return False
         events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
-        shown = [event.weights for event in events if event.weights is not None]
+        shown = [self.own(event.weights) for event in events if event.weights is not None]
         return any(weights != shown[0] for weights in shown)
 
 

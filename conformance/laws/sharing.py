@@ -81,10 +81,11 @@ def brings_together(event: Event) -> bool:
 
 
 def agree(windows: Iterable[Window]) -> bool:
-    """Whether the last optimizer steps of all these windows used the same gradients, or left the same weights."""
+    """Whether the last optimizer steps of all these windows used the same gradients, or left the same weights. What is
+    split over the ranks has no copies that could agree."""
     attempts = []
     for window in windows:
-        if not window.attempts:
+        if not window.attempts or window.rank.shard is not None:
             return False
         attempts.append(window.attempts[-1])
     first = attempts[0]
@@ -131,7 +132,8 @@ def _shared(window: Window) -> Sequence[Exchange]:
     found = [
         event
         for event in window.of(Exchange, after=window.backwards[-1])
-        if (brings_together(event) and not _compares(event)) or (serves and isinstance(event, Receive))
+        if (brings_together(event) and not (_compares(event) or _gathers_shards(window.rank, event)))
+        or (serves and isinstance(event, Receive))
     ]
     if all(map(gives_to_one, found)) and not any(map(_passes_on, window.of(Exchange, after=window.backwards[-1]))):
         return ()
@@ -147,6 +149,12 @@ def gives_to_one(event: Event) -> bool:
 def _passes_on(event: Exchange) -> bool:
     """Whether it may give others what one rank has got."""
     return not isinstance(event, Collective) or event.op.strip("_").startswith(("broadcast", "scatter"))
+
+
+def _gathers_shards(rank: Rank, event: Exchange) -> bool:
+    """Whether it puts together parameters that are split over the ranks, which averages nothing."""
+    is_gather = isinstance(event, Collective) and event.op.strip("_").startswith("allgather")
+    return is_gather and rank.shard is not None and event.of == "parameters"
 
 
 def _compares(event: Event) -> bool:

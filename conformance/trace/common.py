@@ -61,6 +61,7 @@ def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Num
     if parameters is None:
         return
     gradients = recording.watched.gradients(parameters)
+    recording.shards()
     recording.note(
         "skip",
         scale=scale,

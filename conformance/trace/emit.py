@@ -65,6 +65,7 @@ class Recording:
         self._seq = count()
         self._last_seq = -1
         self._is_topology_noted = False
+        self._held: list[int] | None = None
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
         self._doing = Nested[object]()
@@ -185,6 +186,13 @@ class Recording:
         if not self._is_topology_noted:
             self._is_topology_noted = True
             self.note("topology", **topology.reached())
+
+    def shards(self) -> None:
+        """Note which elements this rank holds, when parameters are split over the ranks or that changes."""
+        held = self.watched.held()
+        if held != self._held:
+            self._held = held
+            self.note("shards", held=held)
 
     def keep_groups(self) -> None:
         """Hold on to all process groups for as long as the recorder lives.

@@ -117,6 +117,17 @@ class Model(Event, noted="when the recorder begins to watch a model"):
     shapes: Annotated[Sequence[Numbers], "of its parameters"]
 
 
+class Shards(
+    Event,
+    noted="before a forward, a step or the end, where parameters are split over the ranks and that has changed",
+):
+    held: Annotated[
+        Numbers | None,
+        "the positions of the elements that this rank holds, among those of all parameters; null if it holds all. The "
+        "others are null in its weights and gradients",
+    ]
+
+
 class Wrap(Event, noted="after a watched model is wrapped in DDP"):
     model: int
     wrapper: Annotated[str, "the wrapper's class"]
@@ -439,6 +450,10 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
         bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
     ]
     idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
+    of_replaced: Annotated[
+        bool,
+        "whether the optimizer holds parameters in whose place the model has got shards since: these it does not step",
+    ] = False
     groups: Annotated[
         Sequence[dict], "those of `optimizer`, where more than the learning rate has changed since"  # type: ignore[type-arg]
     ] = ()

@@ -88,6 +88,7 @@ class Recorder(Recording):
         harmless(self.topology, __name__)()
         harmless(self.look, __name__)()
         harmless(self.watched.ends, __name__)()
+        harmless(self.shards, __name__)()
         own = harmless(self.watched.own_weights, __name__)()
         marks = {} if own is None else {"own": own}
         self.note("finished", weights=harmless(self.watched.final_weights, __name__)(), **marks)

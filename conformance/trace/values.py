@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from conformance.trace.shards import places
+
 Number: TypeAlias = float | str | None
 
 _ORDINARY = {torch.Tensor, torch.nn.Parameter}
@@ -26,11 +28,15 @@ def number(value: float) -> Number:
 
 
 def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list[Number]:
-    """All elements of `tensors`, one after the other. A tensor that is missing, that has no values, or of which this
-    rank holds only a part, becomes `size` nulls."""
+    """All elements of `tensors`, one after the other. A tensor that is missing or has no values becomes `size` nulls,
+    and so does what other ranks hold of one, or all of it if nothing says which part this rank holds."""
     flat: list[Number] = []
     for tensor, size in zip(tensors, sizes, strict=True):
         found = [] if tensor is None else elements(tensor)
+        at = places(tensor) if len(found) < size else None
+        if at is not None and len(at) == len(found):
+            held = dict(zip(at, found, strict=True))
+            found = [held.get(place) for place in range(size)]
         flat += found if len(found) == size else [None] * size
     return flat
 

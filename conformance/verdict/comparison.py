@@ -65,6 +65,9 @@ def first_difference(ranks: Sequence[RankEvidence], expected: Iterable[Step]) ->
                 index = outside(box, seen)
                 if index is not None:
                     observed = seen[index] if index < len(seen) else None
+                    # Of what is split over the ranks, the first one that holds it has shown it to the others.
+                    if not ranks[rank].holds(index):
+                        rank = next((at for at, one in enumerate(ranks) if one.holds(index)), rank)
                     return Difference(number, rank, quantity, index, box.center[index], observed, box.radius[index])
     return None
 

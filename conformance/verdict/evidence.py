@@ -74,10 +74,17 @@ class RankEvidence:
     observer_failed: dict[str, Any] | None
     took_gradients: bool
     """The trainer replaced the gradients of its backwards, other than by scaling them."""
+    shard: frozenset[int] | None = None
+    """The positions of the elements that it holds, where parameters are split over the ranks; what else its attempts
+    show is that of the ranks that hold it."""
     changes: tuple[str, ...] = ()
     """Where the weights changed outside a step of torch's optimizers, in words."""
     lives: tuple[RankEvidence, ...] = ()
     """Of each life, in a case that was stopped and resumed."""
+
+    def holds(self, element: int) -> bool:
+        """Whether it has this element of the weights itself."""
+        return self.shard is None or element in self.shard
 
     @property
     def steps_by_hand(self) -> bool:
@@ -142,6 +149,7 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),
         trained=_trained(events),
         contributed=_contributed(events),
+        shard=next((frozenset(event["held"]) for event in events if event.get("held") is not None), None),
         took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
     )
 
@@ -245,10 +253,13 @@ def overlaid(layers: Sequence[Vector]) -> Vector:
 
 def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     counts: dict[str, Counter[str]] = {}
+    is_split = any(event["event"] == "shards" for event in events)
     for event in events:
         if event["event"] in ("collective", "send", "receive"):
             entry = counts.setdefault(event.get("op", event["event"]), Counter(count=0, bytes=0, training=0))
-            trains = event["phase"] == "training" and event["bytes"] > 0
+            # Ranks gather parameters that are split over them, which averages nothing.
+            gathers = is_split and event["of"] == "parameters" and "allgather" in event.get("op", "")
+            trains = event["phase"] == "training" and event["bytes"] > 0 and not gathers
             entry.update(count=1, bytes=event["bytes"], training=int(trains))
     return {op: dict(entry) for op, entry in counts.items()}
 

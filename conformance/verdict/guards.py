@@ -16,6 +16,7 @@ from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.seam import lost_place, other_scale, other_weights
+from conformance.verdict.shards import kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
@@ -163,10 +164,19 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     ]
     text = f"the weights of {named(still)} never changed"
     seen = [step.gradients for rank in ranks if rank.outcome.rank in still for step in rank.steps]
-    if all(gradients is not None and set(gradients) == {None} for gradients in seen):
+    events = [event for rank in ranks if rank.outcome.rank in still for event in rank.outcome.events]
+    if any(event.get("of_replaced") for event in events):
         text += (
-            "; the parameters that the optimizer holds had a gradient in none of its steps, so the losses are those of "
-            "others, such as a copy's: wrap, run and step one and the same model"
+            "; the optimizer was made before the parameters were sharded, and holds those that the model had then: "
+            "make it after `fully_shard`"
+        )
+    elif all(gradients is not None and set(gradients) == {None} for gradients in seen):
+        text += (
+            "; no backward has reduced and scattered the gradients, so the shards have none: call "
+            "`set_requires_gradient_sync(True)` before the last backward of a window"
+            if any(rank.shard is not None for rank in ranks)
+            else "; the parameters that the optimizer holds had a gradient in none of its steps, so the losses are "
+            "those of others, such as a copy's: wrap, run and step one and the same model"
         )
     return _on_every_rank("weights moved", still, text)
 
@@ -197,13 +207,18 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
     a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
     learning rate, or weights that were right when the optimizer's step was over."""
-    early = _stepped_early(case, ranks) or _reduced_early(case, ranks) if difference.step == 0 else None
+    early = _changed_early(case, ranks) if difference.step == 0 else None
     if early is not None:
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
         other = other_weights(ranks)
         if other is not None:
             return Guard("resumed with the same weights", False, "on every rank", other, other, gives_way=True)
+    kept = kept_over_step(ranks[difference.rank], difference.step)
+    if kept is not None:
+        return Guard(
+            "forwards use what was stepped", False, "in each window", "what was gathered before", kept, gives_way=True
+        )
     lost = unread(case, ranks)
     if lost is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"
@@ -238,6 +253,13 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
         f"{difference.rank} become others; only steps may change them",
         gives_way=True,
     )
+
+
+def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    apart = split_apart(case, ranks)
+    if apart is not None:
+        return Guard(WEIGHTS, False, "not before training", "before training", apart, gives_way=True)
+    return _stepped_early(case, ranks) or _reduced_early(case, ranks)
 
 
 def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:

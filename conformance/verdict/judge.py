@@ -20,6 +20,7 @@ from conformance.oracle.rounding import odd_part
 from conformance.results.records import PAIR, PASSED, Behaviour, Verdict
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
+from conformance.trace.hindsight.shards import joined
 from conformance.verdict.behaviour import observed
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
@@ -106,7 +107,10 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    runs = Run.lives(case.spec(), [rank.events for rank in outcome.ranks])
+    whole = joined([rank.events for rank in outcome.ranks])
+    ranks = zip(outcome.ranks, whole, strict=True)
+    outcome = replace(outcome, ranks=tuple(replace(rank, events=events) for rank, events in ranks))
+    runs = Run.lives(case.spec(), whole)
     judgement = _by_numbers(case, outcome, runs)
     judgement.runs = runs
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)

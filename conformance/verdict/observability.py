@@ -11,12 +11,18 @@ from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
+from conformance.verdict.shards import hole
 
 _TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
 
 
 def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Why the numbers of a run cannot be judged, and what would make that possible; None if they can be."""
+    if any(rank.shard is not None for rank in ranks) and (missing := hole(case, ranks)) is not None:
+        return (
+            f"the shards that the ranks hold leave {missing} out, so the weights cannot be put together; shard with "
+            "`fully_shard`, or with DTensors that are placed by `Shard` and `Replicate`"
+        )
     for rank in ranks:
         in_life = [any(event["event"] == "model" for event in life.outcome.events) for life in rank.lives]
         if in_life == [True, False]:
@@ -27,10 +33,11 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
         took_model = any(event["event"] == "model" for event in rank.outcome.events)
-        if took_model and any(None in weights for weights in held):
+        if took_model and rank.shard is None and any(None in weights for weights in held):
             return (
                 f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
-                "they cannot be compared; run a path that keeps whole weights, such as DDP"
+                "they cannot be compared, and nothing says which part it holds; shard them with `fully_shard` (FSDP2), "
+                "or run a path that keeps whole weights, such as DDP"
             )
     for rank in ranks:
         kinds = {event["event"] for event in rank.outcome.events}

@@ -75,6 +75,10 @@ def _watched(
 ) -> RankEvidence:
     shown = {window.number: _shown_by(window.shown_after) for window in seen.windows}
     held = {window: weights for window, weights in shown.items() if weights is not None}
+    if seen.shard is not None:
+        # What a rank has gathered shows no step that came later.
+        used = {window.number: _shown_by(next(iter(window.forwards), None)) for window in seen.windows}
+        held = {window: weights for window, weights in held.items() if weights != used[window]}
     attempted = {attempt.seen_in for attempt in attempts}
     by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(seen, held, skipped - attempted))
     if by_hand:

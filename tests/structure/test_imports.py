@@ -22,6 +22,7 @@ FLOORS = (
     ),
     ("conformance.adapter", "conformance.workloads"),
     ("conformance.oracle", "conformance.trace.words", "conformance.trace.seams"),
+    ("conformance.trace.shards",),
     ("conformance.cases", "conformance.trace.values", "conformance.trace.events"),
     ("conformance.trace.state",),
     ("conformance.trace.emit",),

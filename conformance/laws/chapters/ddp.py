@@ -66,7 +66,8 @@ def all_reduce_every_window(window: Window) -> Outcomes:
 )
 def all_reduce_once(window: Window) -> Outcomes:
     found = sharing(window)
-    if found is None or not found.shared:
+    # Where parameters are split over the ranks, averaging each micro-batch saves the memory of whole gradients.
+    if found is None or not found.shared or window.rank.shard is not None:
         return
     last, first = found.backward, window.backwards[0]
     final = next(event for event in window.backwards if event.micro_batch == last.micro_batch)

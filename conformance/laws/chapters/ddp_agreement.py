@@ -178,7 +178,7 @@ def _held_after(here: GlobalWindow) -> Sequence[tuple[Event, Vector]] | None:
         # Ranks may average or exchange weights after their steps: what came of it shows later.
         exchanges = any(_may_carry_weights(window.rank, event) for event in window.of(Exchange, after=shown))
         weights = shown.weights if not exchanges else later.weights if later is not None else None
-        if weights is None:
+        if weights is None or None in weights:
             return None
         found.append((shown, weights))
     return found

@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import Original
 from conformance.trace.seams.patching import Seams, replaced_inside
-from conformance.trace.values import Number, number
+from conformance.trace.values import Number, elements, number
 
 KINDS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
 """The functions that clip, each with what it clips by."""
@@ -72,6 +72,9 @@ def observe(recording: Recording) -> Seams:
 
 
 def _number(value: Any) -> Number:
+    if isinstance(value, torch.Tensor):
+        # To read a DTensor that is not summed up yet would take a collective.
+        return next(iter(elements(value)), None)
     return None if value is None else number(float(value))
 
 

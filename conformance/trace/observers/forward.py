@@ -78,6 +78,7 @@ def _note(recording: Recording, module: torch.nn.Module, args: tuple[Any, ...]) 
         recording.skipped.clear()
     used = recording.watched.used_by(module)
     weights = recording.watched.weights(used)
+    recording.shards()
     if weights is not None and recording.watched.may_be_rounded(used):
         whose["rounded"] = True
     recording.copies.forget()

@@ -28,13 +28,20 @@ def observe(recording: Recording) -> Seams:
         return around
 
     def construct(original: Callable[..., None], group: Any, *args: Any, **kwargs: Any) -> None:
+        before = [(model, dict(model.named_parameters())) for model in recording.numbers.alive("model")]
         original(group, *args, **kwargs)
-        for model in recording.numbers.alive("model"):
+        for model, parameters in before:
             if not set(group.modules).isdisjoint(model.modules()):
                 recording.watched.add(model)
+                recording.watched.replaced(parameters, model)
+
+    def unshard(original: Callable[..., None], parameter: Any) -> None:
+        original(parameter)
+        recording.watched.stands_for(parameter._unsharded_param, parameter.sharded_param)
 
     def seams(module: ModuleType) -> Seams:
         yield replaced(module.FSDPParamGroup, "__init__", construct)
+        yield replaced(module.FSDPParam, "init_unsharded_param", unshard)
         for name, what in CARRIED.items():
             yield replaced(module.FSDPParamGroup, name, carrying(what))
 

@@ -126,6 +126,7 @@ class _Steps:
             recording.note("state_init", weights=weights)
         else:
             recording.topology()
+            recording.shards()
             recording.note(
                 "step",
                 step=recording.steps,
@@ -140,7 +141,8 @@ class _Steps:
                 **recording.changed_settings(optimizer),
                 **recording.watched.handed_out(held_by(optimizer)),
                 **({"scalars_in_tensors": True} if ended.scalars_in_tensors else {}),
-                **({"idle": True} if ended.weights is not None and ended.weights == weights else {}),
+                **({"idle": True} if _is_idle(ended, weights) else {}),
+                **({"of_replaced": True} if recording.watched.holds_replaced(optimizer) else {}),
             )
             recording.steps += 1
         recording.accounted()
@@ -255,6 +257,11 @@ def _used(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield parameter
         if parameter.grad is not None:
             yield parameter.grad
+
+
+def _is_idle(step: _Running, weights: list[Number] | None) -> bool:
+    """Of weights that others hold a part of, this rank does not see whether they change."""
+    return step.weights is not None and step.weights == weights and None not in step.weights
 
 
 def _any(step: _Running) -> bool:

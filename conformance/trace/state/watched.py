@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from threading import RLock
 from typing import Any
 
 import torch
 
+from conformance.trace.shards import places
 from conformance.trace.values import Number, own_part, values
 
 Found = tuple[torch.Tensor | None, ...]
@@ -61,8 +63,10 @@ class Watched:
         self._own: list[torch.nn.Module] = []
         # What the last one of them began with.
         self._handed_out: list[Number] | None = None
-        # Keeps them alive, so that their identities stay theirs.
+        # Keep them alive, so that their identities stay theirs.
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._stand_ins: list[torch.Tensor] = []
+        self._replaced: list[torch.Tensor] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
         self.reading = RLock()
         """Held while gradients are read and while they are cleared: torch ends the process if one thread reads `.grad`
@@ -130,6 +134,24 @@ class Watched:
         """Training has ended: the models may have new parameters in place of those that they had."""
         for model in self._own:
             self._read_again(model)
+
+    def stands_for(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
+        """Forwards and backwards use `whole` in place of the watched parameter of which this rank holds `shard`."""
+        if id(shard) in self._numbers:
+            self._stand_ins.append(whole)
+            self._numbers[id(whole)], self._found[id(whole)] = self._numbers[id(shard)], self._found[id(shard)]
+
+    def replaced(self, parameters: Mapping[str, torch.Tensor], model: torch.nn.Module) -> None:
+        """`model` has shards in place of these `parameters`, by their names. Whoever still holds them steps nothing."""
+        for name, shard in model.named_parameters():
+            old = parameters[name]
+            if old is not shard:
+                self._replaced.append(old)
+                self.stands_for(old, shard)
+
+    def holds_replaced(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether `optimizer` holds parameters in whose place the model has shards now."""
+        return bool(self._replaced) and not {id(one) for one in self._replaced}.isdisjoint(map(id, held_by(optimizer)))
 
     def _own_parameters(self, model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> None:
         # Another module may have the parameters of a model that the task handed out.
@@ -313,6 +335,19 @@ class Watched:
         found = self.weights(self._meant([_tensor_at(self._own[0], name) for name in self._names]))
         return None if found == self._handed_out else found
 
+    def held(self) -> list[int] | None:
+        """The positions of the elements that this rank holds, among those of all parameters; None if none is split over
+        the ranks, or the model is too large to be read."""
+        split = [None if one is None else places(one) for one in self.current] if self.is_readable else []
+        if all(at is None for at in split):
+            return None
+        starts = accumulate(self._sizes, initial=0)
+        return [
+            start + place
+            for start, at, size in zip(starts, split, self._sizes, strict=False)
+            for place in (range(size) if at is None else at)
+        ]
+
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
         if not self.is_readable:
@@ -344,7 +379,7 @@ class Watched:
 def _master(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:
     """The candidate of which `used` is a copy in another format; else `used`."""
     others = (one for one in candidates if one is not None and used is not None and one.dtype != used.dtype)
-    return next((one for one in others if _equal(used, one)), used)
+    return next((one for one in others if _equal(used, one) or _is_shard(one, used)), used)
 
 
 def _cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -379,6 +414,14 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     one, other = own_part(one), own_part(other)
     # What has no values is equal to nothing.
     return one.numel() > 0 and one.shape == other.shape and torch.equal(one, other.to(one))
+
+
+def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
+    """Whether `one` is what this rank holds of a tensor that was gathered into `used`, in another format."""
+    if used is None or one.shape != used.shape:
+        return False
+    at, part = places(one), own_part(one).to(used.dtype).flatten()
+    return at is not None and len(at) == len(part) and torch.equal(part, own_part(used).flatten()[list(at)])
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,62 @@
+"""Clipping where each rank holds a part of the gradients, as under FSDP2."""
+
+from __future__ import annotations
+
+from math import isclose
+
+from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.run import GlobalWindow, Window
+from conformance.trace.events import Clip, Event, GradientChange
+from conformance.trace.words import number
+
+#: A factor is the quotient of two numbers of at least 16 bits, each rounded.
+_ROUNDING = 2**-7
+
+
+@law(
+    "clip/norm-of-all-shards",
+    "Ranks that hold parts of the gradients MUST clip them by the norm of all parts.",
+    why="""The norm is √(Σ ‖g_r‖²) over the parts g_r. If each rank compares the norm of its own part with the threshold
+        t, it multiplies that by its own min(1, t / ‖g_r‖), and the step takes another direction than the gradient.""",
+    source="PyTorch documentation, Getting Started with Fully Sharded Data Parallel (FSDP2): clip_grad_norm_ computes "
+    "the norm of DTensors over all ranks",
+    fix="""
+        # Of the parameters as they are, not of their `to_local()`.
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        """,
+)
+def norm_of_all_shards(here: GlobalWindow) -> Outcomes:
+    if here.plan.clip is None or any(window.rank.shard is None for window in here.windows):
+        return
+    factors = {window: known for window in here.windows if (known := _factor(window)) is not None}
+    if not any(isinstance(event, GradientChange) for _, event in factors.values()):
+        if any(window.of(Clip) for window in here.windows):
+            yield OK
+        return
+    window, (least, event) = min(factors.items(), key=lambda one: one[1][0])
+    other, (most, _) = max(factors.items(), key=lambda one: one[1][0])
+    if isclose(least, most, rel_tol=_ROUNDING):
+        yield OK
+        return
+    yield Broken(
+        event,
+        must="all ranks must multiply their parts of the gradients by the same factor",
+        because=f"the threshold {number(here.plan.clip['threshold'])} is for all parts together",
+        however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by "
+        f"{number(least)} and rank {other.rank.number} by {number(most)}",
+        shows=(event, *window.attempts[-1:]),
+        effect=f"The step of window {here.number} takes another direction than the gradient.",
+    )
+
+
+def _factor(window: Window) -> tuple[float, Event] | None:
+    """What a rank has multiplied its part of the gradients by, and the event that shows it; None if that is unknown."""
+    if not window.attempts or not window.backwards:
+        return None
+    step = window.attempts[-1]
+    changes = window.of(GradientChange, after=window.backwards[-1], before=step)
+    if changes:
+        factor = changes[-1].factor
+        return (factor, changes[-1]) if len(changes) == 1 and isinstance(factor, float) else None
+    # Zeros do not show it.
+    return (1.0, step) if any(window.rank.own(step.gradients) or ()) else None
