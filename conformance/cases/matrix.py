@@ -45,6 +45,7 @@ DISTRIBUTED: tuple[Layout, ...] = tuple(
 _LAYOUTS: dict[Paths, tuple[Layout, ...]] = {
     "single": SINGLE,
     "distributed": DISTRIBUTED,
+    "sharded": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
     "point-to-point": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
     # A framework starts new processes for each case, which takes seconds.
     "launched": (_W2, _W2_ACC2, _W3_ACC2),
@@ -195,9 +196,34 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
 )
 
+#: Every world size, with and without accumulation, and every precision; and each workload that can show what goes wrong
+#: where ranks hold, clip and step parts of the parameters.
+SHARDED_RULES: tuple[Rule, ...] = (
+    Rule("momentum", ("fp32",)),
+    Rule("momentum", ("fp64", "bf16", "fp16"), frozenset({_W2_ACC2}), core=True),
+    Rule("momentum", ("bf16",), frozenset({_W4})),
+    Rule("weighted", ("fp64", "fp32"), frozenset({_W2_ACC2, _W4})),
+    Rule("weighted", ("fp16",), frozenset({_W2_ACC2})),
+    Rule("clip-norm", ("fp32", "fp16"), frozenset({_W3_ACC2, _W4})),
+    Rule("clip-value", ("bf16", "fp16"), frozenset({_W3_ACC2}), core=True),
+    Rule("decay", ("fp32",), frozenset({_W3_ACC2})),
+    # Not two-groups: torch's fused SGD does not step shards.
+    Rule("two-groups-clip", ("fp32", "fp16"), frozenset({_W3_ACC2})),
+    Rule("adamw", ("fp64", "fp32"), frozenset({_W3_ACC2})),
+    Rule("overflow", ("fp16",), frozenset({_W3_ACC2, _W4})),
+    Rule("overflow-in-part", ("fp16",), frozenset({_W2_ACC2, _W3_ACC2})),
+    Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2})),
+    Rule("cast-weights", ("bf16", "fp16"), frozenset({_W2})),
+    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 3, 1), _W4})),
+    Rule("ranks-start-apart", ("bf16",), frozenset({_W2_ACC2})),
+    Rule("short-window", ("fp32",), frozenset({_W2_ACC2, ("accumulated", 4, 2)})),
+    Rule("uneven-batch", ("fp32",), frozenset({_W2})),
+)
+
 _RULES: dict[Paths, tuple[Rule, ...]] = {
     "single": RULES,
     "distributed": RULES,
+    "sharded": SHARDED_RULES,
     "point-to-point": POINT_TO_POINT_RULES,
     "launched": LAUNCHED_RULES,
 }

@@ -1,0 +1,91 @@
+"""Fully sharded data parallelism, FSDP2: between steps each rank holds a part of every parameter.
+
+Forward and backward gather the parameters that they need. In place of an all-reduce, a reduce-scatter leaves each rank
+the averaged gradients of its own part, which is all that its optimizer sees and steps. Under accumulation it is wanted
+once a window; until then each rank keeps whole gradients.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+from conformance import Task, trainer
+
+
+@trainer(
+    backends=("fsdp2",),
+    parameter_groups=(1, 2),
+    precisions=("fp64", "fp32", "bf16", "fp16"),
+    layouts=("batched", "accumulated"),
+    losses=("mean", "weighted"),
+    last_window="step",
+    last_batch="use",
+    schedule_on_skip="wait",
+)
+def train(task: Task) -> None:
+    dist.init_process_group(task.collective_backend)
+    fit(task, init_device_mesh(task.device.type, (task.world_size,)))
+    dist.destroy_process_group()
+
+
+def fit(task: Task, mesh: DeviceMesh) -> None:
+    """Parameters are sharded over the last dimension of `mesh`, and copied over the one before it if there are two."""
+    model = task.model()
+    # Each rank keeps a part of its own weights, so they must be the same first.
+    for tensor in model.state_dict().values():
+        dist.broadcast(tensor, 0)
+    shards = mesh.size(mesh.ndim - 1)
+
+    def split(parameter: torch.nn.Parameter) -> Shard:
+        """By columns where that gives all ranks the same; else by rows, of which some ranks may get none."""
+        return Shard(1) if parameter.ndim > 1 and parameter.shape[1] % shards == 0 else Shard(0)
+
+    fully_shard(model, mesh=mesh, mp_policy=policy(task), shard_placement_fn=split)
+    assert isinstance(model, FSDPModule)
+    # Of the shards, so not before there are any.
+    optimizer = task.optimizer(model.parameters())
+    scheduler = task.scheduler(optimizer)
+    scaler = task.grad_scaler()
+
+    for window in task.windows():
+        optimizer.zero_grad()
+        samples = sum(len(batch.inputs) for batch in window)
+        weight = torch.stack([batch.weights.sum() for batch in window]).sum()
+        if task.loss_name == "weighted":
+            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+            dist.all_reduce(weight)
+
+        for batch in window:
+            # It is the backward that reduces and scatters.
+            model.set_requires_gradient_sync(batch is window[-1])
+            outputs = model(batch.inputs)
+            if task.loss_name == "weighted":
+                # FSDP divides by the number of ranks, which the total weight already covers.
+                loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
+            else:
+                # By len(window), when its micro-batches are all of one size.
+                loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
+            scaler.scale(loss).backward()
+
+        # Torch knows that the gradients are parts: overflows and the norm are those of all parts, on every rank.
+        scaler.unscale_(optimizer)
+        task.clip_(model.parameters())
+
+        scale = scaler.get_scale()
+        scaler.step(optimizer)  # skipped, on all ranks, if a gradient overflowed on any
+        scaler.update()
+        # A skipped step lowers the scale. The schedule counts only the steps that were taken.
+        if scaler.get_scale() >= scale:
+            scheduler.step()
+
+
+def policy(task: Task) -> MixedPrecisionPolicy:
+    """In place of autocast: 16 bits in forward and backward, the task's type in sums over ranks and micro-batches."""
+    if task.precision not in ("bf16", "fp16"):
+        return MixedPrecisionPolicy()
+    compute = torch.bfloat16 if task.precision == "bf16" else torch.float16
+    return MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=task.dtype, output_dtype=task.dtype)
