@@ -150,6 +150,20 @@ def horovod(session: nox.Session) -> None:
     conformance_run(session, "--backend", "horovod")
 
 
+@nox.session
+def fsdp2(session: nox.Session) -> None:
+    """FSDP2 over gloo, fully sharded and hybrid."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "fsdp2")
+
+
+@nox.session(name="zero-redundancy")
+def zero_redundancy(session: nox.Session) -> None:
+    """ZeroRedundancyOptimizer beside DistributedDataParallel."""
+    install_wheel(session)
+    conformance_run(session, "--backend", "zero-redundancy")
+
+
 @nox.session(name="parameter-server")
 def parameter_server(session: nox.Session) -> None:
     """A parameter server over gloo, rank by rank."""

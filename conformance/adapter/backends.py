@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 #: Which paths there are to run: layouts, and how many workloads on each.
 Paths: TypeAlias = Literal["single", "distributed", "sharded", "point-to-point", "launched"]
 #: What the ranks send in an optimizer step, by the formulas of `conformance.oracle.traffic`.
-Exchange: TypeAlias = Literal["all-reduce", "shards", "parameter-server", "ring", "ring-gather"]
+Exchange: TypeAlias = Literal["all-reduce", "shards", "owners", "parameter-server", "ring", "ring-gather"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ BACKENDS: dict[str, Backend] = {
         module="horovod.torch",
         exchange="all-reduce",
     ),
-    "fsdp2": Backend(paths="sharded"),
-    "zero-redundancy": Backend(paths="sharded"),
+    "fsdp2": Backend(paths="sharded", on_gpu=False, exchange="shards"),
+    "zero-redundancy": Backend(paths="sharded", on_gpu=False, exchange="owners"),
     "parameter-server": Backend(paths="point-to-point", exchange="parameter-server", one_rank_steps=True),
     "ring": Backend(paths="point-to-point", exchange="ring"),
     "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),

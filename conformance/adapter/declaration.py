@@ -130,7 +130,8 @@ def trainer(
 ) -> Function | Callable[[Function], Function]:
     """Mark a function as a trainer under test and declare what it supports.
 
-    backends: of "single", "ddp", "horovod", "parameter-server", "ring", "ring-gather", "ray", "ray-train".
+    backends: of "single", "ddp", "horovod", "fsdp2", "zero-redundancy", "parameter-server", "ring", "ring-gather",
+    "ray", "ray-train".
     precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression" (Horovod's), "apex-O1" (on a GPU only).
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".

@@ -2,9 +2,9 @@
 
 Where a workload shows what it shows nowhere else, it always runs. Of the cases of workloads that can run almost
 anywhere, the default run takes a covering array: so many that each path meets each precision, and each workload each
-world size, accumulation and precision, if any case has the two. Paths with point-to-point messages, and those for which
-a framework starts new processes in each case, have their own, fewer rules: what a trainer does with averaged gradients
-is the same on all paths.
+world size, accumulation and precision, if any case has the two. Paths with point-to-point messages, those on which
+parameters or their optimizer states are split over the ranks, and those for which a framework starts new processes in
+each case, have their own, fewer rules: what a trainer does with averaged gradients is the same on all paths.
 """
 
 from __future__ import annotations
@@ -200,15 +200,16 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
 #: where ranks hold, clip and step parts of the parameters.
 SHARDED_RULES: tuple[Rule, ...] = (
     Rule("momentum", ("fp32",)),
-    Rule("momentum", ("fp64", "bf16", "fp16"), frozenset({_W2_ACC2}), core=True),
+    Rule("momentum", ("fp64", "bf16", "fp16"), frozenset({_W2_ACC2})),
     Rule("momentum", ("bf16",), frozenset({_W4})),
     Rule("weighted", ("fp64", "fp32"), frozenset({_W2_ACC2, _W4})),
     Rule("weighted", ("fp16",), frozenset({_W2_ACC2})),
     Rule("clip-norm", ("fp32", "fp16"), frozenset({_W3_ACC2, _W4})),
-    Rule("clip-value", ("bf16", "fp16"), frozenset({_W3_ACC2}), core=True),
+    Rule("clip-value", ("bf16", "fp16"), frozenset({_W3_ACC2})),
     Rule("decay", ("fp32",), frozenset({_W3_ACC2})),
     # Not two-groups: torch's fused SGD does not step shards.
-    Rule("two-groups-clip", ("fp32", "fp16"), frozenset({_W3_ACC2})),
+    Rule("two-groups-clip", ("fp32",), frozenset({_W3_ACC2})),
+    Rule("two-groups-clip", ("fp16",), frozenset({_W2_ACC2})),
     Rule("adamw", ("fp64", "fp32"), frozenset({_W3_ACC2})),
     Rule("overflow", ("fp16",), frozenset({_W3_ACC2, _W4})),
     Rule("overflow-in-part", ("fp16",), frozenset({_W2_ACC2, _W3_ACC2})),

@@ -14,23 +14,48 @@ from conformance.oracle.ring import schedule
 class Expected:
     """Bytes of gradients and weights in one optimizer step of one rank.
 
-    sent, received: in messages to and from other ranks. reduced: passed to all-reduce, which sends its own messages.
+    sent, received: in messages to and from other ranks. reduced: passed to collectives, which send their own messages.
     """
 
     sent: int
     received: int
-    reduced: int
+    reduced: Fraction | int
 
 
-def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expected, ...] | None:
+@dataclass(frozen=True)
+class Split:
+    """How parameters are split over the ranks.
+
+    share: the elements that a rank holds, at most; all are filled up to that. copies: how many ranks hold the same.
+    gathers: how often all of them are put together in a step. width: the bytes of one of them then.
+    """
+
+    share: int
+    copies: int
+    gathers: Fraction
+    width: int
+
+
+def expected(
+    backend: str,
+    ranks: int,
+    elements: int,
+    width: int,
+    split: Split | None = None,
+    stepped: Fraction = Fraction(1),
+) -> tuple[Expected, ...] | None:
     """The traffic of each rank for a gradient of ``elements`` numbers of ``width`` bytes; None without a formula.
+    ``stepped``: the part of all windows whose step is not skipped.
 
     With G bytes of gradients, N ranks, and weights as large as their gradients, a rank sends:
 
     - ring: 2 (N - 1) / N G if N divides the elements, else the same up to one element in each phase;
     - ring-gather: 2 G, but ranks 0 and N - 1 only G;
     - parameter-server: rank 0, which computes gradients too, (N - 1) G each way; a worker G each way;
-    - all-reduce (ddp, horovod): G passed to all-reduce.
+    - all-reduce (ddp, horovod): G passed to all-reduce;
+    - owners (zero-redundancy): G passed to all-reduce, and as much to broadcasts after each step;
+    - shards (fsdp2), with M ranks that hold shards of S bytes together, and N / M copies: S to each all-gather, M S to
+      reduce-scatter and, if there are copies, S to all-reduce.
 
     Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
     Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
@@ -39,6 +64,13 @@ def expected(backend: str, ranks: int, elements: int, width: int) -> tuple[Expec
     exchange = exchange_of(backend)
     if exchange == "all-reduce":
         return (Expected(0, 0, whole),) * ranks
+    if exchange == "owners":
+        return (Expected(0, 0, whole + stepped * whole),) * ranks
+    if exchange == "shards":
+        if split is None:
+            return None
+        reduced = split.share * (ranks // split.copies + (split.copies > 1)) * width
+        return (Expected(0, 0, reduced + split.share * split.gathers * split.width),) * ranks
     if exchange == "parameter-server":
         return (Expected((ranks - 1) * whole, (ranks - 1) * whole, 0), *[Expected(whole, whole, 0)] * (ranks - 1))
     if exchange == "ring":
@@ -57,6 +89,16 @@ def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:
     No all-reduce needs less (Patarasuk and Yuan, 2009, section 3).
     """
     return 2 * Fraction(ranks - 1, ranks) * payload
+
+
+def ring_collective(op: str, ranks: int, payload: int) -> Fraction:
+    """The mean bytes that a rank sends around a ring in a collective to which it passes ``payload`` bytes.
+
+    An all-reduce is a reduce-scatter of all of it and an all-gather of the parts.
+    """
+    if "allgather" in op:
+        return Fraction((ranks - 1) * payload)
+    return ring_all_reduce(ranks, Fraction(payload)) / (2 if "scatter" in op or "broadcast" in op else 1)
 
 
 def _ring(ranks: int, elements: int) -> list[int]:

@@ -15,6 +15,10 @@ from .text import natural
 
 FORMULAS: dict[Exchange | None, str] = {
     "all-reduce": "the gradient, passed to all-reduce",
+    "owners": "the gradient, passed to all-reduce, and the weights, which the ranks that step them broadcast",
+    "shards": "a rank's part of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
+    "reduce-scatter; and where parts have copies, its part again, passed to all-reduce. Parts are filled up to one "
+    "length",
     "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
     "ring": "2 (N − 1) / N of the gradient per rank",
     "ring-gather": "twice the gradient per rank, once at either end",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from fractions import Fraction
 
-from conformance.laws.run import Run, Window
-from conformance.oracle.traffic import expected, ring_all_reduce
+from conformance.laws.run import GlobalWindow, Run, Window
+from conformance.oracle.traffic import Split, expected, ring_collective
 from conformance.results.records import RankTraffic, Traffic
-from conformance.trace.events import Contribution, Send
+from conformance.trace.events import Collective, Contribution, Send, Step
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -22,30 +23,49 @@ def traffic(run: Run) -> Traffic | None:
     ranks, together = run.plan.world_size, list(run.together.values())
     if ranks == 1 or len(run.ranks) < ranks or not together:
         return None
-    totals = [defaultdict[str, int](int) for _ in range(ranks)]
+    totals = [defaultdict[str, Fraction](Fraction) for _ in range(ranks)]
     for here in together:
         for window in here.windows:
             _count(run, window, totals)
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
-    formula = expected(run.plan.backend, ranks, run.plan.model.size, width)
+    stepped = Fraction(sum(bool(here.windows[0].of(Step)) for here in together), len(together))
+    formula = expected(run.plan.backend, ranks, run.plan.model.size, width, _split(run, together), stepped)
     return Traffic(
         gradient=run.plan.model.size * width,
         ranks=tuple(
             RankTraffic(
-                **{name: total[name] / len(together) for name in ("sent", "received", "reduced", "other")},
-                ring=float(ring_all_reduce(ranks, Fraction(total["reduced"], len(together)))),
+                **{
+                    name: float(total[name] / len(together))
+                    for name in ("sent", "received", "reduced", "ring", "other")
+                },
                 expected_sent=None if formula is None else formula[rank].sent,
                 expected_received=None if formula is None else formula[rank].received,
-                expected_reduced=None if formula is None else formula[rank].reduced,
+                expected_reduced=None if formula is None else float(formula[rank].reduced),
             )
             for rank, total in enumerate(totals)
         ),
     )
 
 
-def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> None:
+def _split(run: Run, together: Sequence[GlobalWindow]) -> Split | None:
+    """How the parameters are split over the ranks; None if they are not."""
+    shards = [rank.shard for rank in run.ranks if rank.shard is not None]
+    if len(shards) < len(run.ranks):
+        return None
+    of = run.plan.model.tensor_of
+    most = [max(sum(of[at] == tensor for at in shard) for shard in shards) for tensor in range(len(set(of)))]
+    precision, gathers = run.plan.precision, sum(here.windows[0].planned for here in together)
+    width = (precision.compute if precision.mixed else precision.master).width
+    copies = sum(0 in shard for shard in shards)
+    return Split(sum(most), max(copies, 1), Fraction(gathers, len(together)), width)
+
+
+def _count(run: Run, window: Window, totals: list[defaultdict[str, Fraction]]) -> None:
     own = totals[window.rank.number]
-    for event in window.of(Contribution):
+    # The first forward gathers before it begins.
+    before = [event for event in window.gap_before if isinstance(event, Collective)] if window.index == 0 else []
+    gathered = [event for event in before if "allgather" in event.op and event.of == "parameters"]
+    for event in (*gathered, *window.of(Contribution)):
         if not _is_payload(run, event):
             own["other"] += event.bytes
         elif isinstance(event, Send):
@@ -53,6 +73,9 @@ def _count(run: Run, window: Window, totals: list[defaultdict[str, int]]) -> Non
             totals[event.peer]["received"] += event.bytes
         else:
             own["reduced"] += event.bytes
+            own["ring"] += ring_collective(
+                event.op if isinstance(event, Collective) else "", len(event.group), event.bytes
+            )
 
 
 def _is_payload(run: Run, event: Contribution) -> bool:

@@ -125,8 +125,8 @@ def test_an_error_in_a_sibling_names_the_users_import(write):
 def test_a_refused_declaration_names_its_line(write):
     path = write("declares.py", ONE.replace('"ddp"', '"dpp"'))
     assert message("declares.py") == (
-        f"{path}:4: ValueError: unknown backend 'dpp' (allowed: single, ddp, horovod, parameter-server, ring, "
-        "ring-gather, ray, ray-train); did you mean 'ddp'?"
+        f"{path}:4: ValueError: unknown backend 'dpp' (allowed: single, ddp, horovod, fsdp2, "
+        "zero-redundancy, parameter-server, ring, ring-gather, ray, ray-train); did you mean 'ddp'?"
     )
 
 

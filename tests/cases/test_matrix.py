@@ -155,6 +155,16 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
     assert {(c.layout, c.world_size, c.accumulation, c.precision, c.workload) for c in planned} <= others
 
 
+@pytest.mark.parametrize("backend", ["fsdp2", "zero-redundancy"])
+def test_sharded_paths_have_few_cases_of_every_shape_and_precision(backend):
+    cases = [planned.case for planned in plan(EVERYTHING, backend)]
+    assert len(cases) == 39
+    assert {(case.layout, case.world_size, case.accumulation) for case in cases} == set(BACKEND_LAYOUTS[backend])
+    assert {case.precision for case in cases} == set(BACKEND_PRECISIONS[backend])
+    elsewhere = {(case.workload, case.precision) for case in DDP}
+    assert {(case.workload, case.precision) for case in cases} <= elsewhere
+
+
 @pytest.mark.parametrize("backend", ["ray", "ray-train"])
 def test_a_backend_that_launches_runs_every_shape_and_precision_and_nothing_of_its_own(backend):
     cases = [planned.case for planned in plan(EVERYTHING, backend)]

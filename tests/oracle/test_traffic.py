@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.oracle.traffic import Expected, expected, ring_all_reduce
+from conformance.oracle.traffic import Expected, Split, expected, ring_all_reduce, ring_collective
 
 
 def counted(ranks, elements):
@@ -41,6 +41,22 @@ def test_known_numbers():
     assert expected("ring-gather", 3, 3, 4) == (Expected(12, 12, 0), Expected(24, 12, 0), Expected(12, 24, 0))
     assert expected("ddp", 3, 3, 4) == expected("horovod", 3, 3, 4) == (Expected(0, 0, 12),) * 3
     assert expected("single", 1, 3, 4) is None
+    assert expected("zero-redundancy", 3, 3, 4, stepped=Fraction(1, 2)) == (Expected(0, 0, 18),) * 3
+
+
+def test_shards():
+    """By hand: 4 ranks with at most 2 of 7 floats each, gathered twice in 16 bits; and pairs that hold 4 of them."""
+    four = Split(share=2, copies=1, gathers=Fraction(2), width=2)
+    assert expected("fsdp2", 4, 7, 4, four) == (Expected(0, 0, 2 * 2 * 2 + 4 * 2 * 4),) * 4
+    pairs = Split(share=4, copies=2, gathers=Fraction(2), width=2)
+    assert expected("fsdp2", 4, 7, 4, pairs) == (Expected(0, 0, 2 * 4 * 2 + 2 * 4 * 4 + 4 * 4),) * 4
+    assert expected("fsdp2", 4, 7, 4) is None
+
+
+def test_a_ring_of_collectives():
+    """Of 12 bytes among 3 ranks, each sends 8 to scatter the sums and 8 to gather them again."""
+    assert ring_collective("_reduce_scatter_base_", 3, 12) == ring_collective("_allgather_base_", 3, 4) == 8
+    assert ring_collective("allreduce_", 3, 12) == 2 * ring_collective("broadcast_", 3, 12) == 16
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-BACKENDS = ["single", "ddp", "horovod", "parameter-server", "ring", "ring-gather"]
+BACKENDS = ["single", "ddp", "horovod", "fsdp2", "zero-redundancy", "parameter-server", "ring", "ring-gather"]
 FRAMEWORKS = ["accelerate", "lightning", "determined", "ray", "ray-train"]
 PROJECT = ["lint", "exercise", "tests"]
 

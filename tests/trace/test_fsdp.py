@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.runner.front.client import ForkServer
+from conformance.trace.hindsight.shards import joined
 
 from ..trainers.tasks import make_spec
 
@@ -11,7 +14,7 @@ TRAINERS = f"{__file__.rpartition('/')[0]}/trainers.py"
 
 def test_fully_shard():
     """All-gathers carry parameters, reduce-scatters gradients, the latter once a window. Of what is sharded a rank
-    reports what it holds whole: the first has the only row of the weight."""
+    shows what it holds: the first has the only row of the weight."""
     spec = make_spec(world_size=2, accumulation=2, size=2, steps=2, backend="ddp")
     with ForkServer(f"{TRAINERS}:fully_sharded", backend="ddp") as server:
         outcome = server.run(spec, time_limit=60.0)
@@ -34,3 +37,28 @@ def test_fully_shard():
     weights = [[event["weights"] for event in events if event["event"] == "step"] for events in (first, second)]
     assert all(isinstance(value, float) for values in weights[0] for value in values)
     assert weights[1] == [[None, None, None]] * 2
+    held = [[event["held"] for event in events if event["event"] == "shards"] for events in (first, second)]
+    assert held == [[[0, 1, 2]], [[]]]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_columns(precision):
+    """Each rank has a column of the weight, and shows it in full precision though forwards use what was cast."""
+    spec = make_spec(world_size=2, accumulation=2, size=2, steps=2, backend="fsdp2", precision=precision)
+    with ForkServer("fsdp2", backend="fsdp2") as server:
+        ranks = [rank.events for rank in server.run(spec, time_limit=60.0).ranks]
+    held = [[event["held"] for event in events if event["event"] == "shards"] for events in ranks]
+    assert held == [[[0, 2]], [[1]]]
+    for events, places in zip(ranks, ([0, 2], [1]), strict=True):
+        for step in (event for event in events if event["event"] == "step"):
+            assert [at for at, value in enumerate(step["weights"]) if value is not None] == places
+            assert [at for at, value in enumerate(step["gradients"]) if value is not None] == places
+    steps, forwards = (
+        [
+            [event["weights"] for event in events if event["event"] == kind and event["weights"]]
+            for events in joined(ranks)
+        ]
+        for kind in ("step", "forward")
+    )
+    assert steps[0] == steps[1]
+    assert [used[-1] for used in forwards] == [steps[0][0]] * 2

@@ -31,6 +31,8 @@ PATHS = {
     "accumulated": {"backend": "single", "accumulation": 2, "size": 4},
     "ddp": {"backend": "ddp", "accumulation": 2, "size": 2, "world_size": 2},
     "horovod": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
+    "fsdp2": {"backend": "fsdp2", "accumulation": 2, "size": 2, "world_size": 2},
+    "zero_redundancy": {"backend": "zero-redundancy", "accumulation": 2, "size": 2, "world_size": 2},
     "horovod_plain": {"backend": "horovod", "accumulation": 2, "size": 2, "world_size": 2},
     "parameter_server": {"backend": "parameter-server", "accumulation": 2, "size": 2, "world_size": 2},
     "ring": {"backend": "ring", "size": 2, "world_size": 4},

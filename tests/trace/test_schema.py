@@ -22,6 +22,7 @@ PATHS = {
     "batched": make_spec(clip={"kind": "norm", "threshold": 1.0}, schedule=[1.0, 0.5]),
     "ddp": make_spec(backend="ddp", accumulation=2, size=2, world_size=2, precision="bf16"),
     "horovod": make_spec(backend="horovod", accumulation=2, size=2, world_size=2),
+    "fsdp2": make_spec(backend="fsdp2", accumulation=2, size=2, world_size=2, precision="fp16", scaler=scaler()),
     "parameter_server": make_spec(backend="parameter-server", size=4, world_size=2, precision="fp16", scaler=scaler()),
     "ring": make_spec(backend="ring", accumulation=2, size=1, world_size=4),
 }

@@ -21,7 +21,8 @@ def run(task):
 
     task.model = model
     importlib.import_module(f"conformance.trainers.{task._spec['case']}").train(task)
-    print([value.hex() for parameter in models[0].parameters() for value in parameter.flatten().tolist()])
+    held = [getattr(parameter, "_local_tensor", parameter) for parameter in models[0].parameters()]
+    print([value.hex() for parameter in held for value in parameter.flatten().tolist()])
 
 
 @trainer(backends=BACKEND_NAMES, **ALL)

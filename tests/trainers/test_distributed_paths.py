@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from conformance.runner.front.client import ForkServer
+from conformance.trace.hindsight.shards import joined
 
 from .tasks import WORKLOADS, check, make_spec, of_kind, overflowing, scaler
 
 PRECISIONS = {
     "ddp": ["fp64", "fp32", "bf16", "fp16"],
     "horovod": ["fp64", "fp32", "bf16", "fp16", "fp16-compression"],
+    "fsdp2": ["fp64", "fp32", "bf16", "fp16"],
+    "zero_redundancy": ["fp64", "fp32", "bf16", "fp16"],
     "horovod_plain": ["fp64", "fp32", "bf16", "fp16-compression"],
     "parameter_server": ["fp64", "fp32", "bf16", "fp16"],
     "ring": ["fp64", "fp32", "bf16", "fp16"],
@@ -40,11 +43,11 @@ def backend_of(trainer):
 
 
 def run(server, spec):
-    """Each rank's events; every rank ended well and printed nothing, not even a warning."""
+    """Each rank's events, with whole weights; every rank ended well and printed nothing, not even a warning."""
     outcome = server.run(spec, time_limit=60.0)
     assert [rank.exit for rank in outcome.ranks] == ["exited 0"] * spec["world_size"]
     assert [rank.output for rank in outcome.ranks] == [""] * spec["world_size"]
-    return [rank.events for rank in outcome.ranks]
+    return joined([rank.events for rank in outcome.ranks])
 
 
 def check_ranks(spec, ranks, skipped=frozenset()):
@@ -132,7 +135,7 @@ def test_ranks_that_start_apart_are_made_equal(servers, trainer):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("trainer", ["ddp", "horovod", "ring", "ring_gather"])
+@pytest.mark.parametrize("trainer", ["ddp", "horovod", "fsdp2", "zero_redundancy", "ring", "ring_gather"])
 def test_an_overflow_on_one_rank_is_skipped_by_all(servers, trainer, accumulation):
     """Sample 3 is read by one rank only; though it is the first step of all, nothing warns."""
     spec = overflowing(world_size=2, accumulation=accumulation, size=4 // accumulation)

@@ -31,6 +31,10 @@ def recorded(target, case):
         ("parameter_server", Case("parameter-server", "batched", 4, 1, "fp16", "overflow")),
         ("ddp", Case("ddp", "accumulated", 3, 2, "fp32", "momentum")),
         ("horovod", Case("horovod", "accumulated", 2, 2, "fp16-compression", "momentum")),
+        ("zero_redundancy", Case("zero-redundancy", "accumulated", 2, 2, "fp16", "overflow-in-part")),
+        ("fsdp2", Case("fsdp2", "accumulated", 3, 2, "fp32", "momentum")),
+        ("fsdp2", Case("fsdp2", "accumulated", 2, 2, "fp16", "overflow-in-part")),
+        ("fsdp2_hybrid", Case("fsdp2", "accumulated", 4, 2, "fp64", "momentum")),
     ],
     ids=lambda value: getattr(value, "id", None),
 )

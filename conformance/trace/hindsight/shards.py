@@ -39,8 +39,8 @@ def joined(ranks: Sequence[Sequence[dict[str, Any]]]) -> Sequence[Sequence[dict[
     for own in parts:
         for moment, part in own.items():
             holders[moment].append(part)
-    whole = [{own.line["seq"]: _whole(own, holders[moment]) for moment, own in one.items()} for one in parts]
-    return [[known.get(line["seq"], line) for line in lines] for lines, known in zip(ranks, whole, strict=True)]
+    whole = [{id(own.line): _whole(own, holders[moment]) for moment, own in one.items()} for one in parts]
+    return [[known.get(id(line), line) for line in lines] for lines, known in zip(ranks, whole, strict=True)]
 
 
 def _parts(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[Moment, _Part]]:

@@ -1,0 +1,72 @@
+"""Parameters that are split over the ranks are put together, and judged like whole ones."""
+
+from __future__ import annotations
+
+import pytest
+
+CASE = "ddp-w2-acc2-fp32-momentum"
+
+
+def shard(run, *held):
+    """Have each rank show only what it holds of the weights and gradients."""
+    for rank, positions in enumerate(held):
+        start = run.of("start", rank)[0]
+        run.before(start, {**start, "event": "shards", "held": list(positions)})
+        del run.of("shards", rank)[0]["weights"]
+        for event in run.ranks[rank]:
+            for name in ("weights", "gradients"):
+                if event["event"] in ("step", "skip", "finished") and event.get(name):
+                    event[name] = [value if at in positions else None for at, value in enumerate(event[name])]
+
+
+def took_model(run):
+    """The model was handed out, so that its weights are to be there."""
+    for rank in range(len(run.ranks)):
+        start = run.of("start", rank)[0]
+        run.before(start, {**start, "event": "model", "model": 0, "shapes": [[1, 3], [1]]})
+        del run.of("model", rank)[0]["weights"]
+
+
+@pytest.mark.parametrize("held", [((0, 1), (2, 3)), ((0, 1, 2, 3), ()), ((0, 1, 2), (1, 2, 3))])
+def test_parts_that_make_a_whole(follow, held):
+    run = follow(CASE)
+    took_model(run)
+    shard(run, *held)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.findings) == ("PASS (exact)", ())
+
+
+def test_the_rank_that_holds_a_wrong_number_is_named(follow):
+    run = follow(CASE)
+    shard(run, (0, 1), (2, 3))
+    run.of("step", rank=1)[2]["weights"][3] += 1
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("step 2, rank 1: bias becomes ")
+
+
+def test_copies_that_differ(follow):
+    run = follow(CASE)
+    shard(run, (0, 1, 2), (1, 2, 3))
+    run.of("step", rank=1)[2]["weights"][1] += 1
+    assert run.judged().verdict == "DIVERGED"
+
+
+def test_a_hole(follow):
+    run = follow(CASE)
+    took_model(run)
+    shard(run, (0, 1), (3,))
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.laws) == ("INCONCLUSIVE", ())
+    assert judgement.headline.startswith("the shards that the ranks hold leave weight[2] out, ")
+
+
+def test_a_rank_that_does_not_step_its_part(follow):
+    run = follow(CASE)
+    start = run.of("start")[0]["weights"]
+    shard(run, (0, 1), (2, 3))
+    run.remove(*run.of("step", rank=1))
+    run.of("finished", rank=1)[0]["weights"][2:] = start[2:]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("rank 1 never stepped the task's model")
