@@ -10,29 +10,36 @@ from .findings import broken_of, checked
 LAW = "clip/norm-of-all-shards"
 
 
-def rank(held, gradients, factor, gradient_before_clip=None):
+def rank(held, gradients, factor):
     change = [] if factor is None else [event("gradient_change", parameters=[held], factor=factor)]
     return [forward(0), event("shards", held=[held]), backward(), change, step(gradients=gradients)]
 
 
-def two(first, second, clip="norm", gradients=(3.0, 4.0)):
-    kind = {"kind": clip, "threshold": 1.0}
-    ranks = [rank(at, list(gradients), factor) for at, factor in enumerate((first, second))]
-    return a_run(*ranks, backend="fsdp2", clip=kind)
+def two(*factors, gradients=(1.0, 1.0), clip="norm"):
+    """With the gradients that the step uses; by default those that clips of each by itself at 1 would leave."""
+    ranks = [rank(at, list(gradients), factor) for at, factor in enumerate(factors)]
+    return a_run(*ranks, backend="fsdp2", clip={"kind": clip, "threshold": 1.0})
 
 
-@pytest.mark.parametrize("factors", [(1 / 3, 1 / 4), (1 / 3, None), (None, 1 / 4)])
-def test_each_clips_by_its_own_norm(factors):
-    assert broken_of({"clip"}, two(*factors)) == {LAW}
+@pytest.mark.parametrize(
+    "run",
+    [two(1 / 3, 1 / 4), two(1 / 3, None, gradients=(1.0, 0.5)), two(None, 1 / 4, gradients=(-0.5, -1.0))],
+)
+def test_each_clips_by_its_own_norm(run):
+    assert broken_of({"clip"}, run) == {LAW}
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        two(0.2, 0.2),
-        two(0.2, 0.2 * (1 + 2**-9)),  # rounded apart
-        two(0.2, None, gradients=(3.0, 0.0)),  # zeros show no factor
+        two(0.2, 0.2, gradients=(0.6, 0.8)),
+        two(0.2, 0.2 * (1 + 2**-9), gradients=(0.6, 0.8)),  # rounded apart
+        two(0.2, None, gradients=(1.0, 0.0)),  # zeros show no factor
         two(0.2, "nan"),
+        two(0.2, 0.3, gradients=("inf", 1.0)),
+        two(2.0, None),  # no clip
+        two(0.5, 0.25, gradients=(0.5, 1.0)),
+        two(1 / 3, 1 / 4, clip="value"),
         two(None, None),
     ],
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from math import isclose
+from math import hypot, isclose
 
 from conformance.laws.law import OK, Broken, Outcomes, law
+from conformance.laws.loss_scale import all_finite
 from conformance.laws.run import GlobalWindow, Window
 from conformance.trace.events import Clip, Event, GradientChange
 from conformance.trace.words import number
@@ -26,7 +27,8 @@ _ROUNDING = 2**-7
         """,
 )
 def norm_of_all_shards(here: GlobalWindow) -> Outcomes:
-    if here.plan.clip is None or any(window.rank.shard is None for window in here.windows):
+    clip = here.plan.clip
+    if clip is None or clip["kind"] != "norm" or any(window.rank.shard is None for window in here.windows):
         return
     factors = {window: known for window in here.windows if (known := _factor(window)) is not None}
     if not any(isinstance(event, GradientChange) for _, event in factors.values()):
@@ -38,10 +40,13 @@ def norm_of_all_shards(here: GlobalWindow) -> Outcomes:
     if isclose(least, most, rel_tol=_ROUNDING):
         yield OK
         return
+    # Other things than a clip may multiply them apart.
+    if not all(_is_clipped_alone(one, factor, clip["threshold"]) for one, (factor, _) in factors.items()):
+        return
     yield Broken(
         event,
         must="all ranks must multiply their parts of the gradients by the same factor",
-        because=f"the threshold {number(here.plan.clip['threshold'])} is for all parts together",
+        because=f"the threshold {number(clip['threshold'])} is for all parts together",
         however=f"before the step of window {here.number}, rank {window.rank.number} multiplied its part by "
         f"{number(least)} and rank {other.rank.number} by {number(most)}",
         shows=(event, *window.attempts[-1:]),
@@ -60,3 +65,14 @@ def _factor(window: Window) -> tuple[float, Event] | None:
         return (factor, changes[-1]) if len(changes) == 1 and isinstance(factor, float) else None
     # Zeros do not show it.
     return (1.0, step) if any(window.rank.own(step.gradients) or ()) else None
+
+
+def _is_clipped_alone(window: Window, factor: float, threshold: float) -> bool:
+    """Whether the rank's own part has the norm that a clip of it alone would leave."""
+    own = window.rank.own(window.attempts[-1].gradients) or ()
+    if not all_finite(own):
+        return False
+    norm = hypot(*(one for one in own if one is not None))
+    if factor == 1:
+        return norm <= threshold * (1 + _ROUNDING)
+    return factor < 1 and isclose(norm, threshold, rel_tol=_ROUNDING)
