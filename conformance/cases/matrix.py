@@ -160,6 +160,8 @@ RULES: tuple[Rule, ...] = (
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
+    # In the middle of the second epoch.
+    Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4),
     # Its 400 steps take longer than ten cases of another workload.
     Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),

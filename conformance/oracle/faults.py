@@ -423,7 +423,8 @@ class MomentumLost(Recurrence):
 class MomentumLostInEpochs(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         if self.ledger.window % len(self.problem.workload.batches) == 0:
-            self.__dict__.pop("_rules", None)
+            for rule, _ in self.rules:
+                rule.forget()
         return super().update(weights, vector, step)
 
 

@@ -94,10 +94,12 @@ def _places_in_life(
     plan: Sequence[MicroBatches], first: int, end: int, lines: Sequence[Line], others_go_on: bool
 ) -> tuple[Set[int], dict[int, Place]]:
     """As `_places`, for a process that should train the windows from ``first`` to ``end``. If its rows are those of
-    other windows, such as all of them, it has lost its place, and these are the places."""
+    other windows, such as all of them, it has lost its place, and these are the places: as near as possible, as epochs
+    may have the same rows."""
     if (first, end) != (0, len(plan)):
         training, rows_of = trained(lines), forwarded(lines)
-        for begin, until in ((first, end), *((begin, len(plan)) for begin in range(len(plan)))):
+        nearest = sorted(range(len(plan)), key=lambda begin: abs(begin - first))
+        for begin, until in ((first, end), *((begin, len(plan)) for begin in nearest)):
             windows = plan[begin:until]
             if are_as_planned(windows, by_rows(windows, lines, training), rows_of, training):
                 first, end = begin, until
