@@ -36,12 +36,12 @@ def train(task: Task) -> None:
 
     trained = 0
     if task.resume_from is not None:
-        checkpoint = torch.load(task.resume_from / "checkpoint.pt", weights_only=True)
-        trained = checkpoint["trained"]
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        scaler.load_state_dict(checkpoint["scaler"])
+        saved = torch.load(task.resume_from / "checkpoint.pt", weights_only=True)
+        trained = saved["trained"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        scaler.load_state_dict(saved["scaler"])
 
     for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
@@ -74,11 +74,11 @@ def train(task: Task) -> None:
             scheduler.step()
 
     if task.checkpoint_dir is not None:
-        checkpoint = {
+        saved = {
             "trained": task.stop_after,
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "scaler": scaler.state_dict(),
         }
-        torch.save(checkpoint, task.checkpoint_dir / "checkpoint.pt")
+        torch.save(saved, task.checkpoint_dir / "checkpoint.pt")

@@ -48,12 +48,12 @@ def fit(task: Task) -> None:
     trained = 0
     if task.resume_from is not None:
         # Into each rank: what only rank 0 knew of the optimizer would not reach the others.
-        checkpoint = torch.load(task.resume_from / "checkpoint.pt", map_location=task.device, weights_only=True)
-        trained = checkpoint["trained"]
-        model.module.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-        scaler.load_state_dict(checkpoint["scaler"])
+        saved = torch.load(task.resume_from / "checkpoint.pt", map_location=task.device, weights_only=True)
+        trained = saved["trained"]
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        scaler.load_state_dict(saved["scaler"])
 
     for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
@@ -91,11 +91,11 @@ def fit(task: Task) -> None:
             scheduler.step()
 
     if task.checkpoint_dir is not None and task.rank == 0:
-        checkpoint = {
+        saved = {
             "trained": task.stop_after,
             "model": model.module.state_dict(),
             "optimizer": optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "scaler": scaler.state_dict(),
         }
-        torch.save(checkpoint, task.checkpoint_dir / "checkpoint.pt")
+        torch.save(saved, task.checkpoint_dir / "checkpoint.pt")

@@ -46,7 +46,8 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
                 "process does cannot be seen, so train in the one that calls the function under `@trainer`"
             )
-    for rank in ranks:
+    processes = [life for rank in ranks for life in rank.lives or (rank,)]
+    for rank in processes:
         final = rank.final_weights
         # A rank without the model has no weights.
         if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):

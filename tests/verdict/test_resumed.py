@@ -131,6 +131,25 @@ def test_what_another_model_is_resumed_for_cannot_be_seen(follow):
     assert judgement.headline.startswith("rank 0 resumed without calling task.model()")
 
 
+@pytest.mark.parametrize("written_back", [True, False])
+def test_steps_that_only_forwards_show(follow, written_back):
+    """The last one before the stop shows in the weights that the model ends with, if they are written back."""
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    begun = weights = run.of("start")[0]["weights"]
+    for event in list(run.ranks[0]):
+        if event["event"] == "step":
+            weights = event["weights"]
+            run.remove(event)
+        elif event["event"] == "forward" and event["micro_batch"] == 0:
+            event["weights"] = weights
+    if not written_back:
+        run.of("finished")[0]["weights"] = begun
+    judgement = run.judged()
+    assert judgement.verdict == ("PASS (exact)" if written_back else "INCONCLUSIVE"), judgement.headline
+    if not written_back:
+        assert "that the model's own parameters never had, so its last step cannot be seen" in judgement.headline
+
+
 def test_a_rank_that_fails_after_the_resume(follow):
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
     run.remove(*second_life(run, 0)[1:])
