@@ -137,7 +137,7 @@ class Watched:
 
     def stands_for(self, whole: torch.Tensor, shard: torch.Tensor) -> None:
         """Forwards and backwards use `whole` in place of the watched parameter of which this rank holds `shard`."""
-        if id(shard) in self._numbers:
+        if id(shard) in self._numbers and self._found.get(id(whole)) is not self._found[id(shard)]:
             self._stand_ins.append(whole)
             self._numbers[id(whole)], self._found[id(whole)] = self._numbers[id(shard)], self._found[id(shard)]
 
