@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
+
+from conformance import trainers
 from conformance.adapter.declaration import BACKEND_NAMES
 from conformance.suite.items import REFERENCE, collect
 from conformance.suite.servers import Servers
@@ -34,3 +37,9 @@ def test_every_reference_trainer_is_asked_for_what_it_declares():
     assert {target for target, _ in servers.asked} == set(REFERENCE)
     assert {item.case.backend for item in items} == {backend for _, backend in servers.asked}
     assert {backend for _, backend in servers.asked} <= set(BACKEND_NAMES)
+
+
+def test_every_trainer_of_the_package_that_is_no_frameworks_is_one_of_the_reference_trainers():
+    """A bare `conformance run` runs them."""
+    modules = pkgutil.iter_modules(trainers.__path__)
+    assert set(REFERENCE) == {module.name for module in modules}
