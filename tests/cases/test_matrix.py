@@ -380,4 +380,4 @@ def test_every_other_reading_can_be_judged(workload, precision):
             right = reading.recurrence(IN_PART.get(workload)).run()
             nearest = power(reading, right, HORIZON)
             assert nearest is not None
-            assert nearest.sufficient, (case.id, reading.name, nearest.fault.name, float(nearest.gap))
+            assert nearest.sufficient, (case.id, reading.ways, nearest.fault.name, float(nearest.gap))

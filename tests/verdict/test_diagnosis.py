@@ -32,6 +32,7 @@ CASES = (
     "ddp-w2-acc2-fp32-momentum-resumed-at-3",
     "single-acc2-fp32-adamw-resumed-at-3",
     "single-acc2-fp32-two-groups-resumed-at-4",
+    "single-acc2-fp32-many-tensors",
 )
 
 
