@@ -142,6 +142,30 @@ def test_example_trainer_conforms(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_the_readmes_lines_for_a_resume_work(tmp_path: Path) -> None:
+    """Put into the example, before, at and after its loop."""
+    example, lines = (
+        next(block for block in fenced("README.md", "python") if text in block) for text in ("@trainer", "resume_from")
+    )
+    before, after = lines.split("        ...\n")
+    for old, new in (
+        ("import torch.distributed as dist\n", "import itertools\nimport torch\nimport torch.distributed as dist\n"),
+        ("@trainer(", "@trainer(resume=True, "),
+        ("    for window in task.windows():\n", before),
+        (
+            "\n    if task.world_size > 1:\n        dist.destroy",
+            f"{after}\n    if task.world_size > 1:\n        dist.destroy",
+        ),
+    ):
+        assert example.count(old) == 1
+        example = example.replace(old, new)
+    (tmp_path / "my_trainer.py").write_text(example)
+    command = [script("conformance"), "run", "my_trainer.py", "--case", "resumed_at=3", "--case", "resumed_at=4"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "All 10 judged cases hold" in ran.stdout
+
+
 def test_links_inside_the_repository_lead_somewhere() -> None:
     broken = [
         (page, target)
