@@ -119,7 +119,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
         made = anew
         however = f"after {previous} a new scheduler began at step 0 again ({anew[-1].line})"
     elif previous is None:
-        however = f"the scheduler {times} before the first step, {step}{last}"
+        which = "the first step after the resume" if _begun(window.rank) else "the first step"
+        however = f"the scheduler {times} before {which}, {step}{last}"
     else:
         however = f"between {previous} and {step} the scheduler {times}{last}"
     if made and skipped:
