@@ -11,10 +11,13 @@ from conformance.runner.front.client import ForkServer
 
 TARGET = "conformance.frameworks.determined"
 
-DECAYING = ("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow")
+DECAYING = (
+    *("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow"),
+    *("many-groups", "many-adamw"),
+)
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
-    "single",
+    *("single-batched", "single-acc2", "single-acc3-fp32", "single-acc4-fp32"),
     *(
         f"{backend}-{path}-{precision}"
         for backend in ("ddp", "horovod")

@@ -54,7 +54,7 @@ def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bo
     ended = [step for step in steps if step.end is not None]
     if not ended:
         return False
-    if not any(step.forwards for step in steps) or fewest_of(windows) <= len(steps) <= len(windows):
+    if fewest_of(windows) <= len(steps) <= len(windows):
         return True
     return all(len(step.forwards) == len(window) for step, window in zip(ended, windows, strict=False))
 
@@ -121,11 +121,11 @@ def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
 
 
 def _clearings(lines: Sequence[Line], trains: Collection[int]) -> Iterator[int]:
-    """The line before each one that clears gradients of forwards that train."""
+    """The line before each one that clears gradients of forwards that train, or any gradients if no forward is seen."""
     has_gradients = False
     for index, line in enumerate(lines):
         if line["event"] in ("backward_end", "autograd_grad"):
-            has_gradients |= not set(line["forwards"]).isdisjoint(trains)
+            has_gradients |= not trains or not set(line["forwards"]).isdisjoint(trains)
         elif line["event"] in ("step", "skip", "zero_grad"):
             if has_gradients and line["event"] == "zero_grad":
                 yield index - 1

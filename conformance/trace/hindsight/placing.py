@@ -121,11 +121,13 @@ def _places(
     places = by_rows(windows, lines, trains)
     begins: dict[int, Place] = {}
     if not are_as_planned(windows, places, forwarded(lines), trains):
-        for steps in (stretches(lines, trains), stretches(lines, trains, clearing_ends=True)):
-            if end_windows(steps, windows):
-                places = by_steps(steps, windows)
-                begins.update(without_forwards(steps, windows, lines))
-                break
+        by_step, by_clearing = (stretches(lines, trains, clearing_ends=ends) for ends in (False, True))
+        # Where no forward is seen, there is nothing else to go by.
+        otherwise = None if trains else by_step
+        ended = next((steps for steps in (by_step, by_clearing) if end_windows(steps, windows)), otherwise)
+        if ended is not None:
+            places = by_steps(ended, windows)
+            begins.update(without_forwards(ended, windows, lines))
     backward: int | None = None
     for index, line in enumerate(lines):
         if line["event"] == "backward_begin":
