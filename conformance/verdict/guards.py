@@ -24,6 +24,7 @@ SHARDS = "shards differ"
 SAMPLES = "all samples read"
 WEIGHTS = "weights change in steps only"
 MULTIPLE = "gradients of each window"
+PARAMETERS = "each parameter"
 COLLECTIVES = "collectives while training"
 _MOST_NAMED = 3
 
@@ -376,7 +377,7 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
         if value is None or abs(value - center) > radius
     }
     # Of two parameters, one may be right by chance.
-    if not wrong or 2 * len(wrong) > len(model.tensors):
+    if not wrong or 2 * len(wrong) >= len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
     what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
@@ -384,7 +385,7 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
     shared = [model.tensors[tensor].name for tensor in sorted(wrong) if model.tensors[tensor].places > 1]
     if shared:
         text += f"; the model uses {enumerated(shared)} in several places, and it is one parameter for all that"
-    return Guard("each parameter", False, "right", f"not of {names}", text, gives_way=True)
+    return Guard(PARAMETERS, False, "right", f"not of {names}", text, gives_way=True)
 
 
 def _sizes(reached: Sequence[int]) -> str:

@@ -26,7 +26,17 @@ from conformance.verdict.comparison import Difference, Divergence, first_differe
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.guards import COLLECTIVES, MULTIPLE, SAMPLES, SHARDS, WEIGHTS, Guard, first_wrong, guards
+from conformance.verdict.guards import (
+    COLLECTIVES,
+    MULTIPLE,
+    PARAMETERS,
+    SAMPLES,
+    SHARDS,
+    WEIGHTS,
+    Guard,
+    first_wrong,
+    guards,
+)
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import evidence
@@ -177,7 +187,9 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
     difference = judgement.difference
     if difference is None or judgement.divergence:
         return None
-    if judgement.findings or judgement.suspects.explained_by or any(not guard.holds for guard in judgement.guards):
+    # Which parameters are wrong is no reason why.
+    speaks_against = any(not guard.holds and guard.name != PARAMETERS for guard in judgement.guards)
+    if judgement.findings or judgement.suspects.explained_by or speaks_against:
         return None
     precision = case.problem.precision
     if shows_uneven_scale(judgement.runs[0].ranks[0], case.problem) and _fits_uneven_scale(
