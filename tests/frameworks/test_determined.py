@@ -26,10 +26,10 @@ CASES = (
     ),
 )
 
-# Those of apex, which needs CUDA, and the one of a gradient norm that is only looked at.
+# Those of apex, which needs CUDA, of shards, and the one of a gradient norm that is only looked at.
 NOT_CHECKED = {
     *("apex/delay-unscale", "apex/one-optimizer", "apex/step-in-skip-synchronize", "apex/synchronize-in-scale-loss"),
-    *("ddp/wrap-after-apex", "amp/unscale-before-inspection"),
+    *("ddp/wrap-after-apex", "amp/unscale-before-inspection", "clip/norm-of-all-shards"),
 }
 
 # A trial that differs from the adapter's in what `{methods}` says; the loop around it is the adapter's own.
