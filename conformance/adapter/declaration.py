@@ -137,8 +137,8 @@ def trainer(
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
-    parameter_groups: of 1, 2: how many groups the optimizer may have. With 2, `task.optimizer` has a group for the
-    bias, with settings of its own, which the trainer must keep.
+    parameter_groups: of 1, 2: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
+    biases and scalars, with settings of its own, which the trainer must keep.
     models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
     embedding). Leave the second out only if the trainer does not take any module, because it computes by itself.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.

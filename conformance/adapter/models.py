@@ -15,6 +15,7 @@ from conformance.workloads.model import Linear, model_of
 class ManyTensors(torch.nn.Module):
     """`conformance.workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
 
+    # As a Linear has them, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
 
     def __init__(self) -> None:

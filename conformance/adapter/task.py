@@ -102,8 +102,8 @@ class Task:
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes).
 
-        Workloads with two parameter groups train the bias with another learning rate and weight decay: the optimizer
-        has a group for it then, whatever groups `params` has. Only trainers that declare
+        Workloads with two parameter groups train biases and scalars with another learning rate and weight decay: the
+        optimizer has a group for them then, whatever groups `params` has. Only trainers that declare
         `parameter_groups=(1, 2)` get them.
         """
         settings = dict(self._spec["optimizer"])
@@ -182,8 +182,7 @@ def _folder(path: str | None) -> Path | None:
 
 
 def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:
-    """The groups of `params`, each with its biases, which are all that is no matrix, in a group with `settings` of its
-    own."""
+    """The groups of `params`, each with its vectors and scalars in a group with `settings` of its own."""
     given = list(params)
     groups = []
     for group in given if given and isinstance(given[0], dict) else [{"params": given}]:

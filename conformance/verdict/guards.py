@@ -15,7 +15,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
-from conformance.verdict.seam import lost_place, other_scale, other_weights
+from conformance.verdict.resuming import lost_place, other_scale, other_weights
 from conformance.verdict.shards import kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss

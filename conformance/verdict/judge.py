@@ -42,8 +42,8 @@ from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
+from conformance.verdict.resuming import other_stop
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
-from conformance.verdict.seam import other_stop
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
 from conformance.workloads.behaviour import Way

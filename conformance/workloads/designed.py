@@ -44,7 +44,9 @@ class Design:
             mean.
         unit: residuals are odd multiples of this, times the odd part of the divisor, and weights multiples of twice as
             much.
+        largest_weight: no weight becomes larger.
         outliers: in these batches, samples that overflow fp16.
+        seed: another one draws other numbers.
     """
 
     name: str
@@ -152,10 +154,10 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Courses:
-    """Courses that an element can take, in multiples of the step of the batches.
+    """Courses that an element can take.
 
-    asked: (courses, batches), half the gradient at the first visit of each batch, in multiples of the element's share.
-    visits: (courses, visits), the weight at each visit of a batch.
+    asked: (courses, batches), half the gradient at the first visit of each batch, in multiples of the element's share
+    of the batch's step. visits: (courses, visits), the weight at each visit of a batch.
     """
 
     asked: Floats

@@ -44,7 +44,7 @@ def joined(ranks: Sequence[Sequence[dict[str, Any]]]) -> Sequence[Sequence[dict[
 
 
 def _parts(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[Moment, _Part]]:
-    """What shows weights or gradients, by its moment: the how manieth of its kind in its micro-batch it is."""
+    """What shows weights or gradients, by its moment: its kind, its micro-batch, and its number among those."""
     known: Collection[int] | None = None
     often = Counter[Moment]()
     for line in lines:
