@@ -231,6 +231,7 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
         ({"losses": ("mean",)}, "ddp", "the loss weighted (it declares: mean)"),
         ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
         ({"parameter_groups": (1,)}, "ddp", "the number of parameter groups 2 (it declares: 1)"),
+        ({"models": ("linear",)}, "ddp", "the model many-tensors (it declares: linear)"),
         ({"last_batch": "use"}, "ddp", "the last_batch join (it declares: use)"),
         ({"last_batch": None}, "horovod", "the last_batch join (it declares: none)"),
     ],
