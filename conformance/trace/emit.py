@@ -24,7 +24,7 @@ from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.rows import Rows
-from conformance.trace.state.settings import algorithm, settings
+from conformance.trace.state.settings import algorithm, settings, without_rates
 from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by, unwrapped
 from conformance.trace.state.wrappers import Wrappers
@@ -68,6 +68,8 @@ class Recording:
         self._held: list[int] | None = None
         self._groups: set[torch.distributed.ProcessGroup] = set()
         self._settings: dict[int, list[dict[str, Any]]] = {}
+        self.life: dict[str, Any] | None = None if spec is None else spec.get("life")
+        """Of a case that is stopped and resumed, where this process begins and ends."""
         self._doing = Nested[object]()
         self.inside = self._doing.inside
         """`inside(what)` is a context in which `what` is active: one of DURING, or anything that an observer asks for
@@ -176,7 +178,7 @@ class Recording:
         last noted; {} for one that kept them."""
         number, now = self.optimizer(optimizer), settings(unwrapped(optimizer), self.watched)
         before = self._settings[number]
-        if now == before or [*map(_without_rates, now)] == [*map(_without_rates, before)]:
+        if now == before or [*map(without_rates, now)] == [*map(without_rates, before)]:
             return {}
         self._settings[number] = now
         return {"groups": now}
@@ -225,7 +227,3 @@ def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:
     tensors = model_of(model).tensors
     parts = torch.tensor(model["weights"][0], dtype=torch.float64).split([tensor.size for tensor in tensors])
     return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))
-
-
-def _without_rates(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("lr", "initial_lr")}

@@ -428,6 +428,17 @@ class StateInit(
     weights: Vector | None
 
 
+class OptimizerState(
+    Event,
+    noted="in a case that is resumed, after each step before the stop, and before the first steps after it",
+):
+    kept: Annotated[
+        Sequence[dict],  # type: ignore[type-arg]
+        "of each watched parameter that the optimizer holds: its number `parameter`, its `values`, the `settings` of "
+        "its group but for the learning rate, and the optimizer's `state` for it by name, as lists of numbers",
+    ]
+
+
 class Attempt(Event):
     """An optimizer step, or one that was requested and skipped."""
 

@@ -15,7 +15,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
-from conformance.verdict.resuming import lost_place, other_scale, other_weights
+from conformance.verdict.resuming import lost_place, other_gradients, other_scale, other_state, other_weights
 from conformance.verdict.shards import kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
@@ -212,9 +212,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     if early is not None:
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
-        other = other_weights(ranks)
+        other = other_weights(ranks) or other_gradients(ranks) or other_state(case.problem.workload.model, ranks)
         if other is not None:
-            return Guard("resumed with the same weights", False, "on every rank", other, other, gives_way=True)
+            return Guard("resumed as it was stopped", False, "on every rank", other, other, gives_way=True)
     kept = kept_over_step(ranks[difference.rank], difference.step)
     if kept is not None:
         return Guard(

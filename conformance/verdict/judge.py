@@ -42,7 +42,7 @@ from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.resuming import other_stop
+from conformance.verdict.resuming import other_stop, other_window
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
@@ -278,7 +278,9 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
     ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
     ended = ending(ranks, outcome)
     if ended is not None:
-        notes = ["this was after training had been stopped and resumed"] if len(runs) > 1 else []
+        lost = other_window(case, ranks) if len(runs) > 1 else None
+        after = "this was after training had been stopped and resumed"
+        notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
         return Judgement(*ended, ranks, notes=notes)
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)

@@ -1,18 +1,19 @@
-"""What shows where training was stopped and resumed, in words: the place in the data, the weights, the loss scale.
-
-What leaves no such trace, as the state of an optimizer does, shows in the numbers that follow.
-"""
+"""What shows where training was stopped and resumed, in words: the place in the data, the weights, the optimizer, the
+loss scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from conformance.cases.case import Case
 from conformance.oracle.overflow import Scaler
+from conformance.trace.events import Number
 from conformance.trace.words import number
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
+from conformance.workloads.model import Model
 from conformance.workloads.precision import FP32
 from conformance.workloads.workload import LossScale
 
@@ -35,15 +36,20 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which other window training went on, or that it did not; None if it went on with the next one."""
-    first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
-    if not first and any(rank.lives for rank in ranks):
+    if any(rank.lives for rank in ranks) and not any(rank.lives and _windows(rank.lives[1]) for rank in ranks):
         return (
             "no window was trained after the resume: what was saved may say that training, or its last epoch, was over"
         )
-    for rank_number, window in first.items():
+    return other_window(case, ranks)
+
+
+def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """With which other window a rank went on; None if all that went on did so with the next one."""
+    first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
+    for rank, window in first.items():
         if window != case.resumed_at:
             return (
-                f"rank {rank_number} was stopped before window {case.resumed_at}, and resumed with window {window}: "
+                f"rank {rank} was stopped before window {case.resumed_at}, and resumed with window {window}: "
                 "save how many windows were trained, and skip those, no more and no fewer"
             )
     return None
@@ -67,6 +73,67 @@ def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
         f"place of {number(wanted)}; save when the last step is over, and load on every rank, after all else that sets "
         "weights"
     )
+
+
+def other_gradients(ranks: Sequence[RankEvidence]) -> str | None:
+    """On which ranks the first backward of the second life adds to gradients; None if on none."""
+    found = [
+        rank.outcome.rank
+        for rank in ranks
+        if rank.lives
+        and next((one["gradients"] for one in rank.lives[1].outcome.events if one["event"] == "backward_begin"), None)
+        == "some"
+    ]
+    if not found:
+        return None
+    return (
+        f"the first backward of {named(found)} after the resume adds to gradients that were there before it: clear "
+        "them when the checkpoint is loaded"
+    )
+
+
+def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+    """What an optimizer held or kept otherwise before its first step in the second life than after its last one in the
+    first; None if nothing."""
+    for rank in ranks:
+        before, after = (_kept(life) for life in rank.lives or (None, None))
+        for parameter in before.keys() & after.keys():
+            name = model.tensors[parameter].name
+            then, now = before[parameter], after[parameter]
+            for what, values in then["state"].items():
+                if (other := _other(values, now["state"].get(what))) is not None:
+                    return (
+                        f"rank {rank.outcome.rank} resumed with another `{what}` of {name} in the optimizer's state, "
+                        f"{other}: save and load all of `optimizer.state_dict()`, and in the types that it has"
+                    )
+            for what, value in then["settings"].items():
+                if now["settings"].get(what, value) != value:
+                    return (
+                        f"rank {rank.outcome.rank} resumed with other settings of parameter groups: {name} has "
+                        f"{what}={now['settings'][what]} in place of {value}"
+                    )
+            if (other := _other(then["values"], now["values"])) is not None:
+                return (
+                    f"the optimizer of rank {rank.outcome.rank} resumed with other values of {name} than those of the "
+                    f"stop, {other}: save and load what the optimizer steps, in the type that it has, also where it "
+                    "holds copies of the model's parameters"
+                )
+    return None
+
+
+def _kept(life: RankEvidence | None) -> dict[int, dict[str, Any]]:
+    """What was last noted of each parameter."""
+    events = life.outcome.events if life else ()
+    kept = [one for event in events if event["event"] == "optimizer_state" for one in event["kept"]]
+    return {one["parameter"]: one for one in kept}
+
+
+def _other(then: Sequence[Number], now: Sequence[Number] | None) -> str | None:
+    """The first number that has become another one, in words."""
+    if now is None:
+        return "none at all"
+    pairs = zip(then, now, strict=False)
+    return next((f"{number(new)} in place of {number(old)}" for old, new in pairs if old != new), None)
 
 
 def other_scale(ranks: Sequence[RankEvidence]) -> str | None:

@@ -157,3 +157,64 @@ def test_a_rank_that_fails_after_the_resume(follow):
     judgement = run.judged(finished=False, exit="exited 1 before it finished")
     assert (judgement.verdict, judgement.headline) == ("CRASH", "rank 0 raised ValueError: no file")
     assert judgement.notes == ["this was after training had been stopped and resumed"]
+
+
+def kept(event, parameter=0, values=(-3.0, 1.0), state=(2.0, 0.5), **settings):
+    """What the optimizer has at the time of an event."""
+    one = {"parameter": parameter, "values": list(values), "settings": {"momentum": 0.5, **settings}}
+    common = {name: event[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")}
+    return {**common, "event": "optimizer_state", "kept": [{**one, "state": {"momentum_buffer": list(state)}}]}
+
+
+@pytest.mark.parametrize(
+    ("after", "cause"),
+    [
+        (
+            {"state": (2.0, 0.0)},
+            "rank 0 resumed with another `momentum_buffer` of weight in the optimizer's state, 0 in",
+        ),
+        ({"momentum": 0.9}, "rank 0 resumed with other settings of parameter groups: weight has momentum=0.9 in place"),
+        ({"values": (-3.0, 0.0)}, "the optimizer of rank 0 resumed with other values of weight than those of the stop"),
+        ({}, "step 3, rank 0"),
+        ({"parameter": 1, "state": (0.0,)}, "step 3, rank 0"),
+    ],
+)
+def test_what_the_optimizer_was_not_given_back(follow, after, cause):
+    """Only where numbers are wrong that no known mistake makes."""
+    for error in (0, 1):
+        run = follow("single-acc2-fp32-momentum-resumed-at-3")
+        first, *others = [event for event in second_life(run, 0) if event["event"] in ("step", "finished")]
+        for event in (first, *others):
+            event["weights"] = [event["weights"][0] + error, *event["weights"][1:]]
+        run.before(first, kept(first, **after))
+        run.before(run.of("finished")[0], kept(run.of("step")[2]))
+        judgement = run.judged()
+        if error:
+            assert judgement.headline.startswith(cause)
+        else:
+            assert judgement.verdict == "PASS (exact)"
+
+
+@pytest.mark.parametrize("error", [0, 1])
+def test_gradients_from_before_the_resume(follow, error):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+    first, *_ = [event for event in second_life(run, 0) if event["event"] == "backward_begin"]
+    first["gradients"] = "some"
+    for event in second_life(run, 0):
+        if event["event"] in ("step", "finished"):
+            event["weights"] = [event["weights"][0] + error, *event["weights"][1:]]
+    judgement = run.judged()
+    if error:
+        assert judgement.verdict == "FAIL (numerics)"
+        assert judgement.headline.startswith("the first backward of rank 0 after the resume adds to gradients")
+    else:
+        assert judgement.verdict in PASSED
+
+
+def test_ranks_that_wait_for_each_other_since_one_lost_its_place(follow):
+    run = follow(MOMENTUM)
+    run.remove(*(event for event in second_life(run, 1) if event["window"] == 3))
+    del run.ranks[1][-1]
+    judgement = run.judged(rank1_finished=False, timed_out=True, rank1_exit="killed")
+    assert judgement.verdict == "HANG"
+    assert "rank 1 was stopped before window 3, and resumed with window 4" in judgement.notes[0]

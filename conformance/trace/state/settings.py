@@ -22,13 +22,19 @@ def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def settings(optimizer: torch.optim.Optimizer, watched: Watched) -> list[dict[str, Any]]:
-    """The settings of each group that holds watched parameters; those that are no numbers are left out."""
-    found = []
-    for group in optimizer.param_groups:
-        if watched.numbers(group["params"]):
-            values = {name: _plain(value) for name, value in group.items() if name != "params"}
-            found.append({name: value for name, value in values.items() if value is not None})
-    return found
+    """The settings of each group that holds watched parameters."""
+    return [of_group(group) for group in optimizer.param_groups if watched.numbers(group["params"])]
+
+
+def of_group(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of one group; those that are no numbers are left out."""
+    values = {name: _plain(value) for name, value in group.items() if name != "params"}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def without_rates(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` but for the learning rate, which schedules change."""
+    return {name: value for name, value in settings.items() if name not in ("lr", "initial_lr")}
 
 
 def _plain(value: Any) -> Any:

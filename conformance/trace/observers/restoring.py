@@ -1,0 +1,63 @@
+"""What an optimizer holds and keeps where training is stopped, and where it is resumed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from conformance.trace.emit import Recording
+from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.patching import Seams
+from conformance.trace.state.settings import of_group, without_rates
+from conformance.trace.values import elements, number
+
+
+def observe(recording: Recording) -> Seams:
+    """Records `optimizer_state`: in a process that will stop after each step, in one that has resumed before its first
+    steps."""
+    begun = set[int]()
+
+    def after(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _note(recording, optimizer)
+
+    def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if id(optimizer) not in begun:
+            _note(recording, optimizer)
+            # A step before any backward only makes a state to load into.
+            if recording.has_gradients:
+                begun.add(id(optimizer))
+
+    if recording.life is None:
+        return
+    if recording.life["resume_from"] is None:
+        yield register_optimizer_step_post_hook(harmless(after))
+    else:
+        yield register_optimizer_step_pre_hook(harmless(before))
+
+
+def _note(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
+    watched = recording.watched
+    if not watched.is_readable or watched.find(optimizer) is None:
+        return
+    kept = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for position in watched.numbers([parameter]):
+                state = optimizer.state.get(parameter, {})
+                kept.append(
+                    {
+                        "parameter": position,
+                        "values": elements(parameter),
+                        "settings": without_rates(of_group(group)),
+                        "state": {name: plain for name, value in state.items() if (plain := _plain(value)) is not None},
+                    }
+                )
+    recording.note("optimizer_state", kept=kept)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return elements(value)
+    return [number(float(value))] if isinstance(value, int | float) else None

@@ -1,0 +1,43 @@
+"""What an optimizer holds and keeps around a stop."""
+
+import pytest
+import torch
+
+LIFE = {"stop_after": None, "checkpoint_dir": None, "resume_from": None}
+
+
+def trained(recording, model, optimizer, windows):
+    for window in windows:
+        for batch in window:
+            recording.task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("life", "noted"), [({"life": {**LIFE, "stop_after": 2}}, ["step", "optimizer_state"] * 2), ({}, ["step"] * 2)]
+)
+def test_noted_after_each_step_before_a_stop(record, life, noted):
+    recording = record(**life)
+    model = recording.task.model()
+    trained(recording, model, recording.task.optimizer(model.parameters()), recording.task.windows())
+    found = [event["event"] for event in recording.events if event["event"] in ("step", "optimizer_state")]
+    assert sorted(found) == sorted(noted)
+
+
+def test_noted_once_the_state_is_loaded(record):
+    """A step before any backward only makes a state to load into."""
+    recording = record(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.25)
+    optimizer.step()
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {"momentum_buffer": torch.ones_like(parameter), "mine": "words"}
+    trained(recording, model, optimizer, recording.task.windows())
+    first, second = [event for event in recording.events if event["event"] == "optimizer_state"]
+    assert [one["state"] for one in first["kept"]] == [{}, {}]
+    assert [one["state"] for one in second["kept"]] == [{"momentum_buffer": [1.0, 1.0]}, {"momentum_buffer": [1.0]}]
+    weight, bias = second["kept"]
+    assert (weight["parameter"], weight["values"], bias["parameter"]) == (0, [0.5, -0.5], 1)
+    assert weight["settings"]["weight_decay"] == 0.25
+    assert "lr" not in weight["settings"]
