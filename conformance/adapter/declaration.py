@@ -45,7 +45,7 @@ class Declaration:
     clips: tuple[str, ...] = ("norm", "value")
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
-    parameter_groups: tuple[int, ...] = (1,)
+    parameter_groups: tuple[int, ...] = (1, 2, 3)
     models: tuple[str, ...] = MODELS
     requires: tuple[str, ...] = ()
     launches_workers: bool = False
@@ -63,7 +63,7 @@ class Declaration:
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
-        self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2)))
+        self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2, 3)))
         self._set("models", _names("models", "model", self.models, MODELS))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
         for switch in ("launches_workers", "resume"):
@@ -137,8 +137,9 @@ def trainer(
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
-    parameter_groups: of 1, 2: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
-    biases and scalars, with settings of its own, which the trainer must keep.
+    parameter_groups: of 1, 2, 3: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
+    vectors and scalars, with 3 one for each of the two; groups have settings and a schedule of their own, which the
+    trainer must keep. Declare (1,) if it has no place for them, because it steps one flat parameter or by one rate.
     models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
     embedding). Leave the second out only if the trainer does not take any module, because it computes by itself.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from conformance.adapter.data import Batch, MicroBatches, Samples, collate
+from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module
 from conformance.adapter.topology import Topology
+from conformance.workloads.model import model_of
 from conformance.workloads.plan import planned_windows
 from conformance.workloads.precision import PRECISIONS
 
@@ -102,13 +105,14 @@ class Task:
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes).
 
-        Workloads with two parameter groups train biases and scalars with another learning rate and weight decay: the
-        optimizer has a group for them then, whatever groups `params` has. Only trainers that declare
-        `parameter_groups=(1, 2)` get them.
+        Workloads with two or three parameter groups train vectors and scalars with settings of their own: the optimizer
+        has groups for them then, whatever groups `params` has, unless the trainer declares `parameter_groups=(1,)`.
+
+        Raises `UnsupportedGroups` if the workload has several and these are one flat parameter.
         """
         settings = dict(self._spec["optimizer"])
-        for of_biases in self._spec["groups"]:
-            params = _with_biases_apart(params, of_biases)
+        if self._spec["groups"]:
+            params = parameter_groups(params, self._spec["groups"], model_of(self._spec["model"]), self.world_size)
         kind = settings.pop("kind")
         if kind == "adamw":
             return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})
@@ -117,14 +121,19 @@ class Task:
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
         """The workload's learning-rate schedule: call its `step()` once after each optimizer step.
 
-        Without a schedule it keeps the learning rate as it is.
+        Without a schedule it keeps the learning rate as it is. Parameter groups may have different ones.
         """
-        multipliers: list[float] = self._spec["schedule"] or [1.0]
+        groups: list[dict[str, Any]] = [{}, *self._spec["groups"]]
+        multipliers: list[list[float]] = [group.get("schedule") or self._spec["schedule"] or [1.0] for group in groups]
 
-        def multiplier(step: int) -> float:
-            return multipliers[min(step, len(multipliers) - 1)]
+        def multiplier(own: list[float], step: int) -> float:
+            return own[min(step, len(own) - 1)]
 
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
+        # A trainer may have made other groups of them.
+        numbers = [number_of(group["params"], len(groups)) for group in optimizer.param_groups]
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, [partial(multiplier, multipliers[number]) for number in numbers]
+        )
 
     def grad_scaler(self) -> torch.amp.GradScaler:
         """The case's GradScaler: enabled for fp16, disabled otherwise."""
@@ -179,22 +188,6 @@ class Task:
 
 def _folder(path: str | None) -> Path | None:
     return None if path is None else Path(path)
-
-
-def _with_biases_apart(params: Any, settings: dict[str, float]) -> list[dict[str, Any]]:
-    """The groups of `params`, each with its vectors and scalars in a group with `settings` of its own."""
-    given = list(params)
-    groups = []
-    for group in given if given and isinstance(given[0], dict) else [{"params": given}]:
-        own = group["params"]
-        parameters = [own] if isinstance(own, torch.Tensor) else list(own)
-        # A parameter may come with its name.
-        biases = [one for one in parameters if (one[-1] if isinstance(one, tuple) else one).ndim < 2]
-        if others := [one for one in parameters if not any(one is bias for bias in biases)]:
-            groups.append({**group, "params": others})
-        if biases:
-            groups.append({**settings, **group, "params": biases})
-    return groups
 
 
 def _place(device: str, local_rank: int, local_size: int) -> tuple[torch.device, Literal["gloo", "nccl"]]:

@@ -130,7 +130,11 @@ def _plain(record: Any) -> dict[str, Any] | None:
     """The fields of a record of the workload, which has torch's names for them, with floats for fractions."""
     if record is None:
         return None
-    return {name: float(value) if isinstance(value, Fraction) else value for name, value in vars(record).items()}
+    return {name: _float(value) for name, value in vars(record).items() if value is not None}
+
+
+def _float(value: Any) -> Any:
+    return _floats(value) if isinstance(value, tuple) else float(value) if isinstance(value, Fraction) else value
 
 
 def _optimizer(workload: Workload) -> dict[str, Any]:

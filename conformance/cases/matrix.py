@@ -74,6 +74,7 @@ class Rule:
         covering: of these cases the default run takes only as many as meet all pairs.
         resumed_at: training is stopped after so many windows, and resumed.
         core: in the default run it meets every path, and on GPUs only such workloads run.
+        on_gpu_only: it runs nowhere else.
     """
 
     workload: str
@@ -81,6 +82,7 @@ class Rule:
     layouts: frozenset[Layout] | None = None
     covering: bool = field(default=False, kw_only=True)
     core: bool = field(default=False, kw_only=True)
+    on_gpu_only: bool = field(default=False, kw_only=True)
     resumed_at: int | None = field(default=None, kw_only=True)
 
 
@@ -112,6 +114,8 @@ RULES: tuple[Rule, ...] = (
     # In other precisions the bound is too wide to see the schedule.
     Rule("adamw-clip", ("fp64", "fp32"), _ACCUMULATED),
     Rule("adamw-groups", ("fp32",), _ACCUMULATED),
+    # torch refuses it elsewhere, unless the step is compiled.
+    Rule("adamw-capturable", ("fp32",), _ACCUMULATED, on_gpu_only=True),
     Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("adamw-overflow", _SCALED, _ACCUMULATED),
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
@@ -328,7 +332,9 @@ def _pairs(case: Case, core: bool) -> Iterator[Hashable]:
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
     if PRECISIONS[precision].on_gpu_only:
         return device == "cuda"
-    return device == "cpu" or (rule.core and BACKENDS[backend].on_gpu)
+    if device == "cpu":
+        return not rule.on_gpu_only
+    return (rule.core or rule.on_gpu_only) and BACKENDS[backend].on_gpu
 
 
 def _lacking(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, Sequence[object]]]:

@@ -26,7 +26,6 @@ MIXED_PRECISION = {"fp64": "no", "fp32": "no", "bf16": "bf16"}
 
 @trainer(
     backends=("single", "ddp"),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),

@@ -70,7 +70,6 @@ class Regression(pytorch.PyTorchTrial):
 
 @trainer(
     backends=("single", "ddp", "horovod"),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
     layouts=("batched", "accumulated"),
     losses=("mean",),

@@ -39,7 +39,6 @@ class Regression(L.LightningModule):
 
 @trainer(
     backends=("single", "ddp"),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean",),

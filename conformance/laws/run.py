@@ -106,10 +106,15 @@ class Plan:
         return self.spec["schedule"] is not None
 
     @cached_property
-    def learning_rates(self) -> tuple[float, ...]:
-        """The learning rates of the schedule, each once, in order."""
-        base: float = self.spec["optimizer"]["lr"]
-        return tuple(dict.fromkeys(base * factor for factor in self.spec["schedule"] or [1.0]))
+    def learning_rates(self) -> tuple[tuple[float, ...], ...]:
+        """By step, those of all parameter groups, the first one's first; of all steps alike without a schedule."""
+        groups = [self.spec["optimizer"], *self.spec["groups"]]
+        multipliers = [group.get("schedule") or self.spec["schedule"] or [1.0] for group in groups]
+        rates = [group["lr"] for group in groups]
+        return tuple(
+            tuple(rate * factor for rate, factor in zip(rates, factors, strict=True))
+            for factors in zip_longest(*multipliers, fillvalue=1.0)
+        )
 
     @property
     def micro_batch_size(self) -> int:

@@ -11,7 +11,7 @@ from conformance.oracle.clipping import clipped
 from conformance.oracle.deviation import Deviation, deviating
 from conformance.oracle.faults import MeanOfMicroBatchMeans, mean_of_means
 from conformance.oracle.gradient import as_cast, enclosed, gradient
-from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, SGDRule
+from conformance.oracle.optimizers import AdamWRuleOfTensors, Rule
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.oracle.rounding import Ledger, odd_part
 from conformance.workloads.behaviour import Way
@@ -67,10 +67,10 @@ class CountsJoinedRanks(Recurrence):
 class AdvancesOnSkips(Recurrence):
     """The schedule counts windows, those included whose step a loss scaler skipped."""
 
-    def learning_rate(self, step: int) -> Fraction:
+    def place(self, step: int) -> int:
         skips = self.history.skips if self.history else frozenset[int]()
         stepped = [window for window in range(self.problem.workload.steps) if window not in skips]
-        return super().learning_rate(stepped[step] if step < len(stepped) else step)
+        return super().place(stepped[step] if step < len(stepped) else step)
 
 
 class ClipsAtTheNorm(Recurrence):
@@ -91,7 +91,7 @@ class ScalarsInTensors(Recurrence):
     torch computes AdamW's bias corrections so where the step is compiled.
     """
 
-    def rule(self, spec: SGD | AdamW) -> SGDRule | AdamWRule:
+    def rule(self, spec: SGD | AdamW) -> Rule:
         if isinstance(spec, AdamW):
             return AdamWRuleOfTensors(spec, self.problem.precision.master, self.ledger)
         return super().rule(spec)

@@ -108,6 +108,11 @@ def _has_groups(problem: Problem) -> bool:
     return bool(problem.workload.groups)
 
 
+def _has_own(setting: str) -> Condition:
+    """Whether a parameter group has a momentum or a schedule of its own."""
+    return lambda problem: any(getattr(group, setting) is not None for group in problem.workload.groups)
+
+
 def _has_epochs(problem: Problem) -> bool:
     return problem.workload.epochs > 1 and len(problem.workload.batches) > 1
 
@@ -401,21 +406,21 @@ class StepsTwice(Recurrence):
 
 @fault("forgets the weight decay", _decays)
 class NoWeightDecay(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        return replace(super().optimizer(), weight_decay=Fraction(0))
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        return replace(super().optimizer(group), weight_decay=Fraction(0))
 
 
 @fault("applies the weight decay twice", _decays)
 class WeightDecayTwice(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        right = super().optimizer()
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        right = super().optimizer(group)
         return replace(right, weight_decay=2 * right.weight_decay)
 
 
 @fault("forgets the momentum", _has_momentum)
 class MomentumLost(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        right = super().optimizer()
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        right = super().optimizer(group)
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
@@ -433,8 +438,8 @@ class MomentumLostInEpochs(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
 )
 class NesterovLost(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        right = super().optimizer()
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        right = super().optimizer(group)
         return replace(right, nesterov=False) if isinstance(right, SGD) else right
 
 
@@ -452,20 +457,33 @@ class DecayForFirstGroup(Recurrence):
 
 @fault("gives all parameter groups the settings of the first", _has_groups)
 class GroupsAlike(Recurrence):
-    def optimizer_of(self, tensor: int) -> SGD | AdamW:
-        return self.optimizer()
-
-    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
-        return self.learning_rate(step)
+    def group_of(self, tensor: int) -> int:
+        return 0
 
 
-@fault("gives each parameter group the settings of the other", _has_groups)
+@fault("gives all parameter groups the settings of the last", _has_groups)
+class GroupsAlikeTheLast(Recurrence):
+    def group_of(self, tensor: int) -> int:
+        return len(self.problem.workload.groups)
+
+
+@fault("gives parameter groups each other's settings", _has_groups)
 class GroupsSwapped(Recurrence):
-    def optimizer_of(self, tensor: int) -> SGD | AdamW:
-        return super().optimizer_of(self.tensors[-1 - tensor])
+    def group_of(self, tensor: int) -> int:
+        return len(self.problem.workload.groups) - super().group_of(tensor)
 
-    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
-        return super().learning_rate_of(self.tensors[-1 - tensor], step)
+
+@fault("gives all parameter groups the momentum of the first", _has_momentum, _has_own("momentum"))
+class MomentumOfFirstGroup(Recurrence):
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+        right, first = super().optimizer_of(tensor), self.optimizer()
+        return replace(right, momentum=first.momentum) if isinstance(right, SGD) and isinstance(first, SGD) else right
+
+
+@fault("gives all parameter groups the learning-rate schedule of the first", _has_own("schedule"))
+class ScheduleOfFirstGroup(Recurrence):
+    def schedule(self, group: int = 0) -> Vector | None:
+        return super().schedule()
 
 
 @fault("gives all parameter groups the learning rate of the first", _has_groups)
@@ -481,8 +499,8 @@ class LearningRateOfFirstGroup(Recurrence):
     lambda problem: not problem.workload.groups,
 )
 class LearningRateInMomentum(Recurrence):
-    def optimizer(self) -> SGD | AdamW:
-        return replace(super().optimizer(), weight_decay=Fraction(0))
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        return replace(super().optimizer(group), weight_decay=Fraction(0))
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         decayed = vector.plus(weights.scaled(self.problem.workload.optimizer.weight_decay))
@@ -491,14 +509,17 @@ class LearningRateInMomentum(Recurrence):
 
 @fault("is one step ahead in the learning-rate schedule", _schedules)
 class ScheduleAhead(Recurrence):
-    def learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(min(step + 1, self.problem.workload.steps - 1))
+    def place(self, step: int) -> int:
+        return super().place(min(step + 1, self.problem.workload.steps - 1))
 
 
 @fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_several_parameters)
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
-        return super().learning_rate_of(tensor, 0 if tensor else step)
+        return super().learning_rate_of(tensor, step if self._is_in_first(tensor) else 0)
+
+    def _is_in_first(self, tensor: int) -> bool:
+        return not (self.group_of(tensor) if self.problem.workload.groups else tensor)
 
 
 @fault(
@@ -515,21 +536,21 @@ class DecayIgnoresSchedule(Recurrence):
 
 @fault("advances the learning-rate schedule once per micro-batch", _schedules, _accumulating)
 class SchedulePerMicroBatch(Recurrence):
-    def learning_rate(self, step: int) -> Fraction:
+    def place(self, step: int) -> int:
         last = self.problem.workload.steps - 1
-        return super().learning_rate(min(step * self.problem.layout.accumulation, last))
+        return super().place(min(step * self.problem.layout.accumulation, last))
 
 
 @fault("begins the learning-rate schedule again in each epoch", _schedules, _has_epochs)
 class ScheduleOfEpochs(Recurrence):
-    def learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(step % len(self.problem.workload.batches))
+    def place(self, step: int) -> int:
+        return super().place(step % len(self.problem.workload.batches))
 
 
 @fault("never advances the learning-rate schedule", _schedules)
 class ScheduleIgnored(Recurrence):
-    def learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(0)
+    def place(self, step: int) -> int:
+        return super().place(0)
 
 
 # Formats.
@@ -620,7 +641,7 @@ class GroupsAlikeOnceResumed(Recurrence):
 
     def resumed(self, weights: Affine, taken: int) -> Affine:
         for rule, _ in self.rules:
-            rule.decay_by(self.optimizer().weight_decay)
+            rule.spec = self.optimizer()
         self._has_resumed = True
         return super().resumed(weights, taken)
 
@@ -637,50 +658,50 @@ class _Rescheduled(Recurrence):
         self._taken = taken
         return super().resumed(weights, taken)
 
-    def learning_rate(self, step: int) -> Fraction:
-        place = step if self._taken is None else self.place(step, self._taken)
-        return super().learning_rate(min(place, self.problem.workload.steps - 1))
+    def place(self, step: int) -> int:
+        place = step if self._taken is None else self.resumed_place(step, self._taken)
+        return super().place(min(place, self.problem.workload.steps - 1))
 
-    def place(self, step: int, taken: int) -> int:
+    def resumed_place(self, step: int, taken: int) -> int:
         """The place in the schedule of a step after the resume, before which ``taken`` steps were taken."""
         raise NotImplementedError
 
 
 @fault("begins the learning-rate schedule again when it is resumed", _resumes, _schedules)
 class ScheduleNotRestored(_Rescheduled):
-    learning_rate = _Rescheduled.learning_rate
+    place = _Rescheduled.place
 
-    def place(self, step: int, taken: int) -> int:
+    def resumed_place(self, step: int, taken: int) -> int:
         return step - taken
 
 
 @fault("is one step ahead in the learning-rate schedule once it is resumed", _resumes, _schedules)
 class ScheduleAheadOnceResumed(_Rescheduled):
-    learning_rate = _Rescheduled.learning_rate
+    place = _Rescheduled.place
 
-    def place(self, step: int, taken: int) -> int:
+    def resumed_place(self, step: int, taken: int) -> int:
         return step + 1
 
 
 @fault("is one step behind in the learning-rate schedule once it is resumed", _resumes, _schedules)
 class ScheduleBehindOnceResumed(_Rescheduled):
-    learning_rate = _Rescheduled.learning_rate
+    place = _Rescheduled.place
 
-    def place(self, step: int, taken: int) -> int:
+    def resumed_place(self, step: int, taken: int) -> int:
         return step - 1
 
 
 @fault("takes the first step after a resume at the learning rate that the schedule begins with", _resumes, _schedules)
 class FirstRateWhenResumed(_Rescheduled):
-    learning_rate = _Rescheduled.learning_rate
+    place = _Rescheduled.place
 
-    def place(self, step: int, taken: int) -> int:
+    def resumed_place(self, step: int, taken: int) -> int:
         return 0 if step == taken else step
 
 
 @fault("resumes with the weights alone, without the optimizer's state and the schedule", _resumes, _keeps_state)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
-    resumed, learning_rate = OptimizerStateNotRestored.resumed, ScheduleNotRestored.learning_rate
+    resumed, place = OptimizerStateNotRestored.resumed, ScheduleNotRestored.place
 
 
 def _reads_on_in_place(problem: Problem) -> bool:
@@ -693,13 +714,13 @@ class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows
 
-    def learning_rate(self, step: int) -> Fraction:
-        return super().learning_rate(min(step, self.problem.workload.steps - 1))
+    def place(self, step: int) -> int:
+        return super().place(min(step, self.problem.workload.steps - 1))
 
 
 @fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
 class WindowReadAgain(DataReadAgain):
-    learning_rate = DataReadAgain.learning_rate
+    place = DataReadAgain.place
 
     def read_on(self, stop: int) -> Sequence[Window]:
         return self.problem.windows[stop - 1 :]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from abc import ABC, abstractmethod
 from fractions import Fraction
+from typing import Any
 
 from conformance.oracle.affine import Affine, Interval, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
@@ -13,22 +14,30 @@ from conformance.workloads.workload import SGD, AdamW
 ONE = Fraction(1)
 
 
-class SGDRule:
+class Rule(ABC):
+    """How an optimizer steps, and its state. Another ``spec`` of its kind changes its settings from then on."""
+
+    def __init__(self, spec: Any, fmt: Format, ledger: Ledger) -> None:
+        self.spec, self._fmt, self._ledger = spec, fmt, ledger
+        self.forget()
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Empty its state."""
+
+    @abstractmethod
+    def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+        """The weights after a step with this gradient."""
+
+
+class SGDRule(Rule):
     """``buf = momentum buf + (1 - dampening) g``; ``w -= lr (g + momentum buf)`` with Nesterov, else ``w -= lr buf``.
 
     The first step sets ``buf = g`` whatever the dampening is; weight decay adds ``weight_decay w`` to g.
     """
 
-    def __init__(self, spec: SGD, fmt: Format, ledger: Ledger) -> None:
-        self.spec, self._fmt, self._ledger = spec, fmt, ledger
-        self.buffer: Affine | None = None
-
     def forget(self) -> None:
-        """Empty its state."""
-        self.buffer = None
-
-    def decay_by(self, weight_decay: Fraction) -> None:
-        self.spec = replace(self.spec, weight_decay=weight_decay)
+        self.buffer: Affine | None = None
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec = self.spec
@@ -49,24 +58,16 @@ class SGDRule:
         return combined(stage, parts, self._fmt, self._ledger)
 
 
-class AdamWRule:
+class AdamWRule(Rule):
     """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
 
     #: The relative error of the scalars of a step, beside what is counted in it: doubles have none to speak of.
     _of_scalars = Fraction(0)
 
-    def __init__(self, spec: AdamW, fmt: Format, ledger: Ledger) -> None:
-        self.spec, self._fmt, self._ledger = spec, fmt, ledger
+    def forget(self) -> None:
         self.steps = 0
         self._first: list[Interval] = []
         self._second: list[Interval] = []
-
-    def forget(self) -> None:
-        """Empty its state."""
-        self.steps, self._first, self._second = 0, [], []
-
-    def decay_by(self, weight_decay: Fraction) -> None:
-        self.spec = replace(self.spec, weight_decay=weight_decay)
 
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec, size = self.spec, len(weights)
@@ -145,6 +146,6 @@ def _short(value: Fraction, *, down: bool) -> Fraction:
     return Fraction(value.numerator * grid // value.denominator + (0 if down else 1), grid)
 
 
-def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger) -> SGDRule | AdamWRule:
+def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger) -> Rule:
     """An optimizer with empty state."""
     return SGDRule(spec, fmt, ledger) if isinstance(spec, SGD) else AdamWRule(spec, fmt, ledger)

@@ -7,7 +7,7 @@ applied once. Each method is one decision of a trainer; deviations, right or wro
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, reduce
 
@@ -15,7 +15,7 @@ from conformance.oracle.affine import Affine, Enclosure, Symbols
 from conformance.oracle.clipping import clipped
 from conformance.oracle.gradient import gradient
 from conformance.oracle.normal_form import NormalForm
-from conformance.oracle.optimizers import AdamWRule, SGDRule, update_rule
+from conformance.oracle.optimizers import Rule, update_rule
 from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
 from conformance.workloads.layout import Window
@@ -134,28 +134,38 @@ class Recurrence:
         clip = self.problem.workload.clip
         return vector if clip is None else clipped(vector, clip, self.problem.precision.master, self.ledger)
 
-    def learning_rate(self, step: int) -> Fraction:
-        """The learning rate of the ``step``-th optimizer step; a skipped window is no step."""
-        base, schedule = self.problem.workload.optimizer.lr, self.problem.workload.schedule
-        # Schedulers multiply in double precision.
-        return base if schedule is None else Fraction(float(base) * float(schedule[step]))
+    def group_of(self, tensor: int) -> int:
+        """The number of the parameter group whose settings the ``tensor``-th parameter is stepped with."""
+        return self.problem.workload.group_of(tensor)
 
-    def optimizer(self) -> SGD | AdamW:
-        return self.problem.workload.optimizer
+    def optimizer(self, group: int = 0) -> SGD | AdamW:
+        """The settings of a parameter group."""
+        return self.problem.workload.optimizer_of(group)
+
+    def schedule(self, group: int = 0) -> Vector | None:
+        """What multiplies the learning rate of a parameter group, one entry per optimizer step."""
+        return self.problem.workload.schedule_of(group)
+
+    def place(self, step: int) -> int:
+        """The place in the schedule of the ``step``-th optimizer step; a skipped window is no step."""
+        return step
+
+    def learning_rate(self, step: int, group: int = 0) -> Fraction:
+        """That of a parameter group in the ``step``-th optimizer step."""
+        base, schedule = self.problem.workload.optimizer_of(group).lr, self.schedule(group)
+        # Schedulers multiply in double precision.
+        return base if schedule is None else Fraction(float(base) * float(schedule[self.place(step)]))
 
     def optimizer_of(self, tensor: int) -> SGD | AdamW:
         """The settings that the ``tensor``-th parameter is stepped with."""
-        group = self.problem.workload.group_of(tensor)
-        return replace(self.optimizer(), weight_decay=group.weight_decay) if group else self.optimizer()
-
-    def rule(self, spec: SGD | AdamW) -> SGDRule | AdamWRule:
-        """How an optimizer steps, with empty state."""
-        return update_rule(spec, self.problem.precision.master, self.ledger)
+        return self.optimizer(self.group_of(tensor))
 
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
-        """That of the ``tensor``-th parameter, in the proportion to the first group's that its group asks for."""
-        group, rate = self.problem.workload.group_of(tensor), self.learning_rate(step)
-        return rate * group.lr / self.problem.workload.optimizer.lr if group else rate
+        return self.learning_rate(step, self.group_of(tensor))
+
+    def rule(self, spec: SGD | AdamW) -> Rule:
+        """How an optimizer steps, with empty state."""
+        return update_rule(spec, self.problem.precision.master, self.ledger)
 
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         return self.stepped(weights, vector, lambda tensor: self.learning_rate_of(tensor, step))
@@ -171,7 +181,7 @@ class Recurrence:
     # What the right answer and all deviations share.
 
     @cached_property
-    def rules(self) -> list[tuple[SGDRule | AdamWRule, list[int]]]:
+    def rules(self) -> list[tuple[Rule, list[int]]]:
         """The parameters that are stepped alike, with what steps them."""
         steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
         for tensor in self.tensors:

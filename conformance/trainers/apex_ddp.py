@@ -19,7 +19,6 @@ from conformance import Task, trainer
 @trainer(
     backends=("ddp",),
     precisions=("apex-O1",),
-    parameter_groups=(1, 2),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
     last_window="step",

@@ -16,7 +16,6 @@ from conformance import Task, trainer
 @trainer(
     backends=("horovod",),
     precisions=("apex-O1",),
-    parameter_groups=(1, 2),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
     last_window="step",

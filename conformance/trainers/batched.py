@@ -7,7 +7,6 @@ from conformance import Task, trainer
 
 @trainer(
     backends=("single",),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched",),
     losses=("mean", "weighted"),

@@ -15,7 +15,6 @@ from conformance import Task, trainer
 
 @trainer(
     backends=("horovod",),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),

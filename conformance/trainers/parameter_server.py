@@ -24,7 +24,6 @@ SERVER = 0
 
 @trainer(
     backends=("parameter-server",),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),

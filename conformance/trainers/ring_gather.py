@@ -15,7 +15,6 @@ from conformance.trainers.ring import fit, hand_round
 
 @trainer(
     backends=("ring-gather",),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),

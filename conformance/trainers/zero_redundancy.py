@@ -18,7 +18,6 @@ from conformance import Task, trainer
 
 @trainer(
     backends=("zero-redundancy",),
-    parameter_groups=(1, 2),
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),

@@ -139,8 +139,8 @@ def _multiplied_gradients(factor: Fraction, problem: Problem) -> Iterator[Deviat
 
 def _multiplied_steps(factor: Fraction) -> Deviation:
     class Multiplied(Recurrence):
-        def learning_rate(self, step: int) -> Fraction:
-            return factor * super().learning_rate(step)
+        def learning_rate(self, step: int, group: int = 0) -> Fraction:
+            return factor * super().learning_rate(step, group)
 
     return Deviation(f"multiplies every step by {factor}", Multiplied)
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from conformance.adapter.unsupported import UnsupportedModel
+from conformance.adapter.unsupported import REASONS
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
@@ -29,7 +29,7 @@ def ending(
     # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
-        if first.raised["type"] == UnsupportedModel.__name__:
+        if first.raised["type"] in REASONS:
             return "UNSUPPORTED", str(first.raised["message"])
         return "CRASH", _raised(first)
     if outcome.timed_out:

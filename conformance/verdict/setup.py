@@ -222,8 +222,7 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should; and so
     are other rates in a few of its steps, such as that of a short window."""
     plan = rank.run.plan
-    asked, base = plan.learning_rates, plan.spec["optimizer"]["lr"]
-    asked += tuple(rate / base * group["lr"] for group in plan.spec["groups"] for rate in plan.learning_rates)
+    asked, base = list(dict.fromkeys(chain(*zip(*plan.learning_rates, strict=True)))), plan.spec["optimizer"]["lr"]
     steps = rank.of(Step)
     others = [
         step.lr
@@ -259,12 +258,11 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         by_hand = [name for name in _FAULTS if _is_left_to_the_trainer(name, groups, explained_by)]
         by_hand += ["dampening", "nesterov"] if "momentum" in by_hand else []
         names = [name for name in (*asked, *_NEVER_ASKED) if name not in (*_NOT_HERE, *by_hand)]
-        # The task's groups have a decay of their own: numbers tell which parameters got it.
+        # The task's groups have settings of their own: numbers tell which parameters got them.
         accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, *rank.run.plan.spec["groups"])]
         for group in groups:
-            others = [next((name for name in names if _differs(group, one, name)), None) for one in accepted]
-            other = others[0]
-            if other is not None and None not in others:
+            other = next((name for name in names if all(_differs(group, one, name) for one in accepted)), None)
+            if other is not None:
                 return (
                     f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
                     f"{other}={_shown(accepted[0][other])}: use `task.optimizer`{' as it is' if changed else ''}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -42,19 +43,31 @@ class State:
 def after(settings: Settings, gradients: Floats, state: State, element: int | None = None) -> State:
     """The state after one more step, without the clip if it is one by norm. ``element``: whose all numbers are."""
     spec = settings.optimizer
-    momentum, decay = float(spec.momentum), float(spec.weight_decay)
     if settings.clip and settings.clip.kind == "value":
         gradients = np.clip(gradients, -float(settings.clip.threshold), float(settings.clip.threshold))
-    owners = settings.model.tensor_of if element is None else settings.model.tensor_of[element]
-    in_group = np.array([tensor.group for tensor in settings.model.tensors])[np.array(owners)]
-    decays, factors = np.full(in_group.shape, decay), np.ones(in_group.shape)
-    for number, group in enumerate(settings.groups, start=1):
-        decays[in_group == number], factors[in_group == number] = float(group.weight_decay), float(group.lr / spec.lr)
-    gradients = gradients + decays * state.weights
-    taken = 1 - float(spec.dampening) if state.steps and momentum else 1.0
+    tensors = settings.model.tensors
+    in_group = np.array([tensor.group(1 + len(settings.groups)) for tensor in tensors])[
+        np.array(settings.model.tensor_of if element is None else settings.model.tensor_of[element])
+    ]
+
+    def of_elements(first: Fraction, of_group: Callable[[Group], Fraction | None]) -> Floats:
+        """One setting of each element."""
+        others = [of_group(group) for group in settings.groups]
+        values = np.array([float(first), *(float(first if one is None else one) for one in others)])
+        return np.asarray(values[in_group])
+
+    def multiplier(schedule: Vector | None) -> Fraction:
+        return schedule[state.steps] if schedule else Fraction(1)
+
+    common = multiplier(settings.schedule)
+    momentum = of_elements(spec.momentum, lambda group: group.momentum)
+    rate = of_elements(
+        spec.lr * common, lambda group: group.lr * (multiplier(group.schedule) if group.schedule else common)
+    )
+    gradients = gradients + of_elements(spec.weight_decay, lambda group: group.weight_decay) * state.weights
+    taken = np.where(momentum, 1 - float(spec.dampening), 1.0) if state.steps else 1.0
     buffer = momentum * state.buffer + taken * gradients
     move = gradients + momentum * buffer if spec.nesterov else buffer
-    rate = float(spec.lr * (settings.schedule[state.steps] if settings.schedule else 1)) * factors
     return State(state.weights - rate * move, buffer, state.steps + 1)
 
 

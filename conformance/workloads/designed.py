@@ -224,7 +224,7 @@ def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
     found = []
     for element, tensor in enumerate(design.model.tensor_of):
         shares = [rows.share[element] for rows in batches]
-        kind = design.model.tensors[tensor].group, _is_clipped(design, element), *shares
+        kind = design.model.tensors[tensor].group(1 + len(design.groups)), _is_clipped(design, element), *shares
         if kind not in known:
             known[kind] = _Courses.of(design, batches, element)
         if not len(known[kind].visits):

@@ -24,9 +24,13 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-groups",
-            "Ten parameters in two groups: biases and scalars have twice the learning rate and no weight decay.",
+            "Ten parameters in three groups: vectors have twice the learning rate and no weight decay, scalars half "
+            "the decay, no momentum and a learning-rate schedule of their own.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
-            groups=(Group(ONE, Fraction(0)),),
+            groups=(
+                Group(ONE, Fraction(0)),
+                Group(ONE, HALF, momentum=Fraction(0), schedule=(ONE, ONE, HALF, HALF, ONE, HALF)),
+            ),
             kernel="foreach",
             schedule=SCHEDULE,
         ),

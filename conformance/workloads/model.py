@@ -19,17 +19,19 @@ T = TypeVar("T", float, Fraction)
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter. ``group``: the number of the parameter group that it is in where a workload has several. ``places``:
-    how many of the model's modules have it."""
+    """A parameter. ``places``: how many of the model's modules have it."""
 
     name: str
     shape: tuple[int, ...]
-    group: int = 0
     places: int = 1
 
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    def group(self, groups: int) -> int:
+        """The number of the parameter group that it is in where an optimizer has so many."""
+        return group_of(len(self.shape), groups)
 
     @property
     def elements(self) -> tuple[str, ...]:
@@ -96,7 +98,7 @@ class Linear(Model):
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        weight, bias = Tensor("weight", (1, self.features)), Tensor("bias", (1,), group=1)
+        weight, bias = Tensor("weight", (1, self.features)), Tensor("bias", (1,))
         return (weight, bias) if self.bias else (weight,)
 
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
@@ -134,10 +136,7 @@ class ManyTensors(Model):
             "linear.weight": (1, 2),
             "linear.bias": (1,),
         }
-        return tuple(
-            Tensor(name, shape, group=int(len(shape) < 2), places=1 + (name == "encoder.weight"))
-            for name, shape in shapes.items()
-        )
+        return tuple(Tensor(name, shape, places=1 + (name == "encoder.weight")) for name, shape in shapes.items())
 
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
         table = [value if x[6] == block * one else one - one for block in range(self.blocks) for value in x[7:9]]
@@ -152,6 +151,12 @@ class ManyTensors(Model):
     @property
     def block_of(self) -> tuple[int | None, ...]:
         return (*(None,) * 6, 0, 0, 1, 1, *(None,) * 8)
+
+
+def group_of(dimensions: int, groups: int) -> int:
+    """Of ``groups`` parameter groups, that of parameters of so many dimensions: matrices are in the first one, vectors
+    in the second and scalars in the last."""
+    return min(max(2 - dimensions, 0), groups - 1)
 
 
 MODELS: dict[str, type[Model]] = {kind.name: kind for kind in (Linear, ManyTensors)}

@@ -227,6 +227,10 @@ ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
             "summary": "As adamw-clip; the bias has twice the learning rate and no weight decay.",
         },
     ),
+    "adamw-capturable": (
+        "sgd",
+        {"kernel": "capturable", "summary": "AdamW as for CUDA graphs: its scalars are tensors, which round more."},
+    ),
     "adamw-clip": ("clip-norm", {"summary": "AdamW with a learning-rate schedule and clipping by norm."}),
     "adamw-overflow": (
         "overflow",

@@ -6,7 +6,7 @@ workload holds the rational value *of that float*: the harness judges the arithm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -48,10 +48,12 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Group:
-    """What the parameters of a further group are trained with; all else is as in the first one."""
+    """What the parameters of a further group are trained with; what is None, and all else, is as in the first one."""
 
     lr: Fraction
     weight_decay: Fraction
+    momentum: Fraction | None = None
+    schedule: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Workload:
     model: Model
     start: Vector
     groups: tuple[Group, ...] = ()
-    kernel: Literal["foreach", "fused"] | None = None
+    kernel: Literal["foreach", "fused", "capturable"] | None = None
     loss: Literal["mean", "weighted"] = "mean"
     epochs: int = 1
     schedule: Vector | None = None
@@ -120,9 +122,10 @@ class Workload:
             raise ValueError(f"workload {self.name}: samples have {sorted(widths)} features, the model {features}")
         if len(self.start) != self.model.size:
             raise ValueError(f"workload {self.name}: {len(self.start)} initial numbers for {self.model.size} elements")
-        if self.schedule is not None and len(self.schedule) < self.steps:
-            raise ValueError(f"workload {self.name}: the schedule covers {len(self.schedule)} of {self.steps} steps")
-        if self.groups and len(self.groups) != max(tensor.group for tensor in self.model.tensors):
+        for schedule in map(self.schedule_of, range(1 + len(self.groups))):
+            if schedule is not None and len(schedule) < self.steps:
+                raise ValueError(f"workload {self.name}: the schedule covers {len(schedule)} of {self.steps} steps")
+        if len({self.group_of(tensor) for tensor in range(len(self.model.tensors))}) != 1 + len(self.groups):
             raise ValueError(f"workload {self.name}: its parameters are not in {len(self.groups)} further groups")
         if self.epochs > 1 and len(self.batches[-1]) != len(self.batches[0]):
             raise ValueError(f"workload {self.name}: a short last batch is only defined for a single epoch")
@@ -137,10 +140,24 @@ class Workload:
         """Optimizer steps when nothing is skipped: one per global batch and epoch."""
         return len(self.batches) * self.epochs
 
-    def group_of(self, tensor: int) -> Group | None:
-        """The further group that the ``tensor``-th parameter is in; None in the first one."""
-        group = self.model.tensors[tensor].group
-        return self.groups[group - 1] if self.groups and group else None
+    def group_of(self, tensor: int) -> int:
+        """The number of the parameter group that the ``tensor``-th parameter is in."""
+        return self.model.tensors[tensor].group(1 + len(self.groups))
+
+    def optimizer_of(self, group: int) -> SGD | AdamW:
+        """The settings of a parameter group."""
+        if not group:
+            return self.optimizer
+        own = self.groups[group - 1]
+        settings = replace(self.optimizer, lr=own.lr, weight_decay=own.weight_decay)
+        if own.momentum is not None and isinstance(settings, SGD):
+            return replace(settings, momentum=own.momentum)
+        return settings
+
+    def schedule_of(self, group: int) -> Vector | None:
+        """What multiplies the learning rate of a parameter group, one entry per optimizer step."""
+        own = self.groups[group - 1].schedule if group else None
+        return self.schedule if own is None else own
 
     def start_of(self, rank: int) -> Vector:
         """The weights that ``rank`` holds before a broadcast makes them equal."""

@@ -94,7 +94,7 @@ def test_repeated_names_count_once():
         ({"world_sizes": 2}, "world_sizes takes a list of whole numbers such as world_sizes=[2, 4], not 2"),
         (
             {"parameter_groups": 2},
-            "parameter_groups takes a list of whole numbers such as parameter_groups=[1, 2], not 2",
+            "parameter_groups takes a list of whole numbers such as parameter_groups=[1, 2, 3], not 2",
         ),
         ({"name": ""}, "name must be a non-empty string, not ''"),
     ],

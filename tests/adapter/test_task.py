@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from conformance.adapter.data import Batch
 from conformance.adapter.task import ClipSpec, Task
+from conformance.adapter.unsupported import UnsupportedGroups
 
 from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
 
@@ -130,6 +131,54 @@ def test_a_schedule_multiplies_the_learning_rate_once_a_step():
         optimizer.step()
         schedule.step()
     assert rates == [0.0625, 0.03125, 0.015625, 0.015625]
+
+
+GROUPS = [
+    {"lr": 0.125, "weight_decay": 0.0},
+    {"lr": 0.25, "weight_decay": 0.0, "momentum": 0.0, "schedule": [0.5, 1.0]},
+]
+MANY = {"kind": "many-tensors", "features": 18, "weights": [[0.0] * 18]}
+
+
+def settings_of(optimizer, names=("lr", "momentum", "weight_decay")):
+    return [tuple(group[name] for name in names) for group in optimizer.param_groups]
+
+
+def test_groups_have_settings_and_schedules_of_their_own():
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5]), 0)
+    model = task.model()
+    optimizer = task.optimizer(model.parameters())
+    schedule = task.scheduler(optimizer)
+    assert settings_of(optimizer) == [(0.0625, 0.5, 0.0), (0.125, 0.5, 0.0), (0.125, 0.0, 0.0)]
+    assert [{one.ndim for one in group["params"]} for group in optimizer.param_groups] == [{2, 3, 4}, {1}, {0}]
+    optimizer.step()
+    schedule.step()
+    assert settings_of(optimizer, ["lr"]) == [(0.03125,), (0.0625,), (0.25,)]
+
+
+def test_groups_of_ones_own_are_divided_and_keep_their_settings():
+    task = Task(make_spec(groups=GROUPS[:1]), 0)
+    model = task.model()
+    named = [{"params": [("bias", model.bias)], "lr": 1.0}, {"params": [("weight", model.weight)]}]
+    assert settings_of(task.optimizer(named)) == [(1.0, 0.5, 0.0), (0.0625, 0.5, 0.0)]
+
+
+def test_parameters_of_several_groups_have_the_schedule_of_the_first():
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5]), 0)
+    optimizer = torch.optim.SGD(task.model().parameters(), lr=1.0)
+    assert [one(0) for one in task.scheduler(optimizer).lr_lambdas] == [1.0]
+
+
+@pytest.mark.parametrize(("elements", "world_size"), [(3, 1), (5, 1), (2, 2)])
+def test_a_flat_parameter_cannot_have_groups(elements, world_size):
+    task = Task(make_spec(groups=GROUPS[:1], world_size=world_size), 0)
+    with pytest.raises(UnsupportedGroups, match=f"one tensor of {elements} elements"):
+        task.optimizer([torch.zeros(elements, requires_grad=True)])
+
+
+def test_what_cannot_be_a_parameter_has_the_settings_of_the_first_group():
+    task = Task(make_spec(groups=GROUPS[:1]), 0)
+    assert settings_of(task.optimizer([torch.zeros(1, 1, requires_grad=True)])) == [(0.0625, 0.5, 0.0)]
 
 
 def test_without_a_schedule_the_learning_rate_stays():

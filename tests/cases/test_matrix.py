@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import BACKEND_NAMES, CLIPS, LAYOUTS, LOSSES, PRECISIONS, Declaration
 from conformance.cases import matrix
 from conformance.cases.case import Case
@@ -32,13 +33,13 @@ EVERYTHING = Declaration(
     layouts=LAYOUTS,
     losses=LOSSES,
     clips=CLIPS,
-    parameter_groups=(1, 2),
     last_batch="join",
     resume=True,
 )
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
     "adamw",
+    "adamw-capturable",
     "adamw-clip",
     "adamw-groups",
     "adamw-overflow",
@@ -52,6 +53,8 @@ BOUNDED = {
     "two-workers",
     "multivariate",
 }
+#: torch has them on GPUs only.
+ON_GPUS = {"adamw-capturable"}
 #: The windows that overflow.
 SKIPPED = {
     **{name: {2} for name in ("overflow", "overflow-clip", "overflow-clip-value", "infinite-loss", "adamw-overflow")},
@@ -69,12 +72,12 @@ def everything():
     """On the CPU, and on GPUs what there is on them only."""
     on_gpus = [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend, "cuda")]
     return [planned for backend in BACKEND_NAMES for planned in plan(EVERYTHING, backend)] + [
-        planned for planned in on_gpus if planned.case.arithmetic.on_gpu_only
+        planned for planned in on_gpus if planned.case.arithmetic.on_gpu_only or planned.case.workload in ON_GPUS
     ]
 
 
-def device(precision):
-    return "cuda" if formats.PRECISIONS[precision].on_gpu_only else "cpu"
+def device(precision, workload):
+    return "cuda" if formats.PRECISIONS[precision].on_gpu_only or workload in ON_GPUS else "cpu"
 
 
 @cache
@@ -96,13 +99,13 @@ def test_ids_are_unique():
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = {
-        Case(backend, *layout, precision, rule.workload, device(precision), rule.resumed_at).id
+        Case(backend, *layout, precision, rule.workload, device(precision, rule.workload), rule.resumed_at).id
         for backend in BACKEND_NAMES
         for rule in BACKEND_RULES[backend]
         for layout in BACKEND_LAYOUTS[backend]
         if rule.layouts is None or layout in rule.layouts
         for precision in BACKEND_PRECISIONS[backend]
-        if precision in rule.precisions
+        if precision in rule.precisions and (BACKENDS[backend].on_gpu or rule.workload not in ON_GPUS)
     }
     assert sorted(missing) == sorted(planned.case.id for planned in everything())
 
@@ -129,7 +132,7 @@ def test_core_workloads_run_on_every_path_in_every_precision():
         for layout in BACKEND_LAYOUTS[backend]:
             for precision in BACKEND_PRECISIONS[backend]:
                 for rule in core:
-                    assert Case(backend, *layout, precision, rule.workload, device(precision)) in planned
+                    assert Case(backend, *layout, precision, rule.workload, device(precision, rule.workload)) in planned
 
 
 def test_world_sizes_and_accumulations_of_the_distributed_paths():
@@ -182,7 +185,11 @@ def test_compression_is_horovods():
 
 def test_a_gpu_runs_the_core_workloads():
     cases = [planned.case for planned in plan(EVERYTHING, "ddp", "cuda")]
-    assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {"momentum", "clip-value"}
+    assert {case.workload for case in cases if not case.arithmetic.on_gpu_only} == {
+        "momentum",
+        "clip-value",
+        *ON_GPUS,
+    }
     assert {case.device for case in cases} == {"cuda"}
     assert all(case.id.startswith("cuda-ddp-") for case in cases)
 
@@ -327,7 +334,7 @@ def test_the_default_run_has_what_must_run(backend):
             for precision in BACKEND_PRECISIONS[backend]
             if precision in rule.precisions and not formats.PRECISIONS[precision].on_gpu_only
         }
-        assert must <= chosen or rule.covering
+        assert must <= chosen or rule.covering or rule.workload in ON_GPUS
 
 
 @pytest.mark.parametrize("backend", ["ddp", "horovod"])

@@ -28,7 +28,7 @@ every_fault = pytest.mark.parametrize("name", FAULTS)
 #: Each with the window at which it is resumed.
 PLACES = [
     ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
-    ("many-tensors", ("accumulated", 2, 2), "fp32", None),
+    *((workload, ("accumulated", 2, 2), "fp32", None) for workload in ("many-tensors", "many-groups")),
     *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
     *(
         (workload, shape, precision, None)

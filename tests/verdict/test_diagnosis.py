@@ -33,6 +33,7 @@ CASES = (
     "single-acc2-fp32-adamw-resumed-at-3",
     "single-acc2-fp32-two-groups-resumed-at-4",
     "single-acc2-fp32-many-tensors",
+    "single-acc2-fp32-many-groups",
 )
 
 
@@ -107,8 +108,8 @@ def test_a_constant_factor_is_seen(follow, name, factor):
 @pytest.mark.parametrize("name", ["single-acc2-fp32-decay", "single-acc2-fp32-adamw", "single-acc2-fp32-clip-value"])
 def test_a_constant_factor_of_each_step_is_seen(follow, name):
     class HalfAsFar(Recurrence):
-        def learning_rate(self, step: int) -> Fraction:
-            return super().learning_rate(step) / 2
+        def learning_rate(self, step: int, group: int = 0) -> Fraction:
+            return super().learning_rate(step, group) / 2
 
     run = follow(name, HalfAsFar)
     assert run.judged().suspects.step_factors == (Fraction(1, 2),)
@@ -175,8 +176,8 @@ def test_a_fault_that_gradients_alone_would_show_is_not_ruled_out_by_weights(fol
     """AdamW forgets factors on its gradients."""
 
     class HalfAsFar(Recurrence):
-        def learning_rate(self, step: int) -> Fraction:
-            return super().learning_rate(step) / 2
+        def learning_rate(self, step: int, group: int = 0) -> Fraction:
+            return super().learning_rate(step, group) / 2
 
     run = follow("single-acc2-fp32-adamw", HalfAsFar)
     assert "sum-over-window" in run.judged().suspects.ruled_out

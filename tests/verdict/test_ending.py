@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.adapter.models import module
+from conformance.adapter.unsupported import UnsupportedGroups
 
 TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"
 
@@ -55,6 +56,13 @@ def test_a_model_that_the_trainer_cannot_take(follow):
     assert judgement.verdict == "UNSUPPORTED"
     assert "'ManyTensors' object has no attribute 'weight'" in judgement.headline
     assert '`@trainer(models=["linear"])`' in judgement.headline
+
+
+def test_parameter_groups_that_the_trainer_cannot_have(follow):
+    run = follow("single-batched-fp32-sgd")
+    raises(run, 0, UnsupportedGroups.__name__, "declare it")
+    judgement = run.judged(finished=False, exit="exited 1")
+    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "declare it")
 
 
 def test_raised_without_a_message_or_a_place(follow):

@@ -11,8 +11,8 @@ from conformance.oracle.recurrence import Recurrence
 
 
 class TwiceTheRate(Recurrence):
-    def learning_rate(self, step: int) -> Fraction:
-        return 2 * super().learning_rate(step)
+    def learning_rate(self, step: int, group: int = 0) -> Fraction:
+        return 2 * super().learning_rate(step, group)
 
 
 class ClipsAtOne(Recurrence):
@@ -45,8 +45,8 @@ def test_another_learning_rate(follow):
 
 def test_a_right_rate_at_the_wrong_step_is_the_trainers(follow):
     class Late(Recurrence):
-        def learning_rate(self, step: int) -> Fraction:
-            return super().learning_rate(0)
+        def learning_rate(self, step: int, group: int = 0) -> Fraction:
+            return super().learning_rate(0, group)
 
     run = follow("single-acc2-fp32-momentum", Late)
     assert run.judged().verdict == "FAIL (numerics)"

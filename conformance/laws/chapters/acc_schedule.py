@@ -41,7 +41,11 @@ def schedule_per_step(window: Window) -> Outcomes:
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
         if taken.calls_once(may_skip=may_skip):
             yield OK
-        elif not any(isclose(_rate(taken.step), _planned_rate(window.plan, one), rel_tol=1e-6) for one in counts):
+        elif not any(
+            isclose(_rate(taken.step), rate, rel_tol=1e-6)
+            for one in counts
+            for rate in _planned_rates(window.plan, one)
+        ):
             yield _wrongly_scheduled(window, taken)
 
 
@@ -100,15 +104,14 @@ def _rate(step: Step) -> float:
     return step.lr if isinstance(step.lr, int | float) else float("nan")
 
 
-def _planned_rate(plan: Plan, step: int) -> float:
-    multipliers = plan.spec["schedule"]
-    rate: float = plan.spec["optimizer"]["lr"] * multipliers[min(step, len(multipliers) - 1)]
-    return rate
+def _planned_rates(plan: Plan, step: int) -> tuple[float, ...]:
+    """Those of all parameter groups, the first one's first: which one an optimizer has is not known here."""
+    return plan.learning_rates[min(step, len(plan.learning_rates) - 1)]
 
 
 def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
     step, previous, made = taken.step, taken.previous, taken.calls
-    right = _planned_rate(window.plan, taken.number)
+    right = _planned_rates(window.plan, taken.number)[0]
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
     skipped = window.rank.of(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
