@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,8 @@ class Watcher(Protocol):
     """What a task needs of a recorder."""
 
     def watch(self, model: torch.nn.Module) -> None: ...
+
+    def report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,33 @@ class Task:
             torch.nn.utils.clip_grad_norm_(parameters, self.clip.threshold)
         else:
             torch.nn.utils.clip_grad_value_(parameters, self.clip.threshold)
+
+    def report(self, step: int, named_weights: Mapping[str, Any]) -> None:
+        """Say which weights this rank has after window `step`, where its parameters cannot be seen.
+
+        `step` counts windows from 0, those included whose step is skipped. `named_weights`: by the names of
+        `model().named_parameters()`, tensors of their shapes, or anything that `torch.as_tensor` takes; of what the
+        ranks hold together, those that this one has. Call it after each window on every rank. What can be seen is not
+        taken from it, but compared with it.
+
+        Raises:
+            ValueError: there is no such window or parameter, or one has another shape.
+        """
+        if step not in range(self.steps):
+            raise ValueError(f"task.report: there is no window {step}, they count from 0 to {self.steps - 1}")
+        with torch.device("meta"):
+            model = module(self._spec["model"])
+        named = dict(model.named_parameters(remove_duplicate=False))
+        found: dict[torch.Tensor, torch.Tensor] = {}
+        for name, value in named_weights.items():
+            weights = torch.as_tensor(value)
+            if name not in named:
+                raise ValueError(f"task.report: {name!r} is none of the parameters {', '.join(named)}")
+            if weights.shape != named[name].shape:
+                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*weights.shape]}")
+            found[named[name]] = weights
+        if self._recorder is not None:
+            self._recorder.report(step, [found.get(parameter) for parameter in model.parameters()])
 
     def dataloader(self, rank: int | None = None) -> DataLoader[Batch]:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training

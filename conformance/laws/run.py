@@ -26,6 +26,7 @@ from conformance.trace.events import (
     Event,
     Finished,
     Forward,
+    Report,
     Schedule,
     Shards,
     Step,
@@ -252,8 +253,11 @@ class Window(_Events):
         return len(shown) == 2 and None not in shown and shown[0] != shown[1]
 
     @property
-    def shown_after(self) -> Forward | Finished | None:
-        """The event that shows what came of this window's weights: the next one's first forward, or the end."""
+    def shown_after(self) -> Forward | Finished | Report | None:
+        """The event that shows what came of this window's weights: the next one's first forward, or the end; where
+        neither a step nor a forward of the model is seen, the trainer's report."""
+        if self.rank.steps_by_hand and not self.forwards:
+            return next((event for event in self.rank.of(Report) if event.step == self.number), None)
         following = self.following
         if following is None:
             return next(iter(self.of(Finished)), None)
@@ -300,12 +304,13 @@ class Rank(_Events):
 
     @cached_property
     def steps_by_hand(self) -> bool:
-        """Whether weights change, and no step of an optimizer of torch's ever changes them, here or on a server."""
+        """Whether weights change, or are reported, and no step of an optimizer of torch's ever changes them, here or on
+        a server."""
         if self.run.server is not None or any(not step.idle for step in self.of(Step)):
             return False
         events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
         shown = [self.own(event.weights) for event in events if event.weights is not None]
-        return any(weights != shown[0] for weights in shown)
+        return bool(self.of(Report)) or any(weights != shown[0] for weights in shown)
 
 
 class GlobalWindow:

@@ -47,6 +47,8 @@ def sharing(window: Window) -> Sharing | None:
         window.plan.world_size == 1
         or not (window.ended and window.backwards)
         or not (window.attempts or window.step_is_unseen)
+        # Of gradients that are out of sight, nobody knows what carries them.
+        or (window.rank.steps_by_hand and not window.forwards)
     ):
         return None
     shared = _shared(window)

@@ -534,6 +534,15 @@ class ObserverFailed(Event, noted="when a part of the recorder has raised an err
     traceback: str
 
 
+class Report(Event, noted="when the trainer calls `Task.report`"):
+    step: Annotated[int, "the window after which it has these weights, by its own account"]
+    weights: Annotated[Vector | None, "those that it reports"]
+
+    @property
+    def label(self) -> str:
+        return f"reports its weights after window {self.step}"
+
+
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
 

@@ -23,7 +23,7 @@ recorder in a process may be entered at a time.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pkgutil import iter_modules
@@ -82,6 +82,13 @@ class Recorder(Recording):
         self.watched.add(model)
         self.accounted()
         self.note("model", model=self.numbers.of("model", model), shapes=[list(p.shape) for p in model.parameters()])
+
+    def report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
+        """`Task.report` calls this with all parameters, None where there is no value."""
+        harmless(self._report)(step, weights)
+
+    def _report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
+        self.note("report", step=step, weights=self.watched.weights(tuple(weights)))
 
     def finished(self) -> None:
         """The trainer's function returned."""

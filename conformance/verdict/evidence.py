@@ -79,6 +79,10 @@ class RankEvidence:
     show is that of the ranks that hold it."""
     changes: tuple[str, ...] = ()
     """Where the weights changed outside a step of torch's optimizers, in words."""
+    reported: frozenset[int] = frozenset()
+    """The windows of which it has told weights that were not seen."""
+    denied: str | None = None
+    """What it told otherwise than it was seen, in words."""
     lives: tuple[RankEvidence, ...] = ()
     """Of each life, in a case that was stopped and resumed."""
 

@@ -75,7 +75,7 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     if other:
         text = (
             f"{named(without)} stepped parameters of shape {other['shapes']}, which are not the task's model; "
-            "train the module that task.model() returns"
+            "train the module that task.model() returns, or report its weights with task.report"
         )
     return _on_every_rank("optimizer steps seen", without, text)
 

@@ -81,6 +81,7 @@ class Judgement:
 #: Verdicts that a broken law overrules. The others are failures already, and worse ones.
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
 _WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
+_REPORTED = "weights that cannot be seen were judged as the trainer reports them, with `task.report`"
 _BEGAN_HIGHER = (
     "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
     "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
@@ -132,11 +133,15 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     if unseen is not None:
         # What is not seen may be what speaks for the trainer.
         if judgement.verdict not in _ENDED:
-            judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, []
+            judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, _denied(judgement)
             judgement.difference = judgement.divergence = None
             judgement.suspects = Suspects()
         return judgement
     _look_for_mistake(case, judgement)
+    if any(rank.reported for rank in judgement.ranks):
+        judgement.notes.append(_REPORTED)
+    if judgement.mistake is None or judgement.mistake.kind != "report":
+        judgement.notes += _denied(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
     if (judgement.mistake is not None and judgement.mistake.kind == "rows") or any(
         guard.name in (SHARDS, SAMPLES) and not guard.holds for guard in judgement.guards
@@ -243,6 +248,10 @@ def _look_for_mistake(case: Case, judgement: Judgement) -> None:
         judgement.mistake = Mistake("stop", stopped)
         _overrule(judgement, "SETUP", stopped)
         return
+    if judgement.verdict in PASSED and (denied := _denied(judgement)):
+        judgement.mistake = Mistake("report", denied[0])
+        _overrule(judgement, "SETUP", denied[0])
+        return
     if judgement.verdict != "FAIL (numerics)":
         return
     if judgement.difference is None and not broken:
@@ -255,6 +264,15 @@ def _look_for_mistake(case: Case, judgement: Judgement) -> None:
     if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
         judgement.mistake = found
         _overrule(judgement, "SETUP", found.text)
+
+
+def _denied(judgement: Judgement) -> list[str]:
+    """What ranks report otherwise than it is seen."""
+    return [
+        f"rank {rank.outcome.rank} reports {rank.denied}: report what the step of that window leaves, under its number"
+        for rank in judgement.ranks
+        if rank.denied
+    ][:1]
 
 
 def _failed(ranks: Sequence[RankEvidence]) -> str | None:
@@ -490,6 +508,9 @@ def _passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     by_weights = _by_weights(judgement)
     judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
     compared = "weights" if by_weights else "weights and gradients"
+    if any(rank.reported for rank in judgement.ranks):
+        compared = f"reported {compared}"
+        judgement.ways = (*judgement.ways, "weights=reported")
     if by_weights:
         judgement.notes.append(_WEIGHTS_ALONE)
     passes = None

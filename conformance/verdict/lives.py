@@ -14,6 +14,7 @@ from conformance.laws.run import Run
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.trace.lives import Events, lives
 from conformance.verdict.evidence import RankEvidence, read
+from conformance.verdict.reported import with_reports
 from conformance.verdict.watched_weights import with_watched_weights
 
 
@@ -26,9 +27,8 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
         )
         for number, (life, run) in enumerate(zip(parts, runs, strict=True))
     ]
-    if len(found) == 1:
-        return found[0]
-    return tuple(_joined(rank, of_rank) for rank, *of_rank in zip(outcome.ranks, *found, strict=True))
+    joined = [_joined(rank, of_rank) for rank, *of_rank in zip(outcome.ranks, *found, strict=True)]
+    return with_reports(case, found[0] if len(found) == 1 else joined, runs)
 
 
 def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:

@@ -11,6 +11,7 @@ from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
+from conformance.verdict.reported import unreported
 from conformance.verdict.shards import hole
 
 _TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
@@ -37,7 +38,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             return (
                 f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
                 "they cannot be compared, and nothing says which part it holds; shard them with `fully_shard` (FSDP2), "
-                "or run a path that keeps whole weights, such as DDP"
+                "run a path that keeps whole weights, such as DDP, or report them with `task.report`"
             )
     for rank in ranks:
         kinds = {event["event"] for event in rank.outcome.events}
@@ -46,7 +47,9 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
                 "process does cannot be seen, so train in the one that calls the function under `@trainer`"
             )
-    processes = [life for rank in ranks for life in rank.lives or (rank,)]
+    if (missing := unreported(ranks, fewest_steps(case.problem))) is not None:
+        return missing
+    processes = [life for rank in ranks if not rank.reported for life in rank.lives or (rank,)]
     for rank in processes:
         final = rank.final_weights
         # A rank without the model has no weights.

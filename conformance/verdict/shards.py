@@ -26,7 +26,7 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Says so if training begins with weights put together from the ranks' own, and not with those of one rank."""
     starts: list[Vector] = [tuple(map(float, case.problem.workload.start_of(at))) for at in range(len(ranks))]
     for rank in ranks:
-        begun = next((values(one["weights"]) for one in rank.outcome.events if one["event"] == "start"), ())
+        begun = next((values(one["weights"] or ()) for one in rank.outcome.events if one["event"] == "start"), ())
         columns = list(zip(begun, *starts, strict=False))
         if rank.shard is None or begun in starts or not columns:
             continue

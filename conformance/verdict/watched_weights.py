@@ -14,7 +14,7 @@ from typing import Any
 from conformance.laws.run import Rank, Run
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
-from conformance.trace.events import Finished, Forward, ScalerStep
+from conformance.trace.events import Finished, Forward, Report, ScalerStep
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
 
@@ -172,7 +172,7 @@ def _sent(rank: Rank, held: Mapping[int, Vector], elsewhere: Mapping[int | None,
             yield replace(elsewhere[number], weights=held[number])
 
 
-def _shown_by(event: Forward | Finished | None) -> Vector | None:
+def _shown_by(event: Forward | Finished | Report | None) -> Vector | None:
     return None if event is None or event.weights is None else values(event.weights)
 
 

@@ -13,6 +13,7 @@ Way: TypeAlias = Literal[
     "uneven_window=by samples", "uneven_window=by micro-batches",
     "averaging=in every micro-batch",
     "schedule_on_skip=wait", "schedule_on_skip=advance",
+    "weights=reported",
 ]  # fmt: skip
 
 #: The choices that `@trainer` can declare, and their ways.
@@ -69,6 +70,7 @@ WORDS: dict[Way, Words] = {
         "The schedule runs ahead of the steps that were taken.",
         "call `scheduler.step()` only if `scaler.get_scale()` has not fallen",
     ),
+    "weights=reported": Words("reports weights that cannot be seen, which were judged as it reports them"),
 }
 
 

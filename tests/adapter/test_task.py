@@ -16,13 +16,17 @@ from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
 
 
 class Watcher:
-    """A recorder that only remembers the models."""
+    """A recorder that only remembers the models, and what is reported."""
 
     def __init__(self):
         self.models = []
+        self.reports = []
 
     def watch(self, model):
         self.models.append(model)
+
+    def report(self, step, weights):
+        self.reports.append((step, weights))
 
 
 def indices(batches):
@@ -305,3 +309,31 @@ def test_windows():
 def test_a_last_window_may_be_short():
     task = Task(make_spec(accumulation=3, size=2, steps=1), 0)
     assert [len(window) for window in task.windows()] == [3, 1]
+
+
+def test_weights_are_reported_in_the_order_of_the_model():
+    watcher = Watcher()
+    task = Task(make_spec(), 0, watcher)
+    state = torch.get_rng_state()
+    task.report(1, {"bias": [3.0], "weight": [[1.0, 2.0]]})
+    task.report(0, {"bias": torch.ones(1)})
+    assert [
+        (step, [None if one is None else one.tolist() for one in weights]) for step, weights in watcher.reports
+    ] == [
+        (1, [[[1.0, 2.0]], [3.0]]),
+        (0, [None, [1.0]]),
+    ]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("step", "named", "says"),
+    [
+        (2, {}, "there is no window 2, they count from 0 to 1"),
+        (0, {"module.bias": [3.0]}, "'module.bias' is none of the parameters weight, bias"),
+        (0, {"weight": [1.0, 2.0]}, r"weight is \[1, 2\], and not \[2\]"),
+    ],
+)
+def test_a_report_of_something_else(step, named, says):
+    with pytest.raises(ValueError, match=says):
+        Task(make_spec(), 0).report(step, named)

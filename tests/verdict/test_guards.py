@@ -207,7 +207,7 @@ def test_stepped_another_model(follow):
     judgement = run.judged()
     assert judgement.headline == (
         "rank 0 stepped parameters of shape [[4, 3], [4]], which are not the task's model; "
-        "train the module that task.model() returns"
+        "train the module that task.model() returns, or report its weights with task.report"
     )
 
 

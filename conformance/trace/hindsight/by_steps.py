@@ -117,7 +117,8 @@ def _ends(lines: Sequence[Line], trains: Collection[int]) -> list[int]:
             optimizers.add(optimizer)
         elif kind == "forward" and line["forward"] in trains:
             optimizers.clear()
-    return ends
+    # Where no step is seen, weights that are reported are those after one.
+    return ends or [index for index, line in enumerate(lines) if line["event"] == "report"]
 
 
 def _clearings(lines: Sequence[Line], trains: Collection[int]) -> Iterator[int]:

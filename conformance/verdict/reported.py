@@ -1,0 +1,108 @@
+"""Weights that a trainer reports, as where its parameters cannot be seen. They stand for what is not seen, or only
+rounded, and for nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from conformance.cases.case import Case
+from conformance.laws.run import Run
+from conformance.oracle.rounding import nearest
+from conformance.results.records import Vector
+from conformance.trace.events import Report
+from conformance.verdict.comparison import same
+from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, values
+from conformance.workloads.precision import Format
+
+
+def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
+    """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
+    that of the first rank that does."""
+    said = [
+        {event.step: values(event.weights) for run in runs for event in run.ranks[at].of(Report) if event.weights}
+        for at in range(len(ranks))
+    ]
+    whole = [
+        {step: overlaid([weights, *(other[step] for other in said if step in other)]) for step, weights in own.items()}
+        for own in said
+    ]
+    return tuple(_completed(case, rank, runs, own) if own else rank for rank, own in zip(ranks, whole, strict=True))
+
+
+def unreported(ranks: Sequence[RankEvidence], fewest: int) -> str | None:
+    """Which of the ``fewest`` windows that must be stepped is neither seen nor reported, where others are reported."""
+    if not any(rank.reported for rank in ranks):
+        return None
+    for rank in ranks:
+        known = {attempt.window for attempt in rank.attempts if None not in attempt.weights}
+        missing = sorted({*range(fewest)} - known)
+        if missing:
+            return (
+                f"rank {rank.outcome.rank} does not report all of its weights after window {missing[0]}, which cannot "
+                "be seen either; call `task.report` after each window, skipped ones included, on every rank"
+            )
+    return None
+
+
+def _completed(case: Case, rank: RankEvidence, runs: Sequence[Run], reported: Mapping[int, Vector]) -> RankEvidence:
+    attempts = {attempt.window: attempt for attempt in rank.attempts}
+    is_rounded = any(event.get("rounded") for event in rank.outcome.events)
+    compute = case.arithmetic.compute if case.arithmetic.mixed else None
+    shown = {} if rank.shard is not None else _shown(rank, runs)
+    unseen: Vector = (None,) * case.problem.workload.model.size
+    before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
+    taken, denied = set[int](), list[str]()
+    for step in sorted({*attempts, *reported}):
+        attempt = attempts.get(step)
+        seen = attempt.weights if attempt else shown.get(step, unseen)
+        said = reported.get(step, unseen)
+        weights = tuple(
+            one if _is_seen(one, two, compute, is_rounded) else two for one, two in zip(seen, said, strict=True)
+        )
+        if weights != seen:
+            taken.add(step)
+        for name, one, two in zip(case.problem.workload.model.elements, weights, said, strict=True):
+            if not (two is None or _stands_for(one, two, compute)):
+                denied.append(f"{two:.9g} for {name} after window {step}, which is seen to be {one:.9g}")
+        if attempt:
+            attempts[step] = replace(attempt, weights=weights)
+        else:
+            has_moved = not case.arithmetic.scaled or not same(weights, before)
+            attempts[step] = Attempt(step, None, has_moved, gradients=None, weights=weights, scale=None)
+        before = weights
+    final = rank.final_weights
+    return replace(
+        rank,
+        attempts=tuple(attempts[step] for step in sorted(attempts)),
+        final_weights=before if final is None or None in final else final,
+        reported=frozenset(taken),
+        denied=next(iter(denied), None),
+    )
+
+
+def _shown(rank: RankEvidence, runs: Sequence[Run]) -> dict[int, Vector]:
+    """The weights that the next window's first forward, or the end, shows after a window that was trained here."""
+    windows = [
+        window
+        for run in runs
+        for window in run.ranks[rank.outcome.rank].windows
+        if window.forwards and window.backwards
+    ]
+    after = {window.number: window.shown_after for window in windows}
+    return {number: values(event.weights) for number, event in after.items() if event and event.weights}
+
+
+def _is_seen(seen: float | None, said: float | None, compute: Format | None, is_rounded: bool) -> bool:
+    """Whether what is seen is to be judged, and not what is said of it."""
+    if seen is None:
+        return said is None
+    return said is None or not (is_rounded and _stands_for(said, seen, compute))
+
+
+def _stands_for(full: float | None, other: float, compute: Format | None) -> bool:
+    """Whether ``other`` is the same number, or it rounded to the format that the model computes in."""
+    exact, rounded = exactly(full), exactly(other)
+    if exact is None or rounded is None:
+        return str(full) == str(other)
+    return exact == rounded or (compute is not None and nearest(exact, compute) == rounded)

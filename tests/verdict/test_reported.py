@@ -1,0 +1,132 @@
+"""Weights that a trainer reports stand for what is not seen, and are compared with what is."""
+
+from __future__ import annotations
+
+import pytest
+
+CASE = "ddp-w2-acc2-fp32-momentum"
+
+
+def hide(run):
+    """Leave neither steps nor forwards of the model, whose own weights stay as they are."""
+    for rank, events in enumerate(run.ranks):
+        start = run.of("start", rank)[0]["weights"]
+        run.of("finished", rank)[0]["weights"] = start
+        events[:] = [event for event in events if event["event"] not in ("step", "skip", "forward", "optimizer")]
+
+
+def report(run, ranks=(0, 1)):
+    """Have the ranks report what their steps leave."""
+    for rank in ranks:
+        for step in run.of("step", rank):
+            told = {"event": "report", "step": step["window"], "weights": list(step["weights"])}
+            run.after(
+                step,
+                {**{name: step[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")}, **told},
+            )
+
+
+def test_what_is_not_seen_is_judged_as_reported(follow):
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.findings) == ("PASS (exact)", ())
+    assert judgement.headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
+    assert "weights=reported" in [one.way for one in judgement.behaviour]
+
+
+def test_wrong_weights_that_are_reported(follow):
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    for event in run.everywhere("report", 3):
+        event["weights"][1] += 1
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("step 3, rank 0: weight[1] becomes ")
+    assert any("as the trainer reports them" in note for note in judgement.notes)
+
+
+def test_reports_of_ranks_that_differ(follow):
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    run.of("report", rank=1)[3]["weights"][1] += 1
+    assert run.judged().verdict == "DIVERGED"
+
+
+def test_parts_that_are_reported(follow):
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    for rank in range(2):
+        for event in run.of("report", rank):
+            event["weights"] = [one if at % 2 == rank else None for at, one in enumerate(event["weights"])]
+    assert run.judged().verdict == "PASS (exact)"
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_window_that_is_not_reported(follow, window):
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    run.remove(*run.everywhere("report", window))
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith(f"rank 0 does not report all of its weights after window {window}, ")
+
+
+def test_a_rank_that_reports_nothing(follow):
+    run = follow(CASE)
+    report(run, ranks=(0,))
+    hide(run)
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 1 does not report ")
+
+
+def test_a_report_against_what_is_seen(follow):
+    """The numbers are right: it is the report that is wrong."""
+    run = follow(CASE)
+    report(run)
+    run.of("report", rank=1)[3]["weights"][1] += 1
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "report")
+    assert judgement.headline.startswith("rank 1 reports ")
+    assert " for weight[1] after window 3, which is seen to be " in judgement.headline
+
+
+def test_wrong_weights_with_right_ones_reported(follow):
+    """What is seen is judged, and the report changes nothing."""
+    run = follow(CASE)
+    report(run)
+    for event in run.everywhere("step", 5):
+        event["weights"][1] += 1
+    run.of("finished")[0]["weights"][1] += 1
+    run.of("finished", rank=1)[0]["weights"][1] += 1
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("step 5, rank 0: weight[1] becomes ")
+    assert any(note.startswith("rank 0 reports ") for note in judgement.notes)
+
+
+def test_masters_of_what_is_seen_rounded(follow):
+    """Forwards show 16 bits of what is reported: of two that round alike, the reported one is judged."""
+    for wrong, verdict in ((0.0, "PASS (exact)"), (2.0**-12, "FAIL (numerics)")):
+        run = follow("ddp-w2-acc2-bf16-momentum")
+        report(run)
+        for rank in range(2):
+            for event in run.of("report", rank):
+                event["weights"][1] += wrong * event["weights"][1]
+            steps = run.of("step", rank)
+            for forward in run.of("forward", rank):
+                if forward["window"] and forward["micro_batch"] == 0:
+                    forward |= {"weights": steps[forward["window"] - 1]["weights"], "rounded": True}
+            run.remove(*steps)
+        assert run.judged().verdict == verdict
+
+
+def test_no_report_changes_nothing(follow):
+    run = follow(CASE)
+    assert not any(rank.reported or rank.denied for rank in run.judged().ranks)
