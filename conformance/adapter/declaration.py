@@ -141,7 +141,8 @@ def trainer(
     vectors and scalars, with 3 one for each of the two; groups have settings and a schedule of their own, which the
     trainer must keep. Declare (1,) if it has no place for them, because it steps one flat parameter or by one rate.
     models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
-    embedding). Leave the second out only if the trainer does not take any module, because it computes by itself.
+    embedding), "large-tensors" (the same, of seven million elements). Leave the others out only if the trainer does not
+    take any module, because it computes by itself.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
     launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from conformance.adapter.unsupported import UnsupportedModel
-from conformance.workloads.model import Linear, model_of
+from conformance.workloads import model
 
 
 class ManyTensors(torch.nn.Module):
@@ -37,15 +37,25 @@ class ManyTensors(torch.nn.Module):
             [1, 1, 2, 2, 1, 2, 2, 2, 2, 1, 2], dim=-1
         )
         predicted: torch.Tensor = first * self.gain + second * self.temperature
-        predicted += (scaled * self.scale).sum(-1, keepdim=True)
-        predicted += functional.linear(cubed, self.cube.view(1, 2))
-        predicted += (looked_up * self.embedding((row.squeeze(-1) > 0.5).long())).sum(-1, keepdim=True)
+        predicted += (scaled * self._scale()).sum(-1, keepdim=True)
+        predicted += functional.linear(cubed, self._cube().view(1, 2))
+        predicted += (looked_up * self.embedding(self._rows(row.squeeze(-1) > 0.5))).sum(-1, keepdim=True)
         predicted += self.encoder(encoded) + self.decoder(decoded)
         # With a kernel of one pixel and an image of one this is the convolution.
         predicted += functional.linear(image, self.convolution.weight.view(1, 2))
         predicted += self.skip(skipped)
         predicted += self.linear(rest)
         return predicted
+
+    def _scale(self) -> torch.Tensor:
+        return self.scale
+
+    def _cube(self) -> torch.Tensor:
+        return self.cube
+
+    def _rows(self, is_second: torch.Tensor) -> torch.Tensor:
+        """The rows of the embedding to look up."""
+        return is_second.long()
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -56,12 +66,58 @@ class ManyTensors(torch.nn.Module):
             ) from None
 
 
+class LargeTensors(ManyTensors):
+    """`conformance.workloads.model.LargeTensors`, which uses few elements of three large parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _, _, scale, cube, table, *_ = model.LargeTensors().tensors
+        self.scale = torch.nn.Parameter(torch.empty(scale.shape))
+        self.cube = torch.nn.Parameter(torch.empty(cube.shape))
+        self.embedding = torch.nn.Embedding(table.shape[0], table.shape[1])
+        self._of_scale, self._of_cube = map(list, (scale.used or (), cube.used or ()))
+        self._first, _, self._second, _ = (position // 2 for position in table.used or ())
+
+    def _scale(self) -> torch.Tensor:
+        return self.scale[self._of_scale]
+
+    def _cube(self) -> torch.Tensor:
+        return self.cube.flatten()[self._of_cube]
+
+    def _rows(self, is_second: torch.Tensor) -> torch.Tensor:
+        return torch.where(is_second, self._second, self._first)
+
+
+_MODULES: dict[str, type[torch.nn.Module]] = {
+    "linear": torch.nn.Linear,
+    "many-tensors": ManyTensors,
+    "large-tensors": LargeTensors,
+}
+
+
 def module_class(spec: Mapping[str, Any]) -> type[torch.nn.Module]:
     """The class of the module that the `model` of a case's spec describes."""
-    return torch.nn.Linear if isinstance(model_of(spec), Linear) else ManyTensors
+    return _MODULES[spec["kind"]]
 
 
 def module(spec: Mapping[str, Any]) -> torch.nn.Module:
     """That module, with torch's own start weights."""
-    model = model_of(spec)
-    return torch.nn.Linear(model.features, 1, bias=model.bias) if isinstance(model, Linear) else ManyTensors()
+    described = model.model_of(spec)
+    kind = module_class(spec)
+    return kind(described.features, 1, bias=described.bias) if isinstance(described, model.Linear) else kind()
+
+
+def parameters(spec: Mapping[str, Any], rank: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The parameters with which that module begins on `rank`."""
+    tensors = model.model_of(spec).tensors
+    parts = torch.tensor(spec["weights"][rank], dtype=dtype).split([tensor.size for tensor in tensors])
+    return [_filled(tensor, part) for tensor, part in zip(tensors, parts, strict=True)]
+
+
+def _filled(tensor: model.Tensor, values: torch.Tensor) -> torch.Tensor:
+    if tensor.used is None:
+        return values.view(tensor.shape)
+    *_, other = values
+    whole = torch.full(tensor.shape, float(other), dtype=values.dtype)
+    whole.view(-1)[list(tensor.used)] = values[: len(tensor.used)]
+    return whole

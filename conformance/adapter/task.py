@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from conformance.adapter.data import Batch, MicroBatches, Samples, collate
 from conformance.adapter.groups import number_of, parameter_groups
-from conformance.adapter.models import module
+from conformance.adapter.models import module, parameters
 from conformance.adapter.topology import Topology
 from conformance.workloads.model import model_of
 from conformance.workloads.plan import planned_windows
@@ -94,11 +94,9 @@ class Task:
         """
         spec = self._spec["model"]
         model = module(spec).to(self.dtype)
-        start = torch.tensor(spec["weights"][self.rank], dtype=self.dtype)
-        parts = start.split([parameter.numel() for parameter in model.parameters()])
         with torch.no_grad():
-            for parameter, part in zip(model.parameters(), parts, strict=True):
-                parameter.copy_(part.view_as(parameter))
+            for parameter, start in zip(model.parameters(), parameters(spec, self.rank, self.dtype), strict=True):
+                parameter.copy_(start)
         model.to(self.device)
         if self._recorder is not None:
             self._recorder.watch(model)

@@ -153,6 +153,9 @@ RULES: tuple[Rule, ...] = (
     Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-overflow", _SCALED, _ACCUMULATED),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
+    # Their 28 MiB take as long as five other cases.
+    Rule("large-tensors", ("fp32",), frozenset({("batched", 1, 1), _W2})),
+    Rule("large-clip-norm", ("fp32",), frozenset({_W2_ACC2})),
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),

@@ -121,7 +121,7 @@ def trained_elements(rank: Rank) -> int:
     models = rank.of(Model)
     trained = frozenset[int]().union(*trainable(rank).values())
     if not models or not trained:
-        return rank.run.plan.model.size
+        return rank.run.plan.model.numel
     return sum(prod(shape) for index, shape in enumerate(models[-1].shapes) if index in trained)
 
 

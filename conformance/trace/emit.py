@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _world
 
-from conformance.adapter.models import module_class
 from conformance.trace.state import horovod, topology
 from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
@@ -29,7 +28,6 @@ from conformance.trace.state.site import Sites
 from conformance.trace.state.watched import Watched, held_by, unwrapped
 from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
-from conformance.workloads.model import model_of
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
 """The activities that events name in `during`; observers keep track of more."""
@@ -80,7 +78,7 @@ class Recording:
         self.numbers = Numbers()
         self.sites = Sites(trainer_file)
         self.rows = None if spec is None else Rows(spec["samples"]["x"])
-        self.watched = Watched() if spec is None else Watched(_start(spec["model"]), module_class(spec["model"]))
+        self.watched = Watched(None if spec is None else spec["model"])
         self.payloads = Payloads(self.watched)
         self.copies = Copies(self.watched, self.payloads)
         self.handles = Handles()
@@ -220,10 +218,3 @@ class _Accounting:
         self._recording._accounting.remove(get_ident())
         if kind is None:
             self._recording.accounted(zeroed=self._zeroing)
-
-
-def _start(model: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The parameters with which the model that a spec describes begins on rank 0."""
-    tensors = model_of(model).tensors
-    parts = torch.tensor(model["weights"][0], dtype=torch.float64).split([tensor.size for tensor in tensors])
-    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))

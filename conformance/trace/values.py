@@ -5,8 +5,8 @@ A finite float is written exactly (the float64 of a float32), any other as a str
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -39,6 +39,17 @@ def values(tensors: Iterable[torch.Tensor | None], sizes: Iterable[int]) -> list
             found = [held.get(place) for place in range(size)]
         flat += found if len(found) == size else [None] * size
     return flat
+
+
+def picked(tensor: torch.Tensor | None, used: Sequence[int], size: int) -> list[Number]:
+    """Of a large tensor of this size the elements that are used, and the least and the largest of all others; as many
+    nulls if this rank does not have all of it."""
+    part = torch.empty(0) if tensor is None else own_part(tensor).flatten()
+    if part.numel() != size:
+        return [None] * (len(used) + 2)
+    others = [part[start + 1 : end] for start, end in pairwise([-1, *used, size]) if end > start + 1]
+    extremes = torch.stack([end for one in others for end in torch.aminmax(one)])
+    return elements(torch.cat([part[list(used)], torch.stack(torch.aminmax(extremes))]))
 
 
 def elements(tensor: torch.Tensor) -> list[Number]:

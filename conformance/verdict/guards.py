@@ -369,19 +369,22 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
     step, own, model = right.steps[difference.step], rank.steps[difference.step], case.problem.workload.model
     is_gradient = difference.quantity == "gradient"
     box, seen = (step.gradient, own.gradients or ()) if is_gradient else (step.weights, own.weights)
-    wrong = {
-        tensor
-        for tensor, center, radius, value in zip(
-            model.tensor_of, box.center, box.radius, map(exactly, seen), strict=False
-        )
+    numbers = zip(model.is_used, model.tensor_of, box.center, box.radius, map(exactly, seen), strict=False)
+    elements = [
+        (tensor, is_used)
+        for is_used, tensor, center, radius, value in numbers
         if value is None or abs(value - center) > radius
-    }
+    ]
+    wrong = {tensor for tensor, _ in elements}
     # Of two parameters, one may be right by chance.
     if not wrong or 2 * len(wrong) >= len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
     what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
-    text = f"{what}{names} is wrong {when} window {step.window}, and all other parameters are right"
+    are = "is" if is_gradient or len(wrong) == 1 else "are"
+    text = f"{what}{names} {are} wrong {when} window {step.window}, and all other parameters are right"
+    if not any(is_used for _, is_used in elements):
+        text += "; only elements are wrong that the model does not use, and whose gradients are zero"
     shared = [model.tensors[tensor].name for tensor in sorted(wrong) if model.tensors[tensor].places > 1]
     if shared:
         text += f"; the model uses {enumerated(shared)} in several places, and it is one parameter for all that"

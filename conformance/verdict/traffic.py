@@ -29,9 +29,9 @@ def traffic(run: Run) -> Traffic | None:
             _count(run, window, totals)
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
     stepped = Fraction(sum(bool(here.windows[0].of(Step)) for here in together), len(together))
-    formula = expected(run.plan.backend, ranks, run.plan.model.size, width, _split(run, together), stepped)
+    formula = expected(run.plan.backend, ranks, run.plan.model.numel, width, _split(run, together), stepped)
     return Traffic(
-        gradient=run.plan.model.size * width,
+        gradient=run.plan.model.numel * width,
         ranks=tuple(
             RankTraffic(
                 **{
@@ -80,5 +80,5 @@ def _count(run: Run, window: Window, totals: list[defaultdict[str, Fraction]]) -
 
 def _is_payload(run: Run, event: Contribution) -> bool:
     # Elements of one byte are text or pickled objects.
-    is_as_large = event.elements >= run.plan.model.size and event.bytes > event.elements
+    is_as_large = event.elements >= run.plan.model.numel and event.bytes > event.elements
     return event.of is not None or is_as_large

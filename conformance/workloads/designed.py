@@ -64,6 +64,7 @@ class Design:
     epochs: int = 2
     scale: LossScale = LossScale(Fraction(2**5))
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
+    ranks_start_apart: bool = False
     seed: int = 0
 
 
@@ -92,6 +93,7 @@ def designed(design: Design, batch_size: int) -> Workload:
         schedule=design.schedule,
         clip=design.clip,
         scale=design.scale,
+        ranks_start_apart=design.ranks_start_apart,
         summary=design.summary,
     )
 
@@ -121,7 +123,7 @@ class _Rows:
         factors = np.zeros((samples, model.size))
         factors[:, -1] = 1.0
         of_blocks = [[e for e, own in enumerate(model.block_of) if own == block] for block in range(model.blocks)]
-        shared = [element for element, own in enumerate(model.block_of[:-1]) if own is None]
+        shared = [element for element, own in enumerate(model.block_of[:-1]) if own is None and model.is_used[element]]
         is_plain = design.weights is None
         wide = [np.concatenate([ones, -ones])] if is_plain else []
         if len(columns) < len(of_blocks[0]) + (len(shared) + is_plain) // (1 + is_plain) + 2:
@@ -194,6 +196,15 @@ class _Courses:
         smallest = np.argsort(sizes, kind="stable")[:_SMALLEST]
         return cls(taken[smallest], visits[smallest])
 
+    @classmethod
+    def of_unused(cls, design: Design, element: int) -> _Courses:
+        """The one of an element that the model does not use: weight decay alone moves it."""
+        state, visits = State(np.array([float(design.largest_weight)]), np.zeros(1)), list[Floats]()
+        for _ in range(design.epochs * design.batches):
+            visits.append(state.weights)
+            state = after(design, np.zeros(1), state, element)
+        return cls(np.zeros((1, design.batches)), np.column_stack(visits))
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -226,7 +237,8 @@ def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
         shares = [rows.share[element] for rows in batches]
         kind = design.model.tensors[tensor].group(1 + len(design.groups)), _is_clipped(design, element), *shares
         if kind not in known:
-            known[kind] = _Courses.of(design, batches, element)
+            is_used = design.model.is_used[element]
+            known[kind] = _Courses.of(design, batches, element) if is_used else _Courses.of_unused(design, element)
         if not len(known[kind].visits):
             name = design.model.elements[element]
             raise ValueError(f"workload {design.name}: no course of {name} stays on its grid")

@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import cache
 
 from conformance.workloads.designed import Design, designed
+from conformance.workloads.model import LargeTensors
 from conformance.workloads.outliers import last_target
 from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
 from conformance.workloads.workload import SGD, Clip, Group, Workload
@@ -60,6 +61,23 @@ DESIGNS: dict[str, Design] = {
             SGD(ONE, momentum=HALF),
             outliers={1: last_target},
         ),
+        Design(
+            "large-tensors",
+            "Seven million elements, of which a few are used: several buckets, buffers and chunks; momentum and decay.",
+            SGD(HALF, momentum=HALF, weight_decay=HALF),
+            model=LargeTensors(),
+            batches=1,
+            ranks_start_apart=True,
+            seed=1,
+        ),
+        Design(
+            "large-clip-norm",
+            "Seven million elements, of which a few are used, and clipping by the norm of all that bites.",
+            SGD(HALF, momentum=HALF),
+            model=LargeTensors(),
+            clip=Clip("norm", Fraction(5)),
+            batches=1,
+        ),
     )
 }
 
@@ -71,8 +89,8 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*DESIGNS, MANY_ADAMW), (32, 24)),
     # Weights take half of the orthogonal columns.
     "many-weighted": (64, 48),
-    # Of 24 samples, all norms are above the threshold.
-    "many-clip-norm": (32,),
+    # Of 24 samples, all norms are above the threshold, or no course of an element stays on its grid.
+    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm"), (32,)),
 }
 
 

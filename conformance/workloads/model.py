@@ -1,16 +1,18 @@
 """The trained model as a linear function of its parameters: their names and shapes, and what multiplies each of them.
 
-The elements of all parameters are numbered in one order, that of ``model.parameters()`` with each parameter flat.
+The elements of all parameters are numbered in one order, that of ``model.parameters()`` with each parameter flat. Of a
+large parameter only the elements that the model uses are told apart. All others start alike and have gradients of zero,
+so they stay alike; the least and the largest of them stand for all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
@@ -19,15 +21,27 @@ T = TypeVar("T", float, Fraction)
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter. ``places``: how many of the model's modules have it."""
+    """A parameter. ``places``: how many of the model's modules have it. ``used``: of a large one, the places of the
+    elements that the model uses, ascending."""
 
     name: str
     shape: tuple[int, ...]
     places: int = 1
+    used: tuple[int, ...] | None = None
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
 
     @property
     def size(self) -> int:
-        return prod(self.shape)
+        """How many elements are told apart."""
+        return len(self.is_used)
+
+    @property
+    def is_used(self) -> tuple[bool, ...]:
+        """For each of these elements, whether the model uses it. Two others stand for all that it does not use."""
+        return (True,) * self.numel if self.used is None else (*(True,) * len(self.used), False, False)
 
     def group(self, groups: int) -> int:
         """The number of the parameter group that it is in where an optimizer has so many."""
@@ -36,9 +50,17 @@ class Tensor:
     @property
     def elements(self) -> tuple[str, ...]:
         """The name of each element; without a first index that is always zero, such as that of the only output."""
+        if self.used is not None:
+            return (*map(self._element, self.used), f"{self.name}[least other]", f"{self.name}[largest other]")
+        return tuple(map(self._element, range(self.numel)))
+
+    def _element(self, position: int) -> str:
         shape = self.shape[1:] if self.shape[:1] == (1,) else self.shape
-        indices = product(*map(range, shape))
-        return tuple(self.name + ("[" + ", ".join(map(str, index)) + "]" if index else "") for index in indices)
+        index = list[int]()
+        for length in reversed(shape):
+            position, place = divmod(position, length)
+            index.insert(0, place)
+        return self.name + (f"[{', '.join(map(str, index))}]" if index else "")
 
 
 @dataclass(frozen=True)
@@ -74,8 +96,18 @@ class Model(ABC):
 
     @cached_property
     def size(self) -> int:
-        """Elements of all parameters."""
+        """Elements of all parameters that are told apart."""
         return sum(tensor.size for tensor in self.tensors)
+
+    @cached_property
+    def numel(self) -> int:
+        """Elements of all parameters."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+    @cached_property
+    def is_used(self) -> tuple[bool, ...]:
+        """For each element, whether the model uses it."""
+        return tuple(chain.from_iterable(tensor.is_used for tensor in self.tensors))
 
     @cached_property
     def elements(self) -> tuple[str, ...]:
@@ -153,13 +185,43 @@ class ManyTensors(Model):
         return (*(None,) * 6, 0, 0, 1, 1, *(None,) * 8)
 
 
+@dataclass(frozen=True)
+class LargeTensors(ManyTensors):
+    """The same with three parameters that are so large that DistributedDataParallel divides the gradients into three
+    buckets. Of these it uses as few elements, and the last one always."""
+
+    name = "large-tensors"
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        large: dict[str, dict[str, Any]] = {
+            "scale": {"shape": (300_000,), "used": (0, 299_999)},
+            # 26 MiB in fp32, and so a bucket of its own.
+            "cube": {"shape": (26, 512, 512), "used": (2_000_000, 26 * 512 * 512 - 1)},
+            "embedding.weight": {"shape": (140_000, 2), "used": (100_000, 100_001, 279_998, 279_999)},
+        }
+        return tuple(replace(tensor, **large.get(tensor.name, {})) for tensor in super().tensors)
+
+    def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
+        used = iter(super().row(x, one))
+        return tuple(next(used) if is_used else one - one for is_used in self.is_used)
+
+    def inputs(self, row: Sequence[T], block: int) -> tuple[T, ...]:
+        return super().inputs([value for value, is_used in zip(row, self.is_used, strict=True) if is_used], block)
+
+    @property
+    def block_of(self) -> tuple[int | None, ...]:
+        used = iter(super().block_of)
+        return tuple(next(used) if is_used else None for is_used in self.is_used)
+
+
 def group_of(dimensions: int, groups: int) -> int:
     """Of ``groups`` parameter groups, that of parameters of so many dimensions: matrices are in the first one, vectors
     in the second and scalars in the last."""
     return min(max(2 - dimensions, 0), groups - 1)
 
 
-MODELS: dict[str, type[Model]] = {kind.name: kind for kind in (Linear, ManyTensors)}
+MODELS: dict[str, type[Model]] = {kind.name: kind for kind in (Linear, ManyTensors, LargeTensors)}
 
 
 def model_of(spec: Mapping[str, Any]) -> Model:

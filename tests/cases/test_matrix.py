@@ -48,6 +48,7 @@ BOUNDED = {
     "overflow-clip",
     "many-adamw",
     "many-clip-norm",
+    "large-clip-norm",
     "line",
     "noisy-line",
     "two-workers",

@@ -258,3 +258,12 @@ def test_a_window_left_out_by_one_rank_explains_its_hang():
         )
     )
     assert broken(run) == {"ddp/all-reduce-every-window"}
+
+
+def test_weights_that_begin_apart_are_named_unless_all_do():
+    def told(last):
+        run = ranks(lambda rank: [event("start", weights=[float(rank), last * rank]), FIRST])
+        return the_finding(run, "ddp/equal-start").broken.however
+
+    assert told(0.0).endswith("rank 0 began with (0) and rank 1 with (1) of weight[0]")
+    assert told(2.0).endswith("rank 0 began with (0, 0) and rank 1 with (1, 2)")

@@ -37,6 +37,7 @@ def test_horovod_ranks_see_what_horovodrun_sets() -> None:
         ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1"),
         ("HOROVOD_GLOO_RENDEZVOUS_PORT", "1234"),
         ("HOROVOD_CONTROLLER", "gloo"),
+        ("HOROVOD_FUSION_THRESHOLD", "2097152"),
     }
     assert "RANK" not in environment
 

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from conformance.trace.values import elements, own_part, storage, values
+from conformance.trace.values import elements, own_part, picked, storage, values
 
 
 class Silent(torch.Tensor):
@@ -95,3 +95,28 @@ def test_every_kind_of_tensor(kind):
         assert elements(tensor) == own_part(tensor).flatten().tolist() == found
         assert (storage(tensor).data_ptr() != 0) is (kind in READABLE)
         assert values([tensor, None], [2, 1]) == [*(found or [None, None]), None]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, [1.0, 2.0, 5.0, 5.0]),
+        ({1: 4.0}, [1.0, 2.0, 4.0, 5.0]),
+        ({6: 6.0}, [1.0, 2.0, 5.0, 6.0]),
+        ({4: 3.0, 5: 7.0}, [1.0, 2.0, 3.0, 7.0]),
+        ({2: float("nan")}, [1.0, 2.0, "nan", "nan"]),
+        ({2: float("inf")}, [1.0, 2.0, 5.0, "inf"]),
+    ],
+)
+@pytest.mark.parametrize("used", [(0, 3), (0, 7), (3, 7)])
+def test_of_a_large_tensor_no_element_goes_unseen(used, changed, expected):
+    flat = torch.full((8,), 5.0)
+    flat[list(used)] = torch.tensor([1.0, 2.0])
+    for place, value in changed.items():
+        flat[place] = value
+    assert picked(flat.view(2, 4), used, 8) == expected
+
+
+@pytest.mark.parametrize("tensor", [None, torch.ones(4), torch.empty(8, device="meta")])
+def test_of_a_large_tensor_that_is_not_whole_nothing_is_read(tensor):
+    assert picked(tensor, (0, 7), 8) == [None] * 4

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from fractions import Fraction
+from operator import mul
 
 import pytest
 import torch
 
-from conformance.adapter.models import module, module_class
-from conformance.workloads.model import MODELS, Linear, ManyTensors, Tensor, model_of
+from conformance.adapter.models import module, module_class, parameters
+from conformance.workloads.model import MODELS, LargeTensors, Linear, ManyTensors, Tensor, model_of
 
-every_model = pytest.mark.parametrize("model", [Linear(3), Linear(3, bias=True), ManyTensors()], ids=str)
+every_model = pytest.mark.parametrize(
+    "model", [Linear(3), Linear(3, bias=True), ManyTensors(), LargeTensors()], ids=str
+)
 
 
 def spec_of(model):
@@ -21,8 +24,18 @@ def spec_of(model):
 def inputs_of(model, block):
     """Inputs of one block, in double precision."""
     used = [own in (None, block) for own in model.block_of]
-    row = [(number + 2) / 4 * one for number, one in enumerate(used)]
+    row = [(number + 2) / 4 * one for number, one in enumerate(map(all, zip(used, model.is_used, strict=True)))]
     return model.inputs([*row[:-1], 1.0], block)
+
+
+def holding(model, weights):
+    """Its module with these weights, in double precision."""
+    torchs = module(spec_of(model)).double()
+    spec = {**spec_of(model), "weights": [weights]}
+    with torch.no_grad():
+        for parameter, start in zip(torchs.parameters(), parameters(spec, 0, torch.double), strict=True):
+            parameter.copy_(start)
+    return torchs
 
 
 @every_model
@@ -31,7 +44,9 @@ def test_parameters_are_those_of_torch(model):
     assert [(one.name, one.shape) for one in model.tensors] == [
         (name, tuple(parameter.shape)) for name, parameter in torchs.named_parameters()
     ]
-    assert model.size == len(model.elements) == len(model.tensor_of) == sum(one.numel() for one in torchs.parameters())
+    assert model.size == len(model.elements) == len(model.tensor_of) == len(model.is_used)
+    assert model.numel == sum(one.numel() for one in torchs.parameters())
+    assert model.size == model.numel or not all(model.is_used)
     assert type(torchs) is module_class(spec_of(model))
     assert model_of(spec_of(model)) == model
 
@@ -43,13 +58,12 @@ def test_every_model_is_tried_here():
 @every_model
 @pytest.mark.parametrize("block", [0, 1])
 def test_a_row_times_the_parameters_is_the_prediction(model, block):
-    torchs = module(spec_of(model)).double()
+    weights = [(7 * number % 19 - 9) / 8 for number in range(model.size)]
+    torchs = holding(model, weights)
     x = inputs_of(model, block % model.blocks)
     assert len(x) == model.features
-    flat = torch.nn.utils.parameters_to_vector(torchs.parameters())
-    row = torch.tensor(model.row(x, 1.0), dtype=torch.double)
     alone, batched = torch.tensor(x, dtype=torch.double), torch.tensor([x, x], dtype=torch.double)
-    expected = pytest.approx(torch.dot(flat, row).item(), rel=1e-12)
+    expected = pytest.approx(sum(map(mul, weights, model.row(x, 1.0))), rel=1e-12)
     assert torchs(alone).tolist() == [expected]
     assert torchs(batched).tolist() == [[expected], [expected]]
 
@@ -60,9 +74,18 @@ def test_inputs_have_the_row_that_they_are_made_of(model):
         x = inputs_of(model, block)
         assert model.inputs(model.row(x, 1.0), block) == x
         used = [own in (None, block) for own in model.block_of]
-        assert [value != 0 for value in model.row(x, 1.0)] == used
+        assert [value != 0 for value in model.row(x, 1.0)] == list(map(all, zip(used, model.is_used, strict=True)))
         exact = [Fraction(value) for value in x]
         assert model.row(exact, Fraction(1)) == tuple(map(Fraction, model.row(x, 1.0)))
+
+
+def test_all_other_elements_of_a_large_parameter_begin_alike():
+    model = LargeTensors()
+    weights = [3.0 if is_used else 5.0 for is_used in model.is_used]
+    for tensor, whole in zip(model.tensors, holding(model, weights).parameters(), strict=True):
+        used = list(tensor.used or range(tensor.numel))
+        assert whole.flatten()[used].tolist() == [3.0] * len(used)
+        assert (whole == 5.0).sum() == whole.numel() - len(used)
 
 
 def test_many_tensors_have_all_ranks_and_one_of_them_is_tied():
@@ -78,3 +101,5 @@ def test_elements_have_names():
     assert Linear(2, bias=True).tensor_of == (0, 0, 1)
     assert Tensor("gain", ()).elements == ("gain",)
     assert Tensor("table", (2, 2)).elements == ("table[0, 0]", "table[0, 1]", "table[1, 0]", "table[1, 1]")
+    large = Tensor("cube", (2, 3, 4), used=(0, 23))
+    assert large.elements == ("cube[0, 0, 0]", "cube[1, 2, 3]", "cube[least other]", "cube[largest other]")

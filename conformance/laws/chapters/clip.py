@@ -82,7 +82,7 @@ def _averages_gradients(plan: Plan, event: Contribution) -> bool:
         or (isinstance(event, Collective) and "reduce" not in event.op)
     ):
         return False
-    return event.of == "gradients" or (event.of is None and event.elements == plan.model.size)
+    return event.of == "gradients" or (event.of is None and event.elements == plan.model.numel)
 
 
 def _differs(index: int, clips: Sequence[Sequence[Clip]]) -> bool:

@@ -54,12 +54,16 @@ def equal_start(run: Run) -> Outcomes:
         yield OK
         return
     other, others = apart
+    at = [place for place, (one, two) in enumerate(zip(weights, others, strict=True)) if one != two]
+    mine, theirs = ([held[place] for place in at] for held in (weights, others))
+    names = enumerated([run.plan.model.elements[place] for place in at])
+    of = f" of {names}" if len(at) < len(weights) else ""
     when = f"after {sent[-1]}" if sent else "no collective carried weights before the first forward, and"
     yield Broken(
         other,
         must="all ranks must begin with the weights of one of them",
         because="equal steps keep different weights different",
-        however=f"{when} rank {first.rank} began with {vector(weights)} and rank {other.rank} with {vector(others)}",
+        however=f"{when} rank {first.rank} began with {vector(mine)} and rank {other.rank} with {vector(theirs)}{of}",
         shows=(*sent[-1:], first, other),
         effect="The ranks train different models until the end.",
     )

@@ -131,4 +131,6 @@ def _horovod(topology: Topology, rank: int, address: str, port: int) -> dict[str
         "HOROVOD_CPU_OPERATIONS": "gloo",
         # Milliseconds between two looks at the queue of tensors.
         "HOROVOD_CYCLE_TIME": os.environ.get("HOROVOD_CYCLE_TIME", "1"),
+        # Bytes of the buffer in which it averages tensors together: the largest workload must not fit into its 128 MiB.
+        "HOROVOD_FUSION_THRESHOLD": os.environ.get("HOROVOD_FUSION_THRESHOLD", str(2 * 2**20)),
     }

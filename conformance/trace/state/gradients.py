@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.watched import Found, Watched
-from conformance.trace.values import Number, elements, own_part
+from conformance.trace.values import Number, own_part
 
 Seen: TypeAlias = list[Any]
 """Of each parameter: its gradient's values or, in a large model, identity and version; None without a gradient."""
@@ -119,11 +119,11 @@ class Gradients:
         return trained[:: -(-len(trained) // _MOST_PARAMETERS) or 1]
 
     def _see(self) -> Seen:
-        see = elements if self._watched.is_readable else _stamp
-        return [None if (gradient := one.grad) is None else see(gradient) for _, one in self._looked_at]
+        see = self._watched.sight if self._watched.is_readable else _stamp
+        return [None if (gradient := one.grad) is None else see(number, gradient) for number, one in self._looked_at]
 
 
-def _stamp(gradient: torch.Tensor) -> tuple[int, int]:
+def _stamp(number: int, gradient: torch.Tensor) -> tuple[int, int]:
     return id(gradient), gradient._version
 
 

@@ -99,13 +99,19 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _is_copy(tensors: Sequence[torch.Tensor], of: Sequence[torch.Tensor]) -> bool:
     """Whether `tensors` hold the values of `of`, up to rounding and, if there are several values, up to one factor."""
+    if _count(tensors) != _count(of):
+        return False
     copy, original = _floats(tensors), _floats(of)
     # Zeros are zero times anything.
-    if copy.numel() != original.numel() or not original.any() or not copy.any():
+    if not original.any() or not copy.any():
         return False
     largest = original.abs().argmax()
     factor = copy[largest] / original[largest] if original.numel() > 1 else 1.0
     return torch.allclose(copy, factor * original, rtol=_HALF, atol=0.0)
+
+
+def _count(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(own_part(tensor).numel() for tensor in tensors if tensor.is_floating_point())
 
 
 def _floats(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -7,14 +7,17 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import accumulate
 from threading import RLock
 from typing import Any
 
 import torch
 
+from conformance.adapter import models
 from conformance.trace.shards import places
-from conformance.trace.values import Number, own_part, values
+from conformance.trace.values import Number, elements, own_part, picked, values
+from conformance.workloads.model import model_of
 
 Found = tuple[torch.Tensor | None, ...]
 
@@ -35,18 +38,19 @@ _KEPT_BY_TORCH = frozenset(
 class Watched:
     """Knows the models that are watched, and which parameters the optimizer really steps.
 
-    start: the parameters with which the task's model, of class `kind`, begins on rank 0. With them, a copy of it is
-    recognised where it is first seen: it has all of their shapes, and values that are the task's or, after a broadcast,
-    rank 0's. Once the task's own parameters are stepped, they alone are watched. Without `start` only the very models
-    that are added are known.
-    is_readable: whether the model is so small that values are read.
+    spec: what describes the task's model. With it, a copy of the model is recognised where it is first seen: it has all
+    of its shapes, and values that are the task's or, after a broadcast, rank 0's. Once the task's own parameters are
+    stepped, they alone are watched. Without it only the very models that are added are known.
+    kind: the class of the task's model.
+    is_readable: whether the model is so small, or uses so few elements, that values are read.
     """
 
-    def __init__(self, start: Found | None = None, kind: type[torch.nn.Module] = torch.nn.Module) -> None:
-        self.kind = kind
-        self._knows_copies = start is not None
-        self._start = start or ()
-        self._measure(self._start)
+    def __init__(self, spec: Mapping[str, Any] | None = None) -> None:
+        self.kind: type[torch.nn.Module] = torch.nn.Module if spec is None else models.module_class(spec)
+        self._knows_copies = spec is not None
+        self._spec = spec
+        tensors = () if spec is None else model_of(spec).tensors
+        self._measure([tensor.shape for tensor in tensors], [tensor.used for tensor in tensors])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
         # Of each parameter of the task's models, which of them has it.
@@ -84,7 +88,7 @@ class Watched:
         self._copied.pop(id(model), None)
         self._latest = self._hand_out(parameters)
         if not self._knows_copies:
-            self._measure(parameters)
+            self._measure([tuple(parameter.shape) for parameter in parameters], [None] * len(parameters))
         for act in self._followers:
             act(model)
 
@@ -255,6 +259,10 @@ class Watched:
         known = {id(found): found for found in (self._latest, self._start, *self._found.values())}
         return [found for found in known.values() if found]
 
+    @cached_property
+    def _start(self) -> Found:
+        return () if self._spec is None else tuple(models.parameters(self._spec, 0, torch.float64))
+
     def stepped(self, parameters: Found) -> None:
         """The optimizer stepped these, which `weights` reads from now on; those of a copy until the task's own are."""
         if self.is_copys(parameters):
@@ -275,10 +283,11 @@ class Watched:
                 self._found[id(parameter)] = parameters
         return parameters
 
-    def _measure(self, parameters: Found) -> None:
-        self._shapes = [tuple(parameter.shape) for parameter in parameters if parameter is not None]
+    def _measure(self, shapes: Sequence[tuple[int, ...]], used: Sequence[tuple[int, ...] | None]) -> None:
+        self._shapes, self._used = list(shapes), list(used)
         self._sizes = [math.prod(shape) for shape in self._shapes]
-        self.is_readable = sum(self._sizes) <= MOST_ELEMENTS
+        read = (size if at is None else len(at) for size, at in zip(self._sizes, self._used, strict=True))
+        self.is_readable = sum(read) <= MOST_ELEMENTS
 
     @property
     def size(self) -> int:
@@ -289,7 +298,20 @@ class Watched:
         """The values of `parameters`; without them, of those that were stepped or added last."""
         if not self.is_readable:
             return None
-        return values(parameters or self.current or [None] * len(self._shapes), self._sizes)
+        return self._values(parameters or self.current or [None] * len(self._shapes))
+
+    def _values(self, tensors: Sequence[torch.Tensor | None]) -> list[Number]:
+        if not any(self._used):
+            return values(tensors, self._sizes)
+        flat: list[Number] = []
+        for tensor, size, used in zip(tensors, self._sizes, self._used, strict=True):
+            flat += values([tensor], [size]) if used is None else picked(tensor, used, size)
+        return flat
+
+    def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
+        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
+        used = self._used[number]
+        return elements(tensor if used is None else own_part(tensor).flatten()[list(used)])
 
     def used_by(self, module: torch.nn.Module) -> Found:
         """What a forward of `module` uses, or was rounded from: others than its parameters in a functional call."""
@@ -339,7 +361,9 @@ class Watched:
         """The positions of the elements that this rank holds, among those of all parameters; None if none is split over
         the ranks, or the model is too large to be read."""
         split = [None if one is None else places(one) for one in self.current] if self.is_readable else []
-        if all(at is None for at in split):
+        # Of a large parameter, which elements are where is not followed.
+        is_followed = all(at is None or used is None for at, used in zip(split, self._used, strict=False))
+        if all(at is None for at in split) or not is_followed:
             return None
         starts = accumulate(self._sizes, initial=0)
         return [
@@ -357,7 +381,7 @@ class Watched:
             gradients = [gradient if number in only else None for number, gradient in enumerate(gradients)]
         if scale is not None:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        return values(gradients, self._sizes)
+        return self._values(gradients)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
         """A digest of what the optimizer keeps for each of its parameters and reads in a step; None of a large model,
