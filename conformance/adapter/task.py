@@ -54,11 +54,13 @@ class Task:
     stop_after: how many windows to train, of all that the task has, skipped ones included; None to train them all.
     checkpoint_dir: an empty folder, the same for all ranks, in which to save what `resume_from` will need, after the
     last of these windows; None where nothing is to be saved.
+    save_after: after how many windows to save: `stop_after` alone, or never; several for trainers that declare
+    `survives_kill=True`, which are killed while they save.
     resume_from: the folder in which this training was saved by processes that have ended; None where it begins.
 
-    The three are None, unless the trainer declares `resume=True` and the case stops and resumes. The loaders below give
-    the whole run in any case, as a real one does: a trainer skips what it has trained on, which is where positions get
-    lost.
+    The other three are None, unless the trainer declares `resume=True` and the case stops and resumes. The loaders
+    below give the whole run in any case, as a real one does: a trainer skips what it has trained on, which is where
+    positions get lost.
     """
 
     def __init__(self, spec: dict[str, Any], rank: int, recorder: Watcher | None = None) -> None:
@@ -83,6 +85,7 @@ class Task:
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
         life: dict[str, Any] = spec.get("life", {})
         self.stop_after: int | None = life.get("stop_after")
+        self.save_after: tuple[int, ...] = tuple(life.get("save_after", ()))
         self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
         self.resume_from = _folder(life.get("resume_from"))
         self._samples = Samples(spec, self.device, self.dtype)

@@ -14,6 +14,9 @@ from conformance.workloads.registry import standard
 from conformance.workloads.workload import AdamW, Workload
 
 Device = Literal["cpu", "cuda"]
+#: How training ends before it is resumed: its processes stop as they are asked to, and it is resumed once or, from the
+#: same checkpoint, twice; or they are killed while they save the next one, after as many windows again.
+Resumed = Literal["once", "twice", "killed"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Case:
     workload: str
     device: Device = "cpu"
     resumed_at: int | None = None
+    resumed: Resumed = "once"
 
     @property
     def path(self) -> str:
@@ -48,6 +52,7 @@ class Case:
         elif self.layout == "samples" or self.world_size == 1:
             parts.append(self.layout)
         resumed = "" if self.resumed_at is None else f"-resumed-at-{self.resumed_at}"
+        resumed += "" if self.resumed == "once" else f"-{self.resumed}"
         return (*parts, self.precision, self.workload + resumed)
 
     @property
@@ -85,6 +90,7 @@ class Case:
             "loss": workload.loss,
             "device": self.device,
             "resumed_at": self.resumed_at,
+            "resumed": self.resumed,
             "model": {
                 "kind": workload.model.name,
                 **asdict(workload.model),

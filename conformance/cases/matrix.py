@@ -17,7 +17,7 @@ from operator import or_
 
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.adapter.declaration import Declaration
-from conformance.cases.case import Case, Device
+from conformance.cases.case import Case, Device, Resumed
 from conformance.workloads.layout import LayoutKind
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
@@ -72,7 +72,7 @@ class Rule:
 
     Attributes:
         covering: of these cases the default run takes only as many as meet all pairs.
-        resumed_at: training is stopped after so many windows, and resumed.
+        resumed_at: training is stopped after so many windows, and resumed; ``resumed``: how.
         core: in the default run it meets every path, and on GPUs only such workloads run.
         on_gpu_only: it runs nowhere else.
     """
@@ -84,6 +84,7 @@ class Rule:
     core: bool = field(default=False, kw_only=True)
     on_gpu_only: bool = field(default=False, kw_only=True)
     resumed_at: int | None = field(default=None, kw_only=True)
+    resumed: Resumed = field(default="once", kw_only=True)
 
 
 _CORE = ("momentum", "clip-value")
@@ -169,6 +170,8 @@ RULES: tuple[Rule, ...] = (
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
     # In the middle of the second epoch.
     Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),
+    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="killed"),
     # Its 400 steps take longer than ten cases of another workload.
     Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),
@@ -298,7 +301,7 @@ def _cases(backend: str, device: Device) -> dict[Case, list[Rule]]:
                 continue
             for precision in BACKEND_PRECISIONS[backend]:
                 if precision in rule.precisions and _runs_on(device, backend, rule, precision):
-                    case = Case(backend, *layout, precision, rule.workload, device, rule.resumed_at)
+                    case = Case(backend, *layout, precision, rule.workload, device, rule.resumed_at, rule.resumed)
                     cases.setdefault(case, []).append(rule)
     return cases
 
@@ -359,6 +362,8 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     if case.resumed_at is not None:
         yield "ability to", "resume", ["resume"] if declaration.resume else []
+        if case.resumed == "killed":
+            yield "ability to", "survive a kill", ["survive a kill"] if declaration.survives_kill else []
     yield "loss", workload.loss, declaration.losses
     yield "model", workload.model.name, declaration.models
     if workload.groups:

@@ -43,7 +43,7 @@ def setting(case: CaseRecord) -> list[tuple[str, str]]:
         ("workload", case.workload), ("backend", case.backend), ("layout", case.layout),
         ("world size", case.world_size), ("accumulation", case.accumulation),
         ("micro-batch", case.micro_batch_size), ("precision", case.precision), ("device", case.device),
-        ("resumed at window", case.resumed_at),
+        ("resumed at window", case.resumed_at), ("resumed", None if case.resumed == "once" else case.resumed),
         ("took", None if case.seconds is None else duration(case.seconds)),
     )  # fmt: skip
     return [(name, str(value)) for name, value in pairs if value not in (None, "")]

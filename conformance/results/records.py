@@ -90,6 +90,10 @@ class CaseRecord:
         int | None,
         "after how many windows training was stopped, to be resumed in fresh processes; null if it ran through",
     ] = None
+    resumed: Annotated[
+        str,
+        "`once`, `twice` from one checkpoint, or after its processes were `killed` while they saved the next one",
+    ] = "once"
     possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
     declared: Annotated[int, "how many of these the trainer declares"] = 0
     undeclared: Annotated[str | None, "what the trainer must declare for it, for the verdict UNSUPPORTED"] = None

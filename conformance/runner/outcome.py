@@ -90,11 +90,13 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered."""
+    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered. ``altered``: the files
+    of its checkpoint that were others, or gone, after training had been resumed from it for the first of two times."""
 
     ranks: tuple[RankOutcome, ...]
     seconds: float
     timed_out: bool
+    altered: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
         others = {name: value for name, value in vars(self).items() if name != "ranks"}
@@ -122,7 +124,11 @@ class Outcome:
             )
             for before, after in zip(self.ranks, other.ranks, strict=True)
         )
-        return Outcome(ranks, self.seconds + other.seconds, other.timed_out)
+        return replace(self, ranks=ranks, seconds=self.seconds + other.seconds, timed_out=other.timed_out)
+
+    def up_to(self, window: int) -> Outcome:
+        """This outcome of processes that were to be killed, as if they had stopped before ``window``. It is placed."""
+        return replace(self, ranks=tuple(_up_to(window, rank) for rank in self.ranks), timed_out=False)
 
     @classmethod
     def without_evidence(cls, world_size: int, exit: str, seconds: float) -> Outcome:
@@ -138,6 +144,12 @@ def _placed(spec: Mapping[str, Any], rank: RankOutcome) -> RankOutcome:
     except MalformedEvent as error:
         return replace(rank, events=(), finished=False, exit=malformed(rank.rank, f"has {error}"))
     return replace(rank, events=events)
+
+
+def _up_to(window: int, rank: RankOutcome) -> RankOutcome:
+    later = (number for number, event in enumerate(rank.events) if (event["window"] or 0) >= window)
+    kept = rank.events[: next(later, len(rank.events))]
+    return replace(rank, events=kept, finished=True, exit=_EXITED, stack=None, after=None)
 
 
 def malformed(rank: int, what: str) -> str:

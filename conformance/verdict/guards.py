@@ -22,6 +22,8 @@ from conformance.workloads.outliers import has_infinite_loss
 
 SHARDS = "shards differ"
 SAMPLES = "all samples read"
+PLACE = "resumed at the next window"
+RESTORED = "resumed as it was stopped"
 WEIGHTS = "weights change in steps only"
 MULTIPLE = "gradients of each window"
 PARAMETERS = "each parameter"
@@ -125,7 +127,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     lost = lost_place(case, ranks)
-    return Guard("resumed at the next window", not lost, f"window {case.resumed_at}", lost or "", lost or "")
+    return Guard(PLACE, not lost, f"window {case.resumed_at}", lost or "", lost or "")
 
 
 def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -214,7 +216,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
         other = other_weights(ranks) or other_gradients(ranks) or other_state(case.problem.workload.model, ranks)
         if other is not None:
-            return Guard("resumed as it was stopped", False, "on every rank", other, other, gives_way=True)
+            return Guard(RESTORED, False, "on every rank", other, other, gives_way=True)
     kept = kept_over_step(ranks[difference.rank], difference.step)
     if kept is not None:
         return Guard(

@@ -30,6 +30,8 @@ from conformance.verdict.guards import (
     COLLECTIVES,
     MULTIPLE,
     PARAMETERS,
+    PLACE,
+    RESTORED,
     SAMPLES,
     SHARDS,
     WEIGHTS,
@@ -42,7 +44,7 @@ from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.resuming import other_stop, other_window
+from conformance.verdict.resuming import how_resumed, other_stop, other_window
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
@@ -294,12 +296,15 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
 
 def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
     ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
-    ended = ending(ranks, outcome)
+    ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
     if ended is not None:
         lost = other_window(case, ranks) if len(runs) > 1 else None
         after = "this was after training had been stopped and resumed"
         notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
-        return Judgement(*ended, ranks, notes=notes)
+        verdict, headline = ended
+        if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED":
+            headline += f"; {context}"
+        return Judgement(verdict, headline, ranks, notes=notes)
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
@@ -312,6 +317,9 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
     _give_way(judgement, wrong)
     if wrong:
         judgement.headline, judgement.notes = wrong[0], wrong[1:]
+    at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
+    if context is not None and judgement.headline in at_seam:
+        judgement.headline += f"; {context}"
     judgement.notes += [
         f"rank {rank.outcome.rank} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
         for rank in ranks

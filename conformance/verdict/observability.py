@@ -24,6 +24,11 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             f"the shards that the ranks hold leave {missing} out, so the weights cannot be put together; shard with "
             "`fully_shard`, or with DTensors that are placed by `Shard` and `Replicate`"
         )
+    if case.resumed == "killed" and not ranks[0].lives:
+        return (
+            "rank 0 wrote no file of more than 64 bytes in its own process after it was to save again, so it was not "
+            "killed while it saved: save in rank 0, after each of `task.save_after` windows"
+        )
     for rank in ranks:
         in_life = [any(event["event"] == "model" for event in life.outcome.events) for life in rank.lives]
         if in_life == [True, False]:

@@ -41,6 +41,7 @@ def without_evidence(
         workload=case.workload,
         device=case.device,
         resumed_at=case.resumed_at,
+        resumed=case.resumed,
         verdict=verdict,
         headline=headline,
     )

@@ -34,6 +34,21 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
+def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
+    """What came before the resume, where that may be why it failed. ``altered``: as in `Outcome`."""
+    if case.resumed == "killed":
+        return (
+            "before that the processes were killed while they saved the next checkpoint, and the one of "
+            f"{_count(case.resumed_at or 0)} was whole: write each beside the last one, and rename it when it is whole"
+        )
+    if altered:
+        return (
+            f"this was the second run from one checkpoint, and the first has changed or removed {altered[0]} in it: "
+            "leave a checkpoint as it is"
+        )
+    return None
+
+
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which other window training went on, or that it did not; None if it went on with the next one."""
     if any(rank.lives for rank in ranks) and not any(rank.lives and _windows(rank.lives[1]) for rank in ranks):

@@ -46,13 +46,14 @@ def test_what_a_task_says_about_itself():
 
 def test_a_task_that_runs_through_knows_of_no_stop():
     task = Task(make_spec(), 0)
-    assert (task.stop_after, task.checkpoint_dir, task.resume_from) == (None, None, None)
+    assert (task.stop_after, task.checkpoint_dir, task.resume_from, task.save_after) == (None, None, None, ())
 
 
 def test_a_task_that_is_resumed_gives_the_whole_run_all_the_same():
-    life = {"stop_after": 1, "checkpoint_dir": "/checkpoints", "resume_from": None}
+    life = {"stop_after": 1, "checkpoint_dir": "/checkpoints", "save_after": [1], "resume_from": None}
     task = Task({**make_spec(steps=3), "life": life}, 0)
     assert (task.stop_after, task.checkpoint_dir, task.resume_from) == (1, Path("/checkpoints"), None)
+    assert task.save_after == (1,)
     task = Task({**make_spec(steps=3), "life": {**life, "stop_after": None, "resume_from": "/checkpoints"}}, 0)
     assert task.resume_from == Path("/checkpoints")
     assert len(list(task.windows())) == 3

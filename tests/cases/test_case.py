@@ -16,7 +16,7 @@ ID = re.compile(
     r"(?P<path>(?P<device>cuda-)?(?P<backend>single|ddp|horovod)(-w(?P<world_size>[2-9]))?"
     r"(-acc(?P<accumulation>[2-9])|-(?P<kind>samples|batched))?)"
     rf"-(?P<precision>{'|'.join(sorted(PRECISIONS, key=len, reverse=True))})"
-    rf"-(?P<workload>{'|'.join(STANDARD)})(-resumed-at-(?P<resumed_at>[1-9]))?"
+    rf"-(?P<workload>{'|'.join(STANDARD)})(-resumed-at-(?P<resumed_at>[1-9])(-(?P<resumed>twice|killed))?)?"
 )
 
 EXAMPLES = {
@@ -29,6 +29,9 @@ EXAMPLES = {
     "cuda-ddp-w2-acc2-fp16-momentum": Case("ddp", "accumulated", 2, 2, "fp16", "momentum", "cuda"),
     "single-acc2-fp16-growing-scale-resumed-at-3": Case(
         "single", "accumulated", 1, 2, "fp16", "growing-scale", resumed_at=3
+    ),
+    "ddp-w2-acc2-fp32-momentum-resumed-at-3-killed": Case(
+        "ddp", "accumulated", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"
     ),
 }
 SPECS = ["momentum", "weighted", "clip-norm", "clip-value", "adamw", "overflow", "short-window", "ranks-start-apart"]
@@ -45,6 +48,7 @@ def test_ids_say_all_that_makes_a_case(case_id):
     assert int(parts["world_size"] or 1) == case.world_size
     assert int(parts["accumulation"] or 1) == case.accumulation
     assert int(parts["resumed_at"] or 0) == (case.resumed_at or 0)
+    assert (parts["resumed"] or "once") == case.resumed
 
 
 def test_a_case_is_compared_and_hashed_by_its_values():

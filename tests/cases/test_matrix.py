@@ -35,6 +35,7 @@ EVERYTHING = Declaration(
     clips=CLIPS,
     last_batch="join",
     resume=True,
+    survives_kill=True,
 )
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
@@ -100,7 +101,9 @@ def test_ids_are_unique():
 def test_a_trainer_that_declares_everything_is_spared_nothing():
     assert [planned.unsupported for planned in everything() if planned.unsupported] == []
     missing = {
-        Case(backend, *layout, precision, rule.workload, device(precision, rule.workload), rule.resumed_at).id
+        Case(
+            backend, *layout, precision, rule.workload, device(precision, rule.workload), rule.resumed_at, rule.resumed
+        ).id
         for backend in BACKEND_NAMES
         for rule in BACKEND_RULES[backend]
         for layout in BACKEND_LAYOUTS[backend]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from conformance.runner.front.lives import run_case
 from conformance.runner.outcome import Outcome, RankOutcome, RunnerError
 
-SPEC = {"case": "some", "resumed_at": 3}
+SPEC = {"case": "some", "resumed_at": 3, "resumed": "once"}
 
 
 def outcome(*, finished=True, exit="exited 0", output=""):
@@ -50,8 +51,8 @@ def test_a_resumed_case_runs_up_to_the_stop_and_from_there():
     both = run_case(run, SPEC, 7.0)
     first, second = run.lives
     folder = first["checkpoint_dir"]
-    assert first == {"stop_after": 3, "checkpoint_dir": folder, "resume_from": None}
-    assert second == {"stop_after": None, "checkpoint_dir": None, "resume_from": folder}
+    assert first == {"stop_after": 3, "checkpoint_dir": folder, "save_after": [3], "resume_from": None}
+    assert second == {"stop_after": None, "checkpoint_dir": None, "save_after": [], "resume_from": folder}
     assert not Path(folder).exists()
     assert both.seconds == 1.0
     [rank] = both.ranks
@@ -70,6 +71,52 @@ def test_a_life_that_fails_later_has_failed():
     both = run_case(Runs(outcome(), outcome(finished=False, exit="killed by SIGKILL")), SPEC, 7.0)
     assert both.timed_out
     assert (both.ranks[0].finished, both.ranks[0].exit) == (False, "killed by SIGKILL")
+
+
+TWICE = {**SPEC, "resumed": "twice"}
+
+
+def test_a_case_is_resumed_twice_from_one_checkpoint():
+    run = Runs(outcome(output="one\n"), outcome(output="two\n"), outcome(output="three\n"))
+    both = run_case(run, TWICE, 7.0)
+    assert [life["resume_from"] is None for life in run.lives] == [True, False, False]
+    assert (both.ranks[0].output, both.seconds, both.altered) == ("one\nthree\n", 1.5, ())
+
+
+def test_what_the_first_run_that_is_resumed_does_to_the_checkpoint():
+    def alter(spec, time_limit):
+        found = run(spec, time_limit)
+        if len(run.lives) == 2:
+            (Path(spec["life"]["resume_from"]) / "more.pt").write_text("new")
+            (Path(spec["life"]["resume_from"]) / "other.pt").unlink()
+        elif len(run.lives) == 1:
+            (Path(spec["life"]["checkpoint_dir"]) / "other.pt").write_text("old")
+        return found
+
+    run = Runs(outcome(), outcome(), outcome())
+    assert run_case(alter, TWICE, 7.0).altered == ("other.pt",)
+
+
+def test_a_first_run_that_fails_once_resumed_is_the_last():
+    run = Runs(outcome(), outcome(finished=False))
+    assert not run_case(run, TWICE, 7.0).ranks[0].finished
+    assert len(run.lives) == 2
+
+
+@pytest.mark.parametrize("exit", ["killed by SIGXFSZ", "killed by SIGKILL", "exited 0"])
+def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
+    killed = outcome(finished=exit == "exited 0", exit=exit)
+    [rank] = killed.ranks
+    later = [{**rank.events[0], "event": "step", "seq": seq, "window": window} for seq, window in ((1, 2), (2, 3))]
+    killed = replace(killed, ranks=(replace(rank, events=[{**rank.events[0], "window": None}, *later]),))
+    run = Runs(killed, outcome())
+    found = run_case(run, {**SPEC, "resumed": "killed"}, 7.0)
+    assert (run.lives[0]["stop_after"], run.lives[0]["save_after"]) == (None, [3, 6])
+    if exit == "killed by SIGXFSZ":
+        assert [event["event"] for event in found.ranks[0].events] == ["started", "step", "started"]
+        assert (found.ranks[0].finished, found.ranks[0].exit) == (True, "exited 0")
+    else:
+        assert found is killed
 
 
 def test_no_folder_for_checkpoints(monkeypatch, tmp_path):

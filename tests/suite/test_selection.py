@@ -9,7 +9,12 @@ from conformance.cases.matrix import plan
 from conformance.suite.selection import selects, selects_nothing
 
 EVERYTHING = Declaration(
-    backends=BACKEND_NAMES, precisions=PRECISIONS, layouts=LAYOUTS, losses=("mean", "weighted"), resume=True
+    backends=BACKEND_NAMES,
+    precisions=PRECISIONS,
+    layouts=LAYOUTS,
+    losses=("mean", "weighted"),
+    resume=True,
+    survives_kill=True,
 )
 PATHS = [(backend, device) for backend in BACKEND_NAMES for device in ("cpu", "cuda")]
 CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHING, backend, device)]

@@ -30,6 +30,11 @@ def spec(**of_life):
     return {**CASE.spec(), "life": {"stop_after": None, "checkpoint_dir": None, "resume_from": None, **of_life}}
 
 
+def until(*windows):
+    """A process that saves after so many windows."""
+    return spec(checkpoint_dir="/nowhere", save_after=list(windows))
+
+
 def windows_of(spec, lines):
     events = placed(spec, 0, lines)
     return [event["window"] for event in events if event["event"] == "step"]
@@ -37,7 +42,11 @@ def windows_of(spec, lines):
 
 @pytest.mark.parametrize("trained", [[0, 1, 2], [0, 1], [0, 1, 2, 3, 4, 5]])
 def test_windows_before_the_stop(trained):
-    assert windows_of(spec(stop_after=3, checkpoint_dir="/nowhere"), life(*trained)) == trained
+    assert windows_of(until(3), life(*trained)) == trained
+
+
+def test_windows_before_a_kill():
+    assert windows_of(until(2, 4), life(0, 1, 2, 3)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("trained", [[3, 4, 5], [0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [4, 5]])

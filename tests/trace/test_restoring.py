@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-LIFE = {"stop_after": None, "checkpoint_dir": None, "resume_from": None}
+LIFE = {"stop_after": None, "checkpoint_dir": None, "save_after": [2], "resume_from": None}
 
 
 def trained(recording, model, optimizer, windows):

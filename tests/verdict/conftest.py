@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any
@@ -75,7 +75,7 @@ class Run:
             if rank == 1:
                 fields |= {name[6:]: value for name, value in ended.items() if name.startswith("rank1_")}
             ranks.append(RankOutcome(rank=rank, events=tuple(map(whole, events)), **fields))
-        return Outcome(tuple(ranks), 0.1, ended.get("timed_out", False))
+        return Outcome(tuple(ranks), 0.1, ended.get("timed_out", False), ended.get("altered", ()))
 
     def judged(self, **ended: Any) -> Judgement:
         return judge(self.case, self.outcome(**ended))
@@ -96,8 +96,10 @@ def case() -> Callable[[str], Case]:
             parts.pop(0)
         precision = next(p for p in sorted(PRECISIONS, key=len, reverse=True) if "-".join(parts).startswith(f"{p}-"))
         workload, _, resumed_at = "-".join(parts)[len(precision) + 1 :].partition("-resumed-at-")
-        resumed = int(resumed_at) if resumed_at else None
-        found = Case(backend, kind, world_size, accumulation, precision, workload, resumed_at=resumed)
+        stop, _, resumed = resumed_at.partition("-")
+        found = Case(backend, kind, world_size, accumulation, precision, workload)
+        if stop:
+            found = replace(found, resumed_at=int(stop), resumed=resumed or "once")
         assert found.id == name
         return found
 

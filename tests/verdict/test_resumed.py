@@ -218,3 +218,52 @@ def test_ranks_that_wait_for_each_other_since_one_lost_its_place(follow):
     judgement = run.judged(rank1_finished=False, timed_out=True, rank1_exit="killed")
     assert judgement.verdict == "HANG"
     assert "rank 1 was stopped before window 3, and resumed with window 4" in judgement.notes[0]
+
+
+def fails(run):
+    """Have rank 0 fail once it is resumed."""
+    run.remove(*second_life(run, 0)[1:])
+    run.end(0, "raised", type="ValueError", message="no file", traceback="", at=None)
+    return {"finished": False, "exit": "exited 1 before it finished"}
+
+
+@pytest.mark.parametrize(
+    ("how", "altered", "text"),
+    [
+        (
+            "killed",
+            (),
+            "; before that the processes were killed while they saved the next checkpoint, and the one of 3",
+        ),
+        (
+            "twice",
+            ("w.pt",),
+            "; this was the second run from one checkpoint, and the first has changed or removed w.pt",
+        ),
+        ("twice", (), ""),
+    ],
+)
+def test_what_came_before_a_resume_that_fails(follow, how, altered, text):
+    name = f"single-acc2-fp32-momentum-resumed-at-3-{how}"
+    run = follow(name)
+    judgement = run.judged(**fails(run), altered=altered)
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline.startswith(f"rank 0 raised ValueError: no file{text}")
+    assert follow(name).judged(altered=altered).verdict == "PASS (exact)"
+    judgement = follow(name, WindowLeftOut).judged(altered=altered)
+    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    assert text in judgement.headline
+
+
+def test_a_mistake_before_the_stop_has_nothing_to_do_with_the_kill(follow):
+    judgement = follow("ddp-w2-acc2-fp32-momentum-resumed-at-3-killed", FAULTS["sum-over-ranks"].textbook).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert "killed" not in judgement.headline
+
+
+def test_a_process_that_was_not_killed_shows_nothing(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-3-killed")
+    run.remove(*run.of("finished")[:1], *second_life(run, 0)[:1])
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 0 wrote no file of more than 64 bytes")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
+from conformance.runner.rank.killing import killed_in_save
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
@@ -58,7 +59,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     send = Sender(pipes.evidence, pipes.notices)
     builds.report_locks(send.notify)
     release = Known.of(pipes.release)
-    recorder = Recorder(send, spec, rank)
+    recorder = Recorder(killed_in_save(send, spec, rank), spec, rank)
     _never_freed.append(recorder)
     code = attempt(load, spec, rank, recorder)
     if send.has_ended:

@@ -87,7 +87,7 @@ def _of_life(spec: Mapping[str, Any], windows: int) -> tuple[int, int]:
     life, stop = spec.get("life"), spec.get("resumed_at")
     if life is None or stop is None:
         return 0, windows
-    return (0, stop) if life["resume_from"] is None else (stop, windows)
+    return (0, life["save_after"][-1]) if life["resume_from"] is None else (stop, windows)
 
 
 def _places_in_life(

@@ -1,0 +1,49 @@
+"""A rank is killed in the write that would make a file too large, once a checkpoint is whole."""
+
+from multiprocessing import get_context
+
+import pytest
+
+from conformance.runner.outcome import signal_name
+from conformance.runner.rank.killing import KILLED, LARGEST, killed_in_save
+
+
+def train(folder, spec, rank, saves):
+    """Steps four times, and saves after some of them; evidence goes to a file of its own."""
+    with open(folder.parent / "evidence", "wb", buffering=0) as evidence:
+        send = killed_in_save(lambda event: evidence.write(b"." * 3 * LARGEST), spec, rank)
+        for step in range(1, 5):
+            send({"event": "step"})
+            if step in saves:
+                (folder / f"{step}.pt").write_bytes(b"w" * 3 * LARGEST)
+
+
+def ended(folder, rank=0, saves=(2, 4), **changes):
+    """How a process ended that trains, in which the case has it save after two windows and after four."""
+    folder.mkdir()
+    life = {"checkpoint_dir": str(folder), "save_after": [2, 4]}
+    process = get_context("fork").Process(
+        target=train, args=(folder, {"resumed": "killed", "life": life, **changes}, rank, saves)
+    )
+    process.start()
+    process.join()
+    return f"killed by {signal_name(-process.exitcode)}" if process.exitcode < 0 else "exited"
+
+
+def test_it_leaves_the_beginning_of_the_second_checkpoint(tmp_path):
+    assert ended(tmp_path / "saved") == KILLED
+    assert {path.name: path.stat().st_size for path in (tmp_path / "saved").iterdir()} == {
+        "2.pt": 3 * LARGEST,
+        "4.pt": LARGEST,
+    }
+    assert (tmp_path / "evidence").stat().st_size == 4 * 3 * LARGEST
+
+
+@pytest.mark.parametrize("changes", [{"rank": 1}, {"resumed": "once"}, {"life": {"checkpoint_dir": None}}])
+def test_no_other_process_is_killed(tmp_path, changes):
+    assert ended(tmp_path / "saved", **changes) == "exited"
+
+
+@pytest.mark.parametrize(("saves", "how"), [((), "exited"), ((4,), "exited"), ((2,), "exited"), ((1, 2, 3), KILLED)])
+def test_only_when_a_checkpoint_is_there_to_go_on_from(tmp_path, saves, how):
+    assert ended(tmp_path / "saved", saves=saves) == how
