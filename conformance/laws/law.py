@@ -25,6 +25,7 @@ CHAPTERS: dict[str, str] = {
     "clip": "Gradient clipping",
     "ddp": "DistributedDataParallel",
     "hvd": "Horovod",
+    "save": "Checkpoints",
 }
 
 

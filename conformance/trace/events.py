@@ -524,6 +524,10 @@ class ForeignOptimizer(Event, noted="at the first step of an optimizer that hold
     shapes: Annotated[Sequence[Numbers], "of what it holds"]
 
 
+class Save(Event, noted="when a file in the folder of the checkpoint is opened, to be written from its beginning"):
+    path: Annotated[str, "its path in that folder"]
+
+
 class Fork(Event, noted="after the trainer has forked a process, of which nothing is recorded"):
     pass
 
