@@ -12,12 +12,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from conformance.adapter.data import Batch, MicroBatches, Samples, collate
+from conformance.adapter.data import Batch, MicroBatches, Order, Samples, Stream, collate
 from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module, parameters
 from conformance.adapter.topology import Topology
 from conformance.workloads.model import model_of
-from conformance.workloads.plan import planned_windows
+from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -35,6 +35,19 @@ class ClipSpec:
 
     kind: Literal["norm", "value"]
     threshold: float
+
+
+class Epoch:
+    """One pass over the data: its `number`, from 0 on, and its accumulation windows."""
+
+    def __init__(self, number: int, samples: Samples, windows: Sequence[PlannedWindow]) -> None:
+        self.number = number
+        self._samples, self._planned = samples, windows
+
+    def windows(self) -> Iterator[list[Batch]]:
+        """The micro-batches of this rank in accumulation windows; the last one may be shorter."""
+        for window in self._planned:
+            yield [self._samples.batch(numbers) for numbers in window.micro_batches]
 
 
 class Task:
@@ -89,6 +102,7 @@ class Task:
         self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
         self.resume_from = _folder(life.get("resume_from"))
         self._samples = Samples(spec, self.device, self.dtype)
+        self._stream = Stream(self._samples, spec)
 
     def model(self) -> torch.nn.Module:
         """A fresh model on `device` that holds this rank's start weights: (m, features) inputs, (m, 1) predictions.
@@ -200,20 +214,35 @@ class Task:
     def dataloader(self, rank: int | None = None) -> DataLoader[Batch]:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
         run."""
-        sampler = MicroBatches(self._samples, self.rank if rank is None else rank, self.micro_batch_size)
-        return DataLoader(self._samples, batch_sampler=sampler, collate_fn=collate)
+        sampler = MicroBatches(self._stream, self.rank if rank is None else rank, self.micro_batch_size)
+        return DataLoader(self._stream, batch_sampler=sampler, collate_fn=collate)
 
     def global_dataloader(self) -> DataLoader[Batch]:
         """All samples of all epochs in order, in micro-batches, for frameworks that deal them out to the ranks
         themselves."""
-        return DataLoader(self._samples, batch_size=self.micro_batch_size, collate_fn=collate)
+        return DataLoader(self._stream, batch_size=self.micro_batch_size, collate_fn=collate)
 
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
-        """`dataloader(rank)` in accumulation windows; the last one of an epoch is shorter when the micro-batches run
-        out."""
-        micro_batches = iter(self.dataloader(rank))
-        for window in planned_windows(self._spec, self.rank if rank is None else rank):
-            yield list(itertools.islice(micro_batches, len(window.micro_batches)))
+        """The micro-batches of `dataloader(rank)` in accumulation windows; the last one of an epoch is shorter when
+        they run out."""
+        for epoch in self.epochs(rank):
+            yield from epoch.windows()
+
+    def epochs(self, rank: int | None = None) -> Iterator[Epoch]:
+        """`windows(rank)`, epoch by epoch."""
+        windows = planned_windows(self._spec, self.rank if rank is None else rank)
+        for number, planned in itertools.groupby(windows, lambda window: window.epoch):
+            yield Epoch(number, self._samples, list(planned))
+
+    def dataset(self) -> Samples:
+        """The samples of one epoch, for loaders of your own: `DataLoader(task.dataset(), task.micro_batch_size,
+        sampler=task.sampler())` makes the `Batch`es of this rank, as `set_epoch` of the sampler orders them."""
+        return self._samples
+
+    def sampler(self, epoch: int = 0, rank: int | None = None) -> Order:
+        """Which samples this rank (or `rank`) reads in `epoch`, and in what order. As with torch's
+        `DistributedSampler`, which it is, all epochs have the order of the first unless you call `set_epoch`."""
+        return Order(self._samples, self._spec, self.rank if rank is None else rank, epoch)
 
 
 def _folder(path: str | None) -> Path | None:

@@ -84,8 +84,8 @@ class Case:
             "accumulation": layout.accumulation,
             "micro_batch_size": layout.micro_batch_size,
             "steps": workload.steps,
-            "epochs": [0] * workload.epochs,
-            "orders": [_order(self.problem)],
+            "epochs": list(range(workload.epochs)) if workload.shuffle else [0] * workload.epochs,
+            "orders": [_order(self.problem, epoch) for epoch in range(workload.epochs if workload.shuffle else 1)],
             "precision": self.precision,
             "loss": workload.loss,
             "device": self.device,
@@ -105,10 +105,11 @@ class Case:
         }
 
 
-def _order(problem: Problem) -> list[list[list[int]]]:
-    """Per rank, the numbers of the samples in each micro-batch of one epoch."""
+def _order(problem: Problem, epoch: int) -> list[list[list[int]]]:
+    """Per rank, the numbers of the samples in each micro-batch of an epoch."""
     deal: list[list[list[int]]] = [[] for _ in range(problem.layout.world_size)]
-    for window in problem.windows[: len(problem.workload.batches)]:
+    batches = len(problem.workload.batches)
+    for window in problem.windows[epoch * batches : (epoch + 1) * batches]:
         for rank, share in enumerate(window.shares):
             deal[rank] += [[window.samples[index] for index in micro_batch] for micro_batch in share]
     return deal

@@ -112,7 +112,11 @@ def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> 
     if forward.computes not in _EPSILON:
         return ()
     unit, least = _EPSILON[forward.computes]
-    samples, found = _by_row(plan), defaultdict[int, list[Term]](list)
+    windows = plan.windows[forward.rank]
+    if forward.window is None or forward.window >= len(windows):
+        return ()
+    samples = _by_row(plan)[plan.spec["epochs"][windows[forward.window].epoch]]
+    found = defaultdict[int, list[Term]](list)
     for row, output, gradient in zip(forward.rows, outputs, gradients, strict=True):
         if row not in samples or not isinstance(output, float) or not isinstance(gradient, float) or not gradient:
             continue
@@ -124,14 +128,17 @@ def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> 
 
 
 @fact
-def _by_row(plan: Plan) -> Mapping[int | None, tuple[int, float, float]]:
-    """Micro-batch, target and weight of each sample by its row, as far as a row belongs to one sample of one
-    micro-batch. Each micro-batch has a divisor of its own, also where several go forward at once."""
+def _by_row(plan: Plan) -> Sequence[Mapping[int | None, tuple[int, float, float]]]:
+    """In each order: micro-batch, target and weight of each sample by its row, as far as a row belongs to one sample of
+    one micro-batch. Each micro-batch has a divisor of its own, also where several go forward at once."""
     samples, row_of = plan.spec["samples"], rows(plan.spec)
     often = Counter(row_of)
-    return {
-        row_of[sample]: (number, samples["y"][sample], samples["weight"][sample])
-        for number, micro_batch in enumerate(chain.from_iterable(chain(*plan.spec["orders"])))
-        for sample in micro_batch
-        if often[row_of[sample]] == 1
-    }
+    return [
+        {
+            row_of[sample]: (number, samples["y"][sample], samples["weight"][sample])
+            for number, micro_batch in enumerate(chain.from_iterable(order))
+            for sample in micro_batch
+            if often[row_of[sample]] == 1
+        }
+        for order in plan.spec["orders"]
+    ]

@@ -426,10 +426,14 @@ class MomentumLost(Recurrence):
 
 @fault("makes the optimizer anew in each epoch, and so forgets its momentum", _has_momentum, _has_epochs)
 class MomentumLostInEpochs(Recurrence):
+    _epoch = 0
+
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        if self.ledger.window % len(self.problem.workload.batches) == 0:
+        epoch = self.problem.windows[self.ledger.window].epoch
+        if epoch != self._epoch:
             for rule, _ in self.rules:
                 rule.forget()
+        self._epoch = epoch
         return super().update(weights, vector, step)
 
 
@@ -551,6 +555,44 @@ class ScheduleOfEpochs(Recurrence):
 class ScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
         return super().place(0)
+
+
+# The order of each epoch.
+
+
+def _shuffles(problem: Problem) -> bool:
+    """Not where bfloat16's bound is too wide for batches at weights that they are not designed for."""
+    return problem.workload.shuffle and problem.precision.compute is not BF16
+
+
+def _in_first_order(problem: Problem, window: Window) -> Window:
+    """A window as it would be in the first epoch."""
+    place = window.index % len(problem.workload.batches)
+    return replace(problem.windows[place], index=window.index, epoch=window.epoch)
+
+
+@fault(
+    "reads every epoch in the order of the first one, as its sampler is never told the epoch", _shuffles, _has_epochs
+)
+class EpochNeverSet(Recurrence):
+    def read(self) -> Sequence[Window]:
+        return [_in_first_order(self.problem, window) for window in super().read()]
+
+
+@fault("deals the samples out to each rank in an order of its own, as by another seed", _shuffles, _distributed)
+class SeededByRank(Recurrence):
+    def read(self) -> Sequence[Window]:
+        return [self._of_all_seeds(window) for window in super().read()]
+
+    def _of_all_seeds(self, window: Window) -> Window:
+        layout, workload = self.problem.layout, self.problem.workload
+        seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
+        samples = [
+            (own.samples[at], own.batch[at]) for rank, own in enumerate(seeded) for at in chain(*own.shares[rank])
+        ]
+        numbers = iter(range(len(samples)))
+        shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
+        return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)
 
 
 # Formats.
@@ -702,6 +744,17 @@ class FirstRateWhenResumed(_Rescheduled):
 @fault("resumes with the weights alone, without the optimizer's state and the schedule", _resumes, _keeps_state)
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     resumed, place = OptimizerStateNotRestored.resumed, ScheduleNotRestored.place
+
+
+@fault(
+    "goes on in the order of the first epoch when it is resumed in a later one, as its sampler is not told the epoch",
+    _resumes,
+    _shuffles,
+    lambda problem: problem.resumed_at is not None and problem.windows[problem.resumed_at].epoch > 0,
+)
+class EpochNotRestored(Recurrence):
+    def read_on(self, stop: int) -> Sequence[Window]:
+        return [_in_first_order(self.problem, window) for window in super().read_on(stop)]
 
 
 def _reads_on_in_place(problem: Problem) -> bool:

@@ -2,12 +2,17 @@
 
 Nothing can come between the average and the step, so this path neither clips nor uses a GradScaler: both
 would read gradients that are still being averaged.
+
+The loader is made as for a dataset of one's own, from `task.dataset()` and `task.sampler()`.
 """
 
 from __future__ import annotations
 
+from itertools import islice
+
 import horovod.torch as hvd
 import torch
+from torch.utils.data import DataLoader
 
 from conformance import Task, trainer
 
@@ -37,29 +42,36 @@ def train(task: Task) -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     scheduler = task.scheduler(optimizer)
 
-    for window in task.windows():
-        # Once a window: within it gradients add up.
-        optimizer.zero_grad()
-        samples = sum(len(batch.inputs) for batch in window)
-        weight = torch.stack([batch.weights.sum() for batch in window]).sum()
-        if task.loss_name == "weighted":
-            # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
-            weight = hvd.allreduce(weight, op=hvd.Sum)
+    # A loader of its own. It makes the same iterations in each epoch; their order is the sampler's, which has to be
+    # told the epoch.
+    sampler = task.sampler()
+    loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
+    for epoch in task.epochs():
+        sampler.set_epoch(epoch.number)
+        micro_batches = iter(loader)
+        while window := list(islice(micro_batches, task.accumulation)):
+            # Once a window: within it gradients add up.
+            optimizer.zero_grad()
+            samples = sum(len(batch.inputs) for batch in window)
+            weight = torch.stack([batch.weights.sum() for batch in window]).sum()
+            if task.loss_name == "weighted":
+                # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
+                weight = hvd.allreduce(weight, op=hvd.Sum)
 
-        for batch in window:
-            # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
-            with task.autocast():
-                outputs = model(batch.inputs)
-                if task.loss_name == "weighted":
-                    # Horovod divides by the number of ranks, which the total weight already covers.
-                    loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
-                else:
-                    # By len(window), when its micro-batches are all of one size.
-                    loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
-            loss.backward()
+            for batch in window:
+                # Autocast covers forward and loss; the backward runs in the types that the forward ran in.
+                with task.autocast():
+                    outputs = model(batch.inputs)
+                    if task.loss_name == "weighted":
+                        # Horovod divides by the number of ranks, which the total weight already covers.
+                        loss = task.loss(outputs, batch, reduction="sum") / (weight / task.world_size)
+                    else:
+                        # By len(window), when its micro-batches are all of one size.
+                        loss = task.loss(outputs, batch) / (samples / len(batch.inputs))
+                loss.backward()
 
-        # Waits for the averages. In a window shorter than backward_passes_per_step it also starts them.
-        optimizer.step()
-        scheduler.step()
+            # Waits for the averages. In a window shorter than backward_passes_per_step it also starts them.
+            optimizer.step()
+            scheduler.step()
 
     hvd.shutdown()

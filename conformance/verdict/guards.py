@@ -15,6 +15,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
+from conformance.verdict.orders import in_first_order, in_orders_of_their_own
 from conformance.verdict.resuming import lost_place, other_gradients, other_scale, other_state, other_weights
 from conformance.verdict.shards import kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
@@ -119,8 +120,10 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    found, expected = redundant(case, ranks), "no two ranks train on the same"
-    if found is None:
+    expected = "no two ranks train on the same"
+    if (apart := in_orders_of_their_own(case, ranks)) is not None:
+        return Guard(SHARDS, False, expected, apart, apart)
+    if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
     return Guard(SHARDS, False, expected, found.text, found.text, may_be_setup=not found.always)
 
@@ -222,6 +225,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
         return Guard(
             "forwards use what was stepped", False, "in each window", "what was gathered before", kept, gives_way=True
         )
+    order = in_first_order(case, ranks)
+    if order is not None:
+        return Guard("order of each epoch", False, "another one", "that of the first", order, gives_way=True)
     lost = unread(case, ranks)
     if lost is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"

@@ -62,12 +62,24 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which other window a rank went on; None if all that went on did so with the next one."""
     first = {rank.outcome.rank: windows[0] for rank in ranks if rank.lives and (windows := _windows(rank.lives[1]))}
     for rank, window in first.items():
+        if _is_in_first_epoch(case, _windows(ranks[rank].lives[1])):
+            return (
+                f"rank {rank} was stopped before window {case.resumed_at}, and goes on from there in the order of "
+                "epoch 0: save the epoch, too, and tell the sampler with `set_epoch`"
+            )
         if window != case.resumed_at:
             return (
                 f"rank {rank} was stopped before window {case.resumed_at}, and resumed with window {window}: "
                 "save how many windows were trained, and skip those, no more and no fewer"
             )
     return None
+
+
+def _is_in_first_epoch(case: Case, windows: Sequence[int]) -> bool:
+    """Whether as many windows as were left, and at the same place of an epoch, are those of the first one."""
+    workload, stop = case.problem.workload, case.resumed_at or 0
+    is_there = windows[0] == stop % len(workload.batches) != stop
+    return workload.shuffle and is_there and len(windows) == workload.steps - stop
 
 
 def other_weights(ranks: Sequence[RankEvidence]) -> str | None:

@@ -10,7 +10,7 @@ all epochs. The arithmetic here only chooses the data; exactness is proved by th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import product
@@ -22,14 +22,16 @@ import numpy.typing as npt
 from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import ManyTensors, Model
 from conformance.workloads.outliers import Outliers
+from conformance.workloads.plan import shuffled
 from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
 
 #: Half the gradients that are tried for each element and batch, in units.
 _MULTIPLES = (-16, -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16)
 #: Weights that are tried at the start, in twice these units.
 _STARTS = (-16, -12, -8, -6, -4, -3, -2, -1, 1, 2, 3, 4, 6, 8, 12, 16)
-#: Each element takes one of so many of its courses: those with the smallest numbers, which need the fewest bits.
-_SMALLEST = 6
+#: Each element takes one of so many of its courses: those with the smallest residuals, which need the fewest bits, or
+#: with somewhat larger ones if it moves more often.
+_SMALLEST = 24
 _ATTEMPTS = 256
 #: How far the halves of a weighted batch are mixed: 0 is not at all.
 _MIXED = 1.5
@@ -67,6 +69,11 @@ class Design:
     ranks_start_apart: bool = False
     seed: int = 0
 
+    @property
+    def visited(self) -> Sequence[int]:
+        """The number of the batch of each step: each epoch has another order."""
+        return [number for epoch in range(self.epochs) for number in shuffled(self.batches, 1, epoch)]
+
 
 def designed(design: Design, batch_size: int) -> Workload:
     """The workload of ``design`` with global batches of ``batch_size`` samples, always the same one.
@@ -78,8 +85,14 @@ def designed(design: Design, batch_size: int) -> Workload:
     generator = np.random.default_rng([*design.name.encode(), batch_size, design.seed])
     batches = [_Rows.drawn(design, batch_size, number, generator) for number in range(design.batches)]
     courses = _courses(design, batches)
-    # Small residuals need few bits.
-    run = min((_Run.drawn(batches, courses, generator) for _ in range(_ATTEMPTS)), key=lambda run: run.largest)
+    chosen = np.array([generator.integers(len(own.visits)) for own in courses])
+    run = _Run.of(chosen, design.visited, batches, courses, generator)
+    for _ in range(_ATTEMPTS):
+        # Small residuals need few bits.
+        tried, element = run.chosen.copy(), generator.integers(len(courses))
+        tried[element] = generator.integers(len(courses[element].visits))
+        other = _Run.of(tried, design.visited, batches, courses, generator)
+        run = min(run, other, key=lambda run: run.largest)
     return Workload(
         name=design.name,
         batches=tuple(_samples(design, number, rows, run, generator) for number, rows in enumerate(batches)),
@@ -90,6 +103,7 @@ def designed(design: Design, batch_size: int) -> Workload:
         kernel=design.kernel,
         loss="mean" if design.weights is None else "weighted",
         epochs=design.epochs,
+        shuffle=True,
         schedule=design.schedule,
         clip=design.clip,
         scale=design.scale,
@@ -167,15 +181,14 @@ class _Courses:
 
     @classmethod
     def of(cls, design: Design, batches: list[_Rows], element: int) -> _Courses:
-        """Those with the smallest numbers; of the courses that are tried, all that stay on the grid and move."""
+        """The best of the courses that are tried and stay on the grid."""
         start, *asked = np.array(list(product(_STARTS, *[_MULTIPLES] * len(batches))), dtype=float).T
         unit, step = float(design.unit), batches[0].step
         threshold = float(design.clip.threshold) if design.clip and design.clip.kind == "value" else np.inf
         bites = np.zeros(len(start), dtype=bool)
         state = State(2 * unit * start, np.zeros_like(start))
         taken, visits, moves = np.column_stack(asked), np.empty((len(start), 0)), np.zeros(len(start))
-        for visit in range(design.epochs * len(batches)):
-            number = visit % len(batches)
+        for number in design.visited:
             visits = np.column_stack([visits, state.weights])
             if number in design.outliers:
                 continue
@@ -191,9 +204,11 @@ class _Courses:
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
         # What is clipped in all elements shows no other fault.
         meant = (moves >= len(visits.T) / 2) & (bites == _is_clipped(design, element))
-        taken, visits = taken[meant], visits[meant]
-        sizes = np.abs(taken).sum(axis=1) * step + np.abs(visits).sum(axis=1)
-        smallest = np.argsort(sizes, kind="stable")[:_SMALLEST]
+        taken, visits, moves = taken[meant], visits[meant], moves[meant]
+        order = np.array(design.visited)
+        # Columns are orthogonal, so these add up to the squares of residuals.
+        later = taken[:, order] + (visits - visits[:, order]) / step
+        smallest = np.argsort((later**2).sum(axis=1) - 4 * moves, kind="stable")[:_SMALLEST]
         return cls(taken[smallest], visits[smallest])
 
     @classmethod
@@ -208,25 +223,31 @@ class _Courses:
 
 @dataclass(frozen=True)
 class _Run:
-    """What was chosen: the weights at each visit of a batch, shape (visits, elements), the residuals of each batch at
-    its first visit, and the largest sum of residuals of all visits."""
+    """What was chosen: the number of each element's course, the weights at each visit of a batch, shape (visits,
+    elements), the residuals of each batch at its first visit, and the largest sum of residuals of all visits."""
 
+    chosen: npt.NDArray[np.int64]
     visits: Floats
     residuals: tuple[Floats, ...]
     largest: float
 
     @classmethod
-    def drawn(cls, batches: list[_Rows], courses: list[_Courses], generator: np.random.Generator) -> _Run:
-        chosen = [generator.integers(len(own.visits)) for own in courses]
+    def of(
+        cls,
+        chosen: npt.NDArray[np.int64],
+        order: Sequence[int],
+        batches: list[_Rows],
+        courses: list[_Courses],
+        generator: np.random.Generator,
+    ) -> _Run:
         asked = np.array([own.asked[number] for own, number in zip(courses, chosen, strict=True)])
         visits = np.array([own.visits[number] for own, number in zip(courses, chosen, strict=True)]).T
         residuals = tuple(rows.residuals(asked[:, number], generator) for number, rows in enumerate(batches))
         sums = []
-        for visit, weights in enumerate(visits):
-            first = visit % len(batches)
-            later = residuals[first] + batches[first].factors @ (weights - visits[first])
-            sums.append(float(np.abs(batches[first].weights * later).sum()))
-        return cls(visits, residuals, max(sums))
+        for number, weights in zip(order, visits, strict=True):
+            later = residuals[number] + batches[number].factors @ (weights - visits[number])
+            sums.append(float(np.abs(batches[number].weights * later).sum()))
+        return cls(chosen, visits, residuals, max(sums))
 
 
 def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:

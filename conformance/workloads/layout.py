@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
+from conformance.workloads.plan import shuffled
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]
@@ -76,14 +77,17 @@ class Layout:
             )
         return cls(world_size, accumulation, size)
 
-    def window(self, workload: Workload, step: int) -> Window:
-        """The ``step``-th window: a full one, or a shorter last one.
+    def window(self, workload: Workload, step: int, seed: int = 0) -> Window:
+        """The ``step``-th window: a full one, or a shorter last one. ``seed``: of a sampler that shuffles.
 
         Raises:
             ValueError: a short last batch does not divide evenly over the ranks, or into whole shares.
         """
         epoch, position = divmod(step, len(workload.batches))
-        batch, first = workload.batches[position], position * workload.batch_size
+        number = seed + epoch if workload.shuffle else 0
+        order, first = shuffled(workload.samples, workload.batch_size, number), position * workload.batch_size
+        order = order[first : first + workload.batch_size]
+        batch, first = workload.batches[order[0] // workload.batch_size], min(order)
         share = self.accumulation * self.micro_batch_size
         ranks = len(batch) // share if self.in_whole_shares else self.world_size
         per_rank, rest = divmod(len(batch), ranks) if ranks else (0, 1)
@@ -91,6 +95,8 @@ class Layout:
             into = f"into whole shares of {share}" if self.in_whole_shares else f"over {self.world_size} ranks"
             raise ValueError(f"workload {workload.name}: {len(batch)} samples do not divide {into}")
         shares = _dealt(per_rank, ranks, self.micro_batch_size) + ((),) * (self.world_size - ranks)
+        if number:
+            shares = tuple(tuple(tuple(order[at] - first for at in one) for one in share) for share in shares)
         samples = tuple(range(first, first + len(batch)))
         return Window(step, epoch, samples, batch, shares, self.accumulation)
 

@@ -86,8 +86,9 @@ class Workload:
     """A training job.
 
     ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
-    optimizer step read together. Every batch but the last has the same number of samples. ``schedule`` multiplies the
-    learning rate, one entry per optimizer step. ``start`` holds the initial parameters of ``model``, element by
+    optimizer step read together. Every batch but the last has the same number of samples. With ``shuffle`` each epoch
+    has another order, by :func:`conformance.workloads.plan.shuffled`. ``schedule`` multiplies the learning rate,
+    one entry per optimizer step. ``start`` holds the initial parameters of ``model``, element by
     element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation that the
     optimizer is asked to take; the arithmetic is the same. With ``ranks_start_apart`` ranks 1, 2, ... hold other
     weights until a broadcast makes them equal.
@@ -105,6 +106,7 @@ class Workload:
     kernel: Literal["foreach", "fused", "capturable"] | None = None
     loss: Literal["mean", "weighted"] = "mean"
     epochs: int = 1
+    shuffle: bool = False
     schedule: Vector | None = None
     clip: Clip | None = None
     scale: LossScale = LossScale(Fraction(2**7))
@@ -134,6 +136,11 @@ class Workload:
     def batch_size(self) -> int:
         """Samples in a full global batch."""
         return len(self.batches[0])
+
+    @property
+    def samples(self) -> int:
+        """Of one epoch."""
+        return sum(map(len, self.batches))
 
     @property
     def steps(self) -> int:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from conformance.adapter.data import Batch
 from conformance.adapter.task import ClipSpec, Task
 from conformance.adapter.unsupported import UnsupportedGroups
+from conformance.cases.case import Case
 
 from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
 
@@ -305,6 +306,47 @@ def test_windows():
     task = Task(make_spec(world_size=2, accumulation=2, size=2, steps=2), 1)
     assert [indices(window) for window in task.windows()] == [[[2, 3], [6, 7]], [[2, 3], [6, 7]]]
     assert [indices(window) for window in task.windows(rank=0)] == [[[0, 1], [4, 5]], [[0, 1], [4, 5]]]
+
+
+def test_epochs_may_be_read_in_part_and_again():
+    task = Task(make_spec(world_size=2, accumulation=2, size=2, steps=1, epochs=[0, 0]), 1)
+    first, second = task.epochs()
+    next(first.windows())
+    assert (first.number, second.number) == (0, 1)
+    for epoch in (second, second, first):
+        assert [indices(window) for window in epoch.windows()] == [[[2, 3], [6, 7]]]
+
+
+SHUFFLED = Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_sampler_gives_each_epoch_as_planned(rank):
+    task = Task(SHUFFLED.spec(), rank)
+    sampler = task.sampler()
+    loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
+    read = []
+    for epoch in task.epochs():
+        sampler.set_epoch(epoch.number)
+        own = list(loader)
+        assert len(loader) == len(own)
+        assert list(task.sampler(epoch.number)) == list(sampler)
+        assert all(type(batch) is Batch for batch in own)
+        read.append(own)
+    windows = [window for epoch in task.epochs() for window in epoch.windows()]
+    for planned in (list(task.dataloader()), [batch for window in windows for batch in window]):
+        for seen, asked in zip([batch for own in read for batch in own], planned, strict=True):
+            assert all(torch.equal(one, two) for one, two in zip(seen, asked, strict=True))
+
+
+def test_without_set_epoch_all_epochs_have_the_order_of_the_first():
+    task = Task(SHUFFLED.spec(), 0)
+    sampler, other = task.sampler(), task.sampler()
+    assert isinstance(sampler, DistributedSampler)
+    assert list(sampler) == list(sampler) != list(task.sampler(1))
+    other.seed = 5
+    assert list(other) != list(sampler)
+    assert sorted([*sampler, *task.sampler(rank=1)]) == list(range(len(task.dataset())))
 
 
 def test_a_last_window_may_be_short():

@@ -29,6 +29,7 @@ every_fault = pytest.mark.parametrize("name", FAULTS)
 PLACES = [
     ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
     *((workload, ("accumulated", 2, 2), "fp32", None) for workload in ("many-tensors", "many-groups")),
+    ("many-tensors", ("accumulated", 2, 2), "fp32", 4),
     *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
     *(
         (workload, shape, precision, None)

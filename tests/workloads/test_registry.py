@@ -18,6 +18,7 @@ def test_all_recipes_and_data_sets_have_a_name():
     assert set(STANDARD) == {
         *RECIPES,
         "adamw",
+        "adamw-capturable",
         "adamw-clip",
         "adamw-groups",
         "adamw-overflow",

@@ -1,0 +1,64 @@
+"""In what order the ranks read the samples of each epoch, by the rows that went into their forwards, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, combinations
+
+from conformance.cases.case import Case
+from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.last_window import row_numbers
+
+_Rows = frozenset[int]
+
+
+def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """That later epochs have the order of the first one, which they should not; None if the rows do not show it."""
+    read = [rank.trained for rank in ranks if rank.trained is not None]
+    if not case.problem.workload.shuffle or len(read) < len(ranks):
+        return None
+    planned = [frozenset(rows) for rows in _planned(case)]
+    found = [_Rows().union(*(of_rank.get(window, ()) for of_rank in read)) for window in range(len(planned))]
+    batches = len(case.problem.workload.batches)
+    other = [window for window, rows in enumerate(found) if rows != planned[window]]
+    if not other or any(found[window] != planned[window % batches] for window in other):
+        return None
+    return (
+        f"in epoch {other[0] // batches} the samples come in the order of epoch 0, from window {other[0]} on; call "
+        "`sampler.set_epoch(epoch)` before each epoch"
+    )
+
+
+def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """Which ranks read samples of each other, but in other windows of an epoch, while no rank reads some others; None
+    if no two do, or the rows do not show it."""
+    planned, batches = _planned(case), len(case.problem.workload.batches)
+    # A last window may be filled up by repeating samples.
+    whole = [window for window, rows in enumerate(planned) if rows.total() == case.problem.workload.batch_size]
+    for epoch in range(case.problem.workload.epochs):
+        often = sum(planned[epoch * batches : (epoch + 1) * batches], Counter[int]())
+        places = [
+            {row: at for at in whole if at // batches == epoch for row in (rank.trained or {}).get(at, ())}
+            for rank in ranks
+        ]
+        unread = often.keys() - chain.from_iterable(
+            rows for rank in ranks for at, rows in (rank.trained or {}).items() if at // batches == epoch
+        )
+        if any(rank.trained is None for rank in ranks) or not unread:
+            continue
+        for (one, mine), (two, others) in combinations(zip(ranks, places, strict=True), 2):
+            both = [row for row in mine.keys() & others.keys() if often[row] == 1 and mine[row] != others[row]]
+            if both:
+                return (
+                    f"{named([one.outcome.rank, two.outcome.rank])} go through epoch {epoch} in different orders: "
+                    f"{len(both)} samples are read by both, in different windows, and {len(unread)} by no rank; give "
+                    "the samplers of all ranks the same seed, and the same epoch with `set_epoch`"
+                )
+    return None
+
+
+def _planned(case: Case) -> list[Counter[int]]:
+    """The rows of each window."""
+    row_of: Mapping[tuple[object, ...], int] = row_numbers(case.problem)
+    return [Counter(row_of[sample.x] for sample in window.batch) for window in case.problem.windows]
