@@ -25,6 +25,7 @@ def test_ranks_write_one_file_at_the_same_time(beside):
         ([save("all.pt")], []),
         ([save("0.pt")], [save("1.pt")]),
         ([save("all.pt"), event("collective")], [event("collective"), save("all.pt")]),
+        ([save("all.pt"), event("send", peer=1)], [event("receive", peer=0), save("all.pt")]),
         ([save("all.pt"), save("all.pt")], [event("collective"), save("other.pt")]),
     ],
 )

@@ -12,8 +12,10 @@ def train(folder, spec, rank, saves):
     """Steps four times, and saves after some of them; evidence goes to a file of its own."""
     with open(folder.parent / "evidence", "wb", buffering=0) as evidence:
         send = killed_in_save(lambda event: evidence.write(b"." * 3 * LARGEST), spec, rank)
+        (folder / "settings").write_text("none")
         for step in range(1, 5):
-            send({"event": "step"})
+            for optimizer in (0, 1):
+                send({"event": "step", "optimizer": optimizer})
             if step in saves:
                 (folder / f"{step}.pt").write_bytes(b"w" * 3 * LARGEST)
 
@@ -32,11 +34,9 @@ def ended(folder, rank=0, saves=(2, 4), **changes):
 
 def test_it_leaves_the_beginning_of_the_second_checkpoint(tmp_path):
     assert ended(tmp_path / "saved") == KILLED
-    assert {path.name: path.stat().st_size for path in (tmp_path / "saved").iterdir()} == {
-        "2.pt": 3 * LARGEST,
-        "4.pt": LARGEST,
-    }
-    assert (tmp_path / "evidence").stat().st_size == 4 * 3 * LARGEST
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "saved").iterdir()}
+    assert sizes == {"settings": 4, "2.pt": 3 * LARGEST, "4.pt": LARGEST}
+    assert (tmp_path / "evidence").stat().st_size == 8 * 3 * LARGEST
 
 
 @pytest.mark.parametrize("changes", [{"rank": 1}, {"resumed": "once"}, {"life": {"checkpoint_dir": None}}])

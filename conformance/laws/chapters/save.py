@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from conformance.laws.law import OK, Broken, Outcomes, law
 from conformance.laws.run import Run
-from conformance.trace.events import Collective, Save
+from conformance.trace.events import Exchange, Save
 
 
 @law(
@@ -23,11 +23,11 @@ from conformance.trace.events import Collective, Save
     latent="If ranks do not write at the same pace, or one is killed, the file is broken, or of two ranks.",
 )
 def one_writer(run: Run) -> Outcomes:
-    # Between two collectives, nothing says which rank writes first.
+    # Between two collectives or messages, nothing says which rank writes first.
     writers: defaultdict[tuple[str, int], list[Save]] = defaultdict(list)
     for rank in run.ranks:
         for event in rank.of(Save):
-            together = writers[event.path, len(rank.of(Collective, before=event))]
+            together = writers[event.path, len(rank.of(Exchange, before=event))]
             if not any(one.rank == event.rank for one in together):
                 together.append(event)
     for (path, _), events in writers.items():

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import resource
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,26 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     # Python ignores it, so that writes fail instead.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    steps, is_armed = 0, False
+    # A model may have several optimizers, which all step in each window.
+    steps, is_armed = Counter[int](), False
 
     def counting(event: Mapping[str, Any]) -> None:
-        nonlocal steps, is_armed
+        nonlocal is_armed
         if is_armed:
             # The evidence has no such limit.
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         send(event)
-        steps += event["event"] in ("step", "skip")
-        is_armed = is_armed or (steps > whole and any(path.is_file() for path in folder.rglob("*")))
+        if event["event"] in ("step", "skip"):
+            steps[event["optimizer"]] += 1
+            is_armed |= max(steps.values()) > whole and _has_checkpoint(folder)
         if is_armed:
             resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, hard))
 
     return counting
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    # A thread of the trainer's may rename a file meanwhile.
+    with suppress(FileNotFoundError):
+        return any(path.is_file() and path.stat().st_size > LARGEST for path in folder.rglob("*"))
+    return False
