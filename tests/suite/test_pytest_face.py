@@ -42,7 +42,7 @@ def test_ids(items, write):
             *("momentum", "clip-value", "sgd", "decay", "clip-norm", "adamw", "overflow", "growing-scale"),
             *("adamw-overflow", "cast-weights", "infinite-loss", "short-window", "uneven-batch"),
             *("overflow-clip", "overflow-clip-value", "overflow-in-part"),
-            *("many-tensors", "many-clip-value", "many-overflow"),
+            *("many-tensors", "many-clip-value", "many-overflow", "two-groups", "two-groups-clip", "many-groups"),
         )
     }
 
