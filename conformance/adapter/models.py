@@ -11,6 +11,8 @@ from torch.nn import functional
 from conformance.adapter.unsupported import UnsupportedModel
 from conformance.workloads import model
 
+_OF_LINEAR_ALONE = ("weight", "bias", "reset_parameters")
+
 
 class ManyTensors(torch.nn.Module):
     """`conformance.workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
@@ -18,10 +20,10 @@ class ManyTensors(torch.nn.Module):
     # As a Linear has them, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
 
-    def __init__(self) -> None:
+    def __init__(self, *, scalars: bool) -> None:
         super().__init__()
-        self.gain = torch.nn.Parameter(torch.empty(()))
-        self.temperature = torch.nn.Parameter(torch.empty(()))
+        self.gain = torch.nn.Parameter(torch.empty(() if scalars else 1))
+        self.temperature = torch.nn.Parameter(torch.empty(() if scalars else 1))
         self.scale = torch.nn.Parameter(torch.empty(2))
         self.cube = torch.nn.Parameter(torch.empty(2, 1, 1))
         self.embedding = torch.nn.Embedding(2, 2)
@@ -61,6 +63,8 @@ class ManyTensors(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
+            if name not in _OF_LINEAR_ALONE:
+                raise
             raise UnsupportedModel(
                 f'{error}; a trainer that needs a torch.nn.Linear declares it: `@trainer(models=["linear"])`'
             ) from None
@@ -103,8 +107,11 @@ def module_class(spec: Mapping[str, Any]) -> type[torch.nn.Module]:
 def module(spec: Mapping[str, Any]) -> torch.nn.Module:
     """That module, with torch's own start weights."""
     described = model.model_of(spec)
-    kind = module_class(spec)
-    return kind(described.features, 1, bias=described.bias) if isinstance(described, model.Linear) else kind()
+    if isinstance(described, model.Linear):
+        return torch.nn.Linear(described.features, 1, bias=described.bias)
+    if isinstance(described, model.ManyTensors):
+        return ManyTensors(scalars=described.scalars)
+    return module_class(spec)()
 
 
 def parameters(spec: Mapping[str, Any], rank: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -363,13 +363,14 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     times = least.limit_denominator(1024)
     if times <= 0 or most - least > least / 64 or abs(least - 1) < Fraction(1, 16):
         return None
+    said = times if times.denominator <= 64 else f"{float(least):.3g}"
     text = (
-        f"the gradients of window {step.window} are {times} times the right ones in every element, and those of the "
+        f"the gradients of window {step.window} are {said} times the right ones in every element, and those of the "
         "windows before are right"
     )
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
         text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
-    return Guard(MULTIPLE, False, "right", f"{times} times the right ones", text, gives_way=True)
+    return Guard(MULTIPLE, False, "right", f"{said} times the right ones", text, gives_way=True)
 
 
 def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:

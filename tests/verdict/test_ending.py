@@ -49,7 +49,7 @@ def test_raised(follow):
 
 def test_a_model_that_the_trainer_cannot_take(follow):
     with pytest.raises(AttributeError) as raised:
-        module({"kind": "many-tensors", "features": 18}).weight  # noqa: B018
+        module({"kind": "many-tensors", "features": 18, "scalars": True}).weight  # noqa: B018
     run = follow("single-batched-fp32-sgd")
     raises(run, 0, type(raised.value).__name__, str(raised.value))
     judgement = run.judged(finished=False, exit="exited 1")
@@ -63,6 +63,16 @@ def test_parameter_groups_that_the_trainer_cannot_have(follow):
     raises(run, 0, UnsupportedGroups.__name__, "declare it")
     judgement = run.judged(finished=False, exit="exited 1")
     assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "declare it")
+
+
+def test_an_attribute_that_no_model_has(follow):
+    with pytest.raises(AttributeError) as raised:
+        module({"kind": "many-tensors", "features": 18, "scalars": True}).generate()
+    run = follow("single-batched-fp32-sgd")
+    raises(run, 0, type(raised.value).__name__, str(raised.value))
+    judgement = run.judged(finished=False, exit="exited 1")
+    assert judgement.verdict == "CRASH"
+    assert "'ManyTensors' object has no attribute 'generate'" in judgement.headline
 
 
 def test_raised_without_a_message_or_a_place(follow):
