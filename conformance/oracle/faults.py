@@ -361,6 +361,14 @@ class ClipsEachParameter(Recurrence):
         return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
 
 
+@fault("clips each parameter group by itself, at a norm that is meant for all of them together", _by_norm, _has_groups)
+class ClipsEachGroup(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        groups = range(1 + len(self.problem.workload.groups))
+        own = ([n for n in self.tensors if self.group_of(n) == group] for group in groups)
+        return self.joined((super(ClipsEachGroup, self).clip(self.only(vector, some)), some) for some in own)
+
+
 @fault("clips only the first parameter", _clips, _has_several_parameters)
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -450,13 +458,25 @@ class NesterovLost(Recurrence):
 @fault(
     "applies the weight decay to the first parameter group only",
     _decays,
-    _has_several_parameters,
-    lambda problem: not problem.workload.groups,
+    lambda problem: any(group.weight_decay for group in problem.workload.groups),
 )
 class DecayForFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> SGD | AdamW:
         right = super().optimizer_of(tensor)
-        return replace(right, weight_decay=Fraction(0)) if tensor else right
+        return replace(right, weight_decay=Fraction(0)) if self.group_of(tensor) else right
+
+
+@fault(
+    "makes parameter groups of its own, and applies the weight decay to the first only",
+    _decays,
+    _has_several_parameters,
+    lambda problem: not problem.workload.groups,
+)
+class DecayForFirstOwnGroup(Recurrence):
+    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+        right = super().optimizer_of(tensor)
+        own = self.problem.workload.model.tensors[tensor].group(2)
+        return replace(right, weight_decay=Fraction(0)) if own else right
 
 
 @fault("gives all parameter groups the settings of the first", _has_groups)
@@ -517,13 +537,22 @@ class ScheduleAhead(Recurrence):
         return super().place(min(step + 1, self.problem.workload.steps - 1))
 
 
-@fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_several_parameters)
+@fault("advances the learning-rate schedule for the first parameter group only", _schedules, _has_groups)
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
-        return super().learning_rate_of(tensor, step if self._is_in_first(tensor) else 0)
+        return super().learning_rate_of(tensor, 0 if self.group_of(tensor) else step)
 
-    def _is_in_first(self, tensor: int) -> bool:
-        return not (self.group_of(tensor) if self.problem.workload.groups else tensor)
+
+@fault(
+    "makes parameter groups of its own, and advances the learning-rate schedule for the first only",
+    _schedules,
+    _has_several_parameters,
+    lambda problem: not problem.workload.groups,
+)
+class ScheduleForFirstOwnGroup(Recurrence):
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        own = self.problem.workload.model.tensors[tensor].group(2)
+        return super().learning_rate_of(tensor, 0 if own else step)
 
 
 @fault(

@@ -263,12 +263,14 @@ def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:
         names = [name for name in (*asked, *_NEVER_ASKED) if name not in (*_NOT_HERE, *by_hand)]
         # The task's groups have settings of their own: numbers tell which parameters got them.
         accepted = [{**_NEVER_ASKED, **asked, **group} for group in ({}, *rank.run.plan.spec["groups"])]
-        for group in groups:
+        for at, group in enumerate(groups):
             other = next((name for name in names if all(_differs(group, one, name) for one in accepted)), None)
             if other is not None:
+                where = f" in `param_groups[{at}]`" if len(groups) > 1 else ""
+                wanted = " or ".join(dict.fromkeys(_shown(one[other]) for one in accepted))
                 return (
-                    f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}); this case asks for "
-                    f"{other}={_shown(accepted[0][other])}: use `task.optimizer`{' as it is' if changed else ''}."
+                    f"You stepped with {optimizer.algorithm}({other}={_shown(group[other])}){where}; this case asks "
+                    f"for {other}={wanted}: use `task.optimizer`{' as it is' if changed else ''}."
                 )
     return None
 

@@ -275,8 +275,7 @@ def _is_clipped(design: Design, element: int) -> bool:
 def _samples(design: Design, number: int, rows: _Rows, run: _Run, generator: np.random.Generator) -> tuple[Sample, ...]:
     weights = run.visits[number]
     targets = rows.factors @ weights - run.residuals[number]
-    # Weights lie mostly in the last micro-batches and on the last ranks, so that no mean of means comes near the mean.
-    order = np.argsort(rows.half * (design.weights is not None) + generator.uniform(0, _MIXED, len(targets)))
+    order = _order(number, rows, generator, is_weighted=design.weights is not None)
     batch = tuple(
         Sample(
             design.model.inputs(vector(rows.factors[index]), int(rows.half[index])),
@@ -286,6 +285,21 @@ def _samples(design: Design, number: int, rows: _Rows, run: _Run, generator: np.
         for index in order
     )
     return design.outliers[number](batch, vector(weights)) if number in design.outliers else batch
+
+
+def _order(number: int, rows: _Rows, generator: np.random.Generator, *, is_weighted: bool) -> npt.NDArray[np.int64]:
+    """The samples of batch ``number`` in the order in which ranks and micro-batches get them."""
+    noise = generator.uniform(0, _MIXED, len(rows.half))
+    if is_weighted:
+        # They lie mostly in the last micro-batches and on the last ranks, so that no mean of means comes near the mean.
+        return np.argsort(rows.half + noise)
+    # Blocks take turns, in each batch twice as often as in the one before. So some ranks, and some micro-batches, use
+    # none of the elements that are a block's own, as with the rows of any embedding.
+    place = np.empty(len(noise))
+    for block in (0, 1):
+        place[rows.half == block] = noise[rows.half == block].argsort().argsort()
+    turn = place * 2**number // (len(noise) // 2)
+    return np.lexsort((noise, rows.half, turn))
 
 
 def hadamard(size: int) -> Floats:

@@ -70,6 +70,14 @@ def test_each_gradient_depends_on_its_own_element_alone(name, size):
         assert (np.diag(products) != 0).tolist() == list(workload.model.is_used)
 
 
+@pytest.mark.parametrize(("kind", "accumulation", "window"), [("batched", 1, 0), ("accumulated", 2, 1)])
+def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(kind, accumulation, window):
+    workload = many_tensors("many-tensors", 32)
+    shares = Layout.of(workload, kind, 2, accumulation).window(workload, window).shares
+    used = [{workload.batches[window][index].x[6] for part in share for index in part} for share in shares]
+    assert used == [{0}, {1}]
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     # From the first clip by norm on nothing is on a grid.
