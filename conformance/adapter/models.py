@@ -20,7 +20,7 @@ class ManyTensors(torch.nn.Module):
     # As a Linear has them, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
 
-    def __init__(self, *, scalars: bool) -> None:
+    def __init__(self, *, scalars: bool = True) -> None:
         super().__init__()
         self.gain = torch.nn.Parameter(torch.empty(() if scalars else 1))
         self.temperature = torch.nn.Parameter(torch.empty(() if scalars else 1))
@@ -109,8 +109,8 @@ def module(spec: Mapping[str, Any]) -> torch.nn.Module:
     described = model.model_of(spec)
     if isinstance(described, model.Linear):
         return torch.nn.Linear(described.features, 1, bias=described.bias)
-    if isinstance(described, model.ManyTensors):
-        return ManyTensors(scalars=described.scalars)
+    if isinstance(described, model.ManyTensors) and not described.scalars:
+        return ManyTensors(scalars=False)
     return module_class(spec)()
 
 

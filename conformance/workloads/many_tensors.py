@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cache
 
 from conformance.workloads.designed import Design, designed
-from conformance.workloads.model import LargeTensors
+from conformance.workloads.model import LargeTensors, ManyTensors
 from conformance.workloads.outliers import last_target
 from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
 from conformance.workloads.workload import SGD, Clip, Group, Workload
@@ -37,8 +37,18 @@ DESIGNS: dict[str, Design] = {
             largest_weight=8,
         ),
         Design(
+            "many-shards-groups",
+            "Ten parameters of at least one dimension in two groups: vectors have twice the learning rate and half the "
+            "weight decay.",
+            SGD(HALF, momentum=HALF, weight_decay=ONE),
+            model=ManyTensors(scalars=False),
+            groups=(Group(ONE, HALF),),
+            kernel="foreach",
+            schedule=SCHEDULE,
+        ),
+        Design(
             "many-clip-value",
-            "Ten parameters, momentum, weight decay and clipping by value that bites.",
+            "Ten parameters, momentum and clipping by value that bites.",
             SGD(ONE, momentum=HALF),
             clip=Clip("value", Fraction(3)),
             unit=Fraction(1, 8),
@@ -85,6 +95,13 @@ DESIGNS: dict[str, Design] = {
 #: The workload with AdamW, which has the data of another one.
 MANY_ADAMW = "many-adamw"
 
+#: Workloads that have the data of another one: without parameters that have no dimension, and so for all backends.
+OF_SHARDS = {
+    "many-shards": "many-tensors",
+    "many-shards-clip-value": "many-clip-value",
+    "many-shards-clip-norm": "many-clip-norm",
+}
+
 #: The workloads, each with the global batches that are tried in turn.
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*DESIGNS, MANY_ADAMW), (32, 24)),
@@ -93,6 +110,7 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     # Of 24 samples, all norms are above the threshold, or no course of an element stays on its grid.
     **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm"), (32,)),
 }
+BATCH_SIZES |= {name: BATCH_SIZES[like] for name, like in OF_SHARDS.items()}
 
 
 @cache
@@ -102,6 +120,11 @@ def many_tensors(name: str, batch_size: int) -> Workload:
     Raises:
         KeyError: no such workload.
     """
+    if name in OF_SHARDS:
+        like = many_tensors(OF_SHARDS[name], batch_size)
+        summary = like.summary.replace("Ten parameters", "Ten parameters of at least one dimension", 1)
+        # Torch's fused SGD does not step shards.
+        return replace(like, name=name, model=ManyTensors(scalars=False), kernel=None, summary=summary)
     if name == MANY_ADAMW:
         summary = "Ten parameters and AdamW; judged by its rounding-error bound."
         return replace(

@@ -147,18 +147,21 @@ class ManyTensors(Model):
     Each element is multiplied with an input of its own, in the order of the parameters, but: the bias with none; an
     element of the tied parameter with two, as it is used in two places; and of the embedding only one row is used,
     whose number comes first.
+
+    ``scalars``: whether two have no dimension. FSDP2 takes no such parameters; without, they have one element.
     """
 
     name = "many-tensors"
     blocks = 2
 
     features: int = 18
+    scalars: bool = True
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         shapes: dict[str, tuple[int, ...]] = {
-            "gain": (),
-            "temperature": (),
+            "gain": () if self.scalars else (1,),
+            "temperature": () if self.scalars else (1,),
             "scale": (2,),
             "cube": (2, 1, 1),
             "embedding.weight": (self.blocks, 2),

@@ -28,7 +28,10 @@ every_fault = pytest.mark.parametrize("name", FAULTS)
 #: Each with the window at which it is resumed.
 PLACES = [
     ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
-    *((workload, ("accumulated", 2, 2), "fp32", None) for workload in ("many-tensors", "many-groups")),
+    *(
+        (workload, ("accumulated", 2, 2), "fp32", None)
+        for workload in ("many-tensors", "many-groups", "two-groups-clip")
+    ),
     ("many-tensors", ("accumulated", 2, 2), "fp32", 4),
     *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
     *(

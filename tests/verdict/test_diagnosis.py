@@ -24,6 +24,7 @@ CASES = (
     "ddp-w2-fp16-overflow",
     "single-acc2-fp16-clip-norm",
     "single-acc2-fp32-two-groups",
+    "single-acc2-fp32-two-groups-clip",
     "single-acc2-fp32-adamw-clip",
     "single-acc2-fp32-fine-data",
     "single-acc2-fp16-cast-weights",

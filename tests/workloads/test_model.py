@@ -12,9 +12,8 @@ import torch
 from conformance.adapter.models import module, module_class, parameters
 from conformance.workloads.model import MODELS, LargeTensors, Linear, ManyTensors, Tensor, model_of
 
-every_model = pytest.mark.parametrize(
-    "model", [Linear(3), Linear(3, bias=True), ManyTensors(), LargeTensors()], ids=str
-)
+MODELS_OF_ALL_KINDS = [Linear(3), Linear(3, bias=True), ManyTensors(), ManyTensors(scalars=False), LargeTensors()]
+every_model = pytest.mark.parametrize("model", MODELS_OF_ALL_KINDS, ids=str)
 
 
 def spec_of(model):

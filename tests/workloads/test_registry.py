@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.many_tensors import DESIGNS
+from conformance.workloads.many_tensors import DESIGNS, OF_SHARDS
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES
@@ -27,6 +27,7 @@ def test_all_recipes_and_data_sets_have_a_name():
         "two-workers",
         "multivariate",
         *DESIGNS,
+        *OF_SHARDS,
         "many-adamw",
     }
 
