@@ -237,6 +237,12 @@ def ray_train(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def deepspeed(session: nox.Session) -> None:
+    """DeepSpeed's ZeRO, stages 0 to 3; without arguments, check for its known verdicts."""
+    framework(session)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Random correct programs, which must pass, and random illegal edits, which must be noticed."""
     install_wheel(session, "test", "horovod")

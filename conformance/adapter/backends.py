@@ -57,6 +57,7 @@ BACKENDS: dict[str, Backend] = {
     ),
     "fsdp2": Backend(paths="sharded", on_gpu=False, exchange="shards"),
     "zero-redundancy": Backend(paths="sharded", on_gpu=False, exchange="owners"),
+    "deepspeed": Backend(paths="sharded", on_gpu=False, package="deepspeed", module="deepspeed"),
     "parameter-server": Backend(paths="point-to-point", exchange="parameter-server", one_rank_steps=True),
     "ring": Backend(paths="point-to-point", exchange="ring"),
     "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),

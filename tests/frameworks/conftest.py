@@ -31,11 +31,11 @@ def zygote_is_ended() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[CaseRecord]:
-    """The cases of the module's TARGET that have a verdict, run by the command line: all, or those of its CASES; as
-    many at a time as the machine has cores, or its PROCESSES.
+    """The cases of the module's TARGET, or several, that have a verdict, run by the command line: all, or those of its
+    CASES; as many at a time as the machine has cores, or its PROCESSES.
     """
     folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "conformance.cli", "run", request.module.TARGET, "--output", str(folder)]
+    command = [sys.executable, "-m", "conformance.cli", "run", *request.module.TARGET.split(), "--output", str(folder)]
     command += [word for case in getattr(request.module, "CASES", ()) for word in ("--case", case)]
     command += ["--processes", str(request.module.PROCESSES)] if hasattr(request.module, "PROCESSES") else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)

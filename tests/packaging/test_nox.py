@@ -20,7 +20,7 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
-    assert sorted(optional_sessions) == ["apex", "fuzz", "torch-newest", "torch-oldest"]
+    assert sorted(optional_sessions) == ["apex", "deepspeed", "fuzz", "torch-newest", "torch-oldest"]
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
