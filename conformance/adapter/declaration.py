@@ -51,6 +51,7 @@ class Declaration:
     launches_workers: bool = False
     resume: bool = False
     survives_kill: bool = False
+    unfreezes: bool = False
     name: str | None = None
     last_window: str | None = None
     last_batch: str | None = None
@@ -67,7 +68,7 @@ class Declaration:
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2, 3)))
         self._set("models", _names("models", "model", self.models, MODELS))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
-        for switch in ("launches_workers", "resume", "survives_kill"):
+        for switch in ("launches_workers", "resume", "survives_kill", "unfreezes"):
             if not isinstance(value := getattr(self, switch), bool):
                 raise ValueError(f"{switch} is True or False, not {value!r}")
         if self.survives_kill and not self.resume:
@@ -121,6 +122,7 @@ def trainer(
     launches_workers: bool = ...,
     resume: bool = ...,
     survives_kill: bool = ...,
+    unfreezes: bool = ...,
     session: Session | None = ...,
     name: str | None = ...,
     last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
@@ -154,6 +156,7 @@ def trainer(
     processes, if there is a `task.resume_from`.
     survives_kill: it saves whenever it has trained one of `task.save_after` windows, in the process of rank 0, and if
     it is killed meanwhile, it goes on from the last whole checkpoint. Each must be written before the next window.
+    unfreezes: it trains the frozen parameters of the model, too, from the window `task.unfreeze_at` on.
     session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
     entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has

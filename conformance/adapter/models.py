@@ -107,11 +107,16 @@ def module_class(spec: Mapping[str, Any]) -> type[torch.nn.Module]:
 def module(spec: Mapping[str, Any]) -> torch.nn.Module:
     """That module, with torch's own start weights."""
     described = model.model_of(spec)
+    built: torch.nn.Module
     if isinstance(described, model.Linear):
-        return torch.nn.Linear(described.features, 1, bias=described.bias)
-    if isinstance(described, model.ManyTensors) and not described.scalars:
-        return ManyTensors(scalars=False)
-    return module_class(spec)()
+        built = torch.nn.Linear(described.features, 1, bias=described.bias)
+    elif isinstance(described, model.ManyTensors) and not described.scalars:
+        built = ManyTensors(scalars=False)
+    else:
+        built = module_class(spec)()
+    for tensor in described.tensors:
+        built.get_parameter(tensor.name).requires_grad_(not tensor.frozen)
+    return built
 
 
 def parameters(spec: Mapping[str, Any], rank: int, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -64,6 +64,8 @@ class Task:
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
     clip: None, or what `clip_` does.
+    unfreeze_at: the number of the window, counted from 0, from which on the model's frozen parameters are trained too:
+    let them require gradients then. None where there are none, or where they stay frozen.
     stop_after: how many windows to train, of all that the task has, skipped ones included; None to train them all.
     checkpoint_dir: an empty folder, the same for all ranks, in which to save what `resume_from` will need, after the
     last of these windows; None where nothing is to be saved.
@@ -96,6 +98,7 @@ class Task:
         self.steps: int = spec["steps"]
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
+        self.unfreeze_at: int | None = spec.get("unfreeze_at")
         life: dict[str, Any] = spec.get("life", {})
         self.stop_after: int | None = life.get("stop_after")
         self.save_after: tuple[int, ...] = tuple(life.get("save_after", ()))
@@ -107,7 +110,7 @@ class Task:
     def model(self) -> torch.nn.Module:
         """A fresh model on `device` that holds this rank's start weights: (m, features) inputs, (m, 1) predictions.
 
-        In most cases it is a `torch.nn.Linear`, in some a module of more parameters.
+        In most cases it is a `torch.nn.Linear`, in some a module of more parameters, of which some may be frozen.
         """
         spec = self._spec["model"]
         model = module(spec).to(self.dtype)

@@ -91,6 +91,7 @@ class Case:
             "device": self.device,
             "resumed_at": self.resumed_at,
             "resumed": self.resumed,
+            "unfreeze_at": workload.unfreeze_at,
             "model": {
                 "kind": workload.model.name,
                 **asdict(workload.model),

@@ -153,6 +153,9 @@ RULES: tuple[Rule, ...] = (
     Rule("many-weighted", ("fp64", "fp32"), _ACCUMULATED),
     Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-overflow", _SCALED, _ACCUMULATED),
+    Rule("frozen", ("fp32",), _ACCUMULATED),
+    Rule("frozen", _SCALED, frozenset({_W2_ACC2})),
+    Rule("unfrozen", ("fp32",), _ACCUMULATED),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
     # Their 28 MiB take as long as five other cases.
     Rule("large-tensors", ("fp32",), frozenset({("batched", 1, 1), _W2})),
@@ -371,6 +374,8 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
             yield "ability to", "survive a kill", ["survive a kill"] if declaration.survives_kill else []
     yield "loss", workload.loss, declaration.losses
     yield "model", workload.model.name, declaration.models
+    if workload.unfreeze_at is not None:
+        yield "ability to", "unfreeze", ["unfreeze"] if declaration.unfreezes else []
     if workload.groups:
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:

@@ -346,7 +346,7 @@ def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Se
     coefficients, count = rule.coefficients(window), len(parts)
     total = rule.symbols.exactly([Fraction(0)] * len(weights))
     for part in parts:
-        own = rule.averaged(window, weights, times(_only(coefficients, part), count))
+        own = rule.trained(window, weights, times(_only(coefficients, part), count))
         total = total.plus(rule.clip(own).scaled(Fraction(1, count)))
     return total
 
@@ -622,6 +622,35 @@ class SeededByRank(Recurrence):
         numbers = iter(range(len(samples)))
         shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
         return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)
+
+
+# What is frozen.
+
+
+def _freezes(problem: Problem) -> bool:
+    return any(tensor.frozen for tensor in problem.workload.model.tensors)
+
+
+def _unfreezes(problem: Problem) -> bool:
+    return problem.workload.unfreeze_at is not None
+
+
+@fault("trains parameters that are frozen", _freezes)
+class FrozenTrained(Recurrence):
+    def trains(self, tensor: int, window: int) -> bool:
+        return True
+
+
+@fault("steps frozen parameters as if they had gradients of zero, so that they decay", _freezes, _decays)
+class FrozenDecay(Recurrence):
+    def steps_on(self, tensor: int) -> bool:
+        return True
+
+
+@fault("never trains the parameters that are unfrozen", _unfreezes)
+class NeverUnfreezes(Recurrence):
+    def trains(self, tensor: int, window: int) -> bool:
+        return super().trains(tensor, 0)
 
 
 # Formats.

@@ -126,9 +126,13 @@ class Recurrence:
         """The average over the samples of a micro-batch, in multiples of the right one."""
         return ONE
 
+    def trains(self, tensor: int, window: int) -> bool:
+        """Whether the ``tensor``-th parameter is trained in a window: frozen ones have no gradient and stay."""
+        return self.problem.workload.trains(tensor, window)
+
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         """The gradient that reaches the optimizer."""
-        return self.clip(self.averaged(window, weights, self.coefficients(window)))
+        return self.clip(self.trained(window, weights, self.coefficients(window)))
 
     def clip(self, vector: Affine) -> Affine:
         clip = self.problem.workload.clip
@@ -186,13 +190,21 @@ class Recurrence:
         steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
         for tensor in self.tensors:
             rates = tuple(self.learning_rate_of(tensor, step) for step in steps)
-            alike.setdefault((self.optimizer_of(tensor), rates), []).append(tensor)
+            is_frozen = self.problem.workload.model.tensors[tensor].frozen
+            alike.setdefault((self.optimizer_of(tensor), is_frozen, rates), []).append(tensor)
         return [(self.rule(self.optimizer_of(own[0])), own) for own in alike.values()]
 
     def stepped(self, weights: Affine, vector: Affine, rate_of: Callable[[int], Fraction]) -> Affine:
         """``weights`` after the optimizer's step with the gradient ``vector``."""
         # Optimizers treat each entry alone.
-        return self.joined((rule.step(weights, vector, rate_of(own[0])), own) for rule, own in self.rules)
+        return self.joined(
+            (rule.step(weights, vector, rate_of(own[0])) if self.steps_on(own[0]) else weights, own)
+            for rule, own in self.rules
+        )
+
+    def steps_on(self, tensor: int) -> bool:
+        """Whether the optimizer steps the ``tensor``-th parameter in the present window."""
+        return self.trains(tensor, self.ledger.window)
 
     @property
     def tensors(self) -> range:
@@ -215,6 +227,12 @@ class Recurrence:
         counted = self.counted(window)
         factor = self.over_ranks(window) * self.over_window(window) * self.over_samples(window)
         return counted if factor == 1 else times(counted, factor)
+
+    def trained(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        """As `averaged`, of the parameters that are trained in the window."""
+        own = [tensor for tensor in self.tensors if self.trains(tensor, window.index)]
+        vector = self.averaged(window, weights, coefficients)
+        return vector if len(own) == len(self.tensors) else self.only(vector, own)
 
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         """``sum_i coefficients[i] grad_i``, unclipped."""

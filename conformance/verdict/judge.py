@@ -21,6 +21,7 @@ from conformance.results.records import PAIR, PASSED, Behaviour, Verdict
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
+from conformance.trace.words import enumerated
 from conformance.verdict.behaviour import observed
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
@@ -301,6 +302,9 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
         lost = other_window(case, ranks) if len(runs) > 1 else None
         after = "this was after training had been stopped and resumed"
         notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
+        frozen = [tensor.name for tensor in case.problem.workload.model.tensors if tensor.frozen]
+        if frozen and ended[0] == "CRASH":
+            notes.append(f"in this case {enumerated(frozen)} are frozen: they have no gradient, and `.grad` is None")
         verdict, headline = ended
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED":
             headline += f"; {context}"
@@ -407,6 +411,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
         )
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
+        if right.certificate.exact and not judgement.suspects.explained_by:
+            judgement.suspects = _by_weights_alone(strictest, right, ranks, diverged) or judgement.suspects
         is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
         guard = first_wrong(case, ranks, judgement.difference, right)
         # One factor for all windows says more.
@@ -461,14 +467,28 @@ def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> b
     in it that the optimizer would add, such as weight decay. AdamW hides what gradients are multiplied by."""
     if matches(judgement.ranks, trajectory.steps):
         return True
-    without = tuple(
-        replace(rank, attempts=tuple(replace(attempt, gradients=None) for attempt in rank.attempts))
-        for rank in judgement.ranks
-    )
+    without = _without_gradients(judgement.ranks)
     if not (trajectory.certificate.exact or is_linear) or not matches(without, trajectory.steps):
         return False
     judgement.ranks = without
     return True
+
+
+def _without_gradients(ranks: Sequence[RankEvidence]) -> tuple[RankEvidence, ...]:
+    return tuple(
+        replace(rank, attempts=tuple(replace(attempt, gradients=None) for attempt in rank.attempts)) for rank in ranks
+    )
+
+
+def _by_weights_alone(
+    reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool
+) -> Suspects | None:
+    """What exact weights alone say: the gradients may have in them what an optimizer would add. None if they name no
+    fault."""
+    without = _without_gradients(ranks)
+    difference = first_difference(without, right.steps)
+    found = None if difference is None else suspects(reading, right, difference, without, diverged)
+    return found if found and any(PAIR not in name for name in found.explained_by) else None
 
 
 def _accepted(problem: Problem, ranks: Sequence[RankEvidence]) -> tuple[Sequence[Reading], ScalerHistory | None]:

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.laws.run import Run
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.trace.lives import Events, lives
-from conformance.verdict.evidence import RankEvidence, read
+from conformance.verdict.evidence import Attempt, RankEvidence, read
 from conformance.verdict.reported import with_reports
 from conformance.verdict.watched_weights import with_watched_weights
 
@@ -39,7 +39,22 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
         windows = windows[first:]
     elif case.resumed_at is not None:
         windows = windows[: case.resumed_at]
-    return read(replace(rank, events=events), windows)
+    found = read(replace(rank, events=events), windows)
+    if not any(tensor.frozen for tensor in case.problem.workload.model.tensors):
+        return found
+    return replace(found, attempts=tuple(_with_frozen(case, attempt) for attempt in found.attempts))
+
+
+def _with_frozen(case: Case, attempt: Attempt) -> Attempt:
+    """With gradients of zero for the parameters that are frozen, which may have none."""
+    if attempt.gradients is None:
+        return attempt
+    workload = case.problem.workload
+    gradients = tuple(
+        0.0 if seen is None and not workload.trains(tensor, attempt.window) else seen
+        for tensor, seen in zip(workload.model.tensor_of, attempt.gradients, strict=True)
+    )
+    return replace(attempt, gradients=gradients)
 
 
 def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:

@@ -11,7 +11,7 @@ all epochs. The arithmetic here only chooses the data; exactness is proved by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from typing import Literal
@@ -58,6 +58,7 @@ class Design:
     groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None
     schedule: Vector | None = None
+    unfreeze_at: int | None = None
     clip: Clip | None = None
     weights: tuple[tuple[int, int], ...] | None = None
     unit: Fraction = Fraction(1, 4)
@@ -105,6 +106,7 @@ def designed(design: Design, batch_size: int) -> Workload:
         epochs=design.epochs,
         shuffle=True,
         schedule=design.schedule,
+        unfreeze_at=design.unfreeze_at,
         clip=design.clip,
         scale=design.scale,
         ranks_start_apart=design.ranks_start_apart,
@@ -185,12 +187,16 @@ class _Courses:
         start, *asked = np.array(list(product(_STARTS, *[_MULTIPLES] * len(batches))), dtype=float).T
         unit, step = float(design.unit), batches[0].step
         threshold = float(design.clip.threshold) if design.clip and design.clip.kind == "value" else np.inf
-        bites = np.zeros(len(start), dtype=bool)
+        bites, frozen = np.zeros(len(start), dtype=bool), 0
         state = State(2 * unit * start, np.zeros_like(start))
         taken, visits, moves = np.column_stack(asked), np.empty((len(start), 0)), np.zeros(len(start))
-        for number in design.visited:
+        for visit, number in enumerate(design.visited):
             visits = np.column_stack([visits, state.weights])
             if number in design.outliers:
+                continue
+            if not design.model.tensors[design.model.tensor_of[element]].is_trained(visit, design.unfreeze_at):
+                state = replace(state, steps=state.steps + 1)
+                frozen += 1
                 continue
             slope = 2 * batches[number].share[element]
             gradients = slope * (step * taken[:, number] + state.weights - visits[:, number])
@@ -203,7 +209,9 @@ class _Courses:
             state = State(moved.weights[fits], moved.buffer[fits], moved.steps)
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
         # What is clipped in all elements shows no other fault.
-        meant = (moves >= len(visits.T) / 2) & (bites == _is_clipped(design, element))
+        meant = (moves >= (len(visits.T) - frozen) / 2) & (bites == (_is_clipped(design, element) and not frozen))
+        # Who trains what is frozen would move it.
+        meant &= (taken != 0).all(axis=1) | (frozen == 0)
         taken, visits, moves = taken[meant], visits[meant], moves[meant]
         order = np.array(design.visited)
         # Columns are orthogonal, so these add up to the squares of residuals.
@@ -256,7 +264,8 @@ def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
     found = []
     for element, tensor in enumerate(design.model.tensor_of):
         shares = [rows.share[element] for rows in batches]
-        kind = design.model.tensors[tensor].group(1 + len(design.groups)), _is_clipped(design, element), *shares
+        own = design.model.tensors[tensor]
+        kind = own.group(1 + len(design.groups)), own.frozen, _is_clipped(design, element), *shares
         if kind not in known:
             is_used = design.model.is_used[element]
             known[kind] = _Courses.of(design, batches, element) if is_used else _Courses.of_unused(design, element)

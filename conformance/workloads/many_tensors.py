@@ -47,6 +47,21 @@ DESIGNS: dict[str, Design] = {
             schedule=SCHEDULE,
         ),
         Design(
+            "frozen",
+            "Ten parameters, of which three are frozen; ranks begin with other ones. Momentum and weight decay.",
+            SGD(HALF, momentum=HALF, weight_decay=ONE),
+            model=ManyTensors(frozen=True),
+            schedule=SCHEDULE,
+            ranks_start_apart=True,
+        ),
+        Design(
+            "unfrozen",
+            "Ten parameters, of which three are frozen in the first epoch.",
+            SGD(HALF, momentum=HALF, weight_decay=ONE),
+            model=ManyTensors(frozen=True),
+            unfreeze_at=3,
+        ),
+        Design(
             "many-clip-value",
             "Ten parameters, momentum and clipping by value that bites.",
             SGD(ONE, momentum=HALF),

@@ -22,12 +22,13 @@ T = TypeVar("T", float, Fraction)
 @dataclass(frozen=True)
 class Tensor:
     """A parameter. ``places``: how many of the model's modules have it. ``used``: of a large one, the places of the
-    elements that the model uses, ascending."""
+    elements that the model uses, ascending. ``frozen``: it does not require gradients."""
 
     name: str
     shape: tuple[int, ...]
     places: int = 1
     used: tuple[int, ...] | None = None
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -46,6 +47,10 @@ class Tensor:
     def group(self, groups: int) -> int:
         """The number of the parameter group that it is in where an optimizer has so many."""
         return group_of(len(self.shape), groups)
+
+    def is_trained(self, window: int, unfreeze_at: int | None) -> bool:
+        """Whether it is trained in a window; ``unfreeze_at``: the one from which on frozen parameters are, if any."""
+        return not self.frozen or (unfreeze_at is not None and window >= unfreeze_at)
 
     @property
     def elements(self) -> tuple[str, ...]:
@@ -149,6 +154,7 @@ class ManyTensors(Model):
     whose number comes first.
 
     ``scalars``: whether two have no dimension. FSDP2 takes no such parameters; without, they have one element.
+    ``frozen``: three of the parameters do not require gradients.
     """
 
     name = "many-tensors"
@@ -156,6 +162,7 @@ class ManyTensors(Model):
 
     features: int = 18
     scalars: bool = True
+    frozen: bool = False
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -171,7 +178,11 @@ class ManyTensors(Model):
             "linear.weight": (1, 2),
             "linear.bias": (1,),
         }
-        return tuple(Tensor(name, shape, places=1 + (name == "encoder.weight")) for name, shape in shapes.items())
+        frozen = ("temperature", "embedding.weight", "convolution.weight") if self.frozen else ()
+        return tuple(
+            Tensor(name, shape, places=1 + (name == "encoder.weight"), frozen=name in frozen)
+            for name, shape in shapes.items()
+        )
 
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
         table = [value if x[6] == block * one else one - one for block in range(self.blocks) for value in x[7:9]]
@@ -230,4 +241,4 @@ MODELS: dict[str, type[Model]] = {kind.name: kind for kind in (Linear, ManyTenso
 def model_of(spec: Mapping[str, Any]) -> Model:
     """The model that the `model` of a case's spec describes."""
     kind = MODELS[spec["kind"]]
-    return kind(**{field.name: spec[field.name] for field in fields(kind)})
+    return kind(**{field.name: spec[field.name] for field in fields(kind) if field.name in spec})

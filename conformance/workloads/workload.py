@@ -90,8 +90,9 @@ class Workload:
     has another order, by :func:`conformance.workloads.plan.shuffled`. ``schedule`` multiplies the learning rate,
     one entry per optimizer step. ``start`` holds the initial parameters of ``model``, element by
     element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation that the
-    optimizer is asked to take; the arithmetic is the same. With ``ranks_start_apart`` ranks 1, 2, ... hold other
-    weights until a broadcast makes them equal.
+    optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from the window
+    ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast
+    makes them equal.
 
     Raises:
         ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
@@ -110,6 +111,7 @@ class Workload:
     schedule: Vector | None = None
     clip: Clip | None = None
     scale: LossScale = LossScale(Fraction(2**7))
+    unfreeze_at: int | None = None
     ranks_start_apart: bool = False
     summary: str = ""
 
@@ -165,6 +167,10 @@ class Workload:
         """What multiplies the learning rate of a parameter group, one entry per optimizer step."""
         own = self.groups[group - 1].schedule if group else None
         return self.schedule if own is None else own
+
+    def trains(self, tensor: int, window: int) -> bool:
+        """Whether the ``tensor``-th parameter is trained in a window."""
+        return self.model.tensors[tensor].is_trained(window, self.unfreeze_at)
 
     def start_of(self, rank: int) -> Vector:
         """The weights that ``rank`` holds before a broadcast makes them equal."""

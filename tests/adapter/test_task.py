@@ -146,6 +146,14 @@ GROUPS = [
 MANY = {"kind": "many-tensors", "features": 18, "weights": [[0.0] * 18]}
 
 
+def test_frozen_parameters_do_not_require_gradients():
+    task = Task(make_spec(model={**MANY, "frozen": True}, unfreeze_at=3), 0)
+    frozen = {name for name, parameter in task.model().named_parameters() if not parameter.requires_grad}
+    assert frozen == {"temperature", "embedding.weight", "convolution.weight"}
+    assert task.unfreeze_at == 3
+    assert Task(make_spec(), 0).unfreeze_at is None
+
+
 def settings_of(optimizer, names=("lr", "momentum", "weight_decay")):
     return [tuple(group[name] for name in names) for group in optimizer.param_groups]
 

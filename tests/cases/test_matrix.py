@@ -36,6 +36,7 @@ EVERYTHING = Declaration(
     last_batch="join",
     resume=True,
     survives_kill=True,
+    unfreezes=True,
 )
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
@@ -246,6 +247,7 @@ def test_apex_is_not_missed_in_a_trainer_that_does_not_declare_it():
         ({"clips": ()}, "ddp", "the clip norm (it declares: none)"),
         ({"parameter_groups": (1,)}, "ddp", "the number of parameter groups 2 (it declares: 1)"),
         ({"models": ("linear",)}, "ddp", "the model many-tensors (it declares: linear)"),
+        ({"unfreezes": False}, "ddp", "the ability to unfreeze (it declares: none)"),
         ({"last_batch": "use"}, "ddp", "the last_batch join (it declares: use)"),
         ({"last_batch": None}, "horovod", "the last_batch join (it declares: none)"),
     ],

@@ -30,7 +30,7 @@ PLACES = [
     ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
     *(
         (workload, ("accumulated", 2, 2), "fp32", None)
-        for workload in ("many-tensors", "many-groups", "two-groups-clip")
+        for workload in ("many-tensors", "many-groups", "two-groups-clip", "frozen", "unfrozen")
     ),
     ("many-tensors", ("accumulated", 2, 2), "fp32", 4),
     *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),

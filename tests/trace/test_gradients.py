@@ -232,3 +232,12 @@ def test_what_torch_does_is_accounted_for(record):
         optimizer.zero_grad(set_to_none=False)
     assert recording.of_kind("gradient_change") == []
     assert [event["by"] for event in recording.of_kind("zero_grad")] == ["optimizer"] * 2
+
+
+def test_zeros_in_place_of_no_gradient_clear_nothing(record):
+    recording = record()
+    model = recording.task.model()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    model.zero_grad()
+    assert [event["event"] for event in recording.events if "grad" in event["event"]] == ["zero_grad"]

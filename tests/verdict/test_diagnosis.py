@@ -35,6 +35,8 @@ CASES = (
     "single-acc2-fp32-two-groups-resumed-at-4",
     "single-acc2-fp32-many-tensors",
     "single-acc2-fp32-many-groups",
+    "single-acc2-fp32-frozen",
+    "single-acc2-fp32-unfrozen",
 )
 
 

@@ -58,6 +58,17 @@ def test_a_model_that_the_trainer_cannot_take(follow):
     assert '`@trainer(models=["linear"])`' in judgement.headline
 
 
+def test_a_crash_where_parameters_are_frozen_says_so(follow):
+    run = follow("single-acc2-fp32-frozen")
+    raises(run, 0, "TypeError", "None is no tensor")
+    assert run.judged(finished=False, exit="exited 1").notes == [
+        (
+            "in this case temperature, embedding.weight and convolution.weight are frozen: they have no gradient, and "
+            "`.grad` is None"
+        )
+    ]
+
+
 def test_parameter_groups_that_the_trainer_cannot_have(follow):
     run = follow("single-batched-fp32-sgd")
     raises(run, 0, UnsupportedGroups.__name__, "declare it")

@@ -67,8 +67,11 @@ class Gradients:
         changed = [
             _Change(number, parameter, old, new)
             for (number, parameter), old, new in zip(self._looked_at, before, now, strict=True)
-            if old != new
+            # Zeros in place of none clear nothing.
+            if old != new and not (old is None and _is_zero(parameter.grad))
         ]
+        if not changed:
+            return None
         cleared = _cleared(changed)
         others = [change for change in changed if change not in cleared]
         to_none = {change.parameter.grad is None for change in cleared}
