@@ -236,7 +236,7 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
     # A Linear with one output has one row, which is all on rank 0 where parameters are split by rows.
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("many-shards-clip-value", ("fp16",), frozenset({_W3_ACC2})),
+    Rule("many-shards-clip-value", ("fp16",), frozenset({_W2_ACC2})),
     Rule("many-shards-groups", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-shards-clip-norm", ("fp32",), frozenset({_W2_ACC2, _W4})),
 )
