@@ -122,8 +122,9 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys((*DESIGNS, MANY_ADAMW), (32, 24)),
     # Weights take half of the orthogonal columns.
     "many-weighted": (64, 48),
-    # Of 24 samples, all norms are above the threshold, or no course of an element stays on its grid.
-    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm"), (32,)),
+    # Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window
+    # in which nothing moves.
+    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen"), (32,)),
 }
 BATCH_SIZES |= {name: BATCH_SIZES[like] for name, like in OF_SHARDS.items()}
 

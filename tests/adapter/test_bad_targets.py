@@ -126,7 +126,7 @@ def test_a_refused_declaration_names_its_line(write):
     path = write("declares.py", ONE.replace('"ddp"', '"dpp"'))
     assert message("declares.py") == (
         f"{path}:4: ValueError: unknown backend 'dpp' (allowed: single, ddp, horovod, fsdp2, "
-        "zero-redundancy, parameter-server, ring, ring-gather, ray, ray-train); did you mean 'ddp'?"
+        "zero-redundancy, deepspeed, parameter-server, ring, ring-gather, ray, ray-train); did you mean 'ddp'?"
     )
 
 

@@ -61,8 +61,8 @@ def test_repeated_names_count_once():
         (
             {"backends": ["dpp"]},
             (
-                "unknown backend 'dpp' (allowed: single, ddp, horovod, fsdp2, zero-redundancy, parameter-server, ring, "
-                "ring-gather, ray, ray-train); did you mean 'ddp'?"
+                "unknown backend 'dpp' (allowed: single, ddp, horovod, fsdp2, zero-redundancy, deepspeed, "
+                "parameter-server, ring, ring-gather, ray, ray-train); did you mean 'ddp'?"
             ),
         ),
         (
@@ -83,7 +83,7 @@ def test_repeated_names_count_once():
             {"backends": []},
             (
                 "backends is empty; name at least one of single, ddp, horovod, fsdp2, zero-redundancy, "
-                "parameter-server, ring, ring-gather, ray, ray-train"
+                "deepspeed, parameter-server, ring, ring-gather, ray, ray-train"
             ),
         ),
         ({"backends": [1]}, "backends takes names, not 1"),

@@ -34,6 +34,8 @@ CASES = (
     "single-acc2-fp32-adamw-resumed-at-3",
     "single-acc2-fp32-two-groups-resumed-at-4",
     "single-acc2-fp32-many-tensors",
+    "ddp-w2-acc2-fp32-many-tensors",
+    "single-acc2-fp32-many-tensors-resumed-at-4",
     "single-acc2-fp32-many-groups",
     "single-acc2-fp32-frozen",
     "single-acc2-fp32-unfrozen",
