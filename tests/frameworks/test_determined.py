@@ -13,7 +13,7 @@ TARGET = "conformance.frameworks.determined"
 
 DECAYING = (
     *("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow"),
-    *("many-groups", "many-adamw"),
+    *("many-groups", "many-adamw", "frozen", "large-tensors"),
 )
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
@@ -26,10 +26,11 @@ CASES = (
     ),
 )
 
-# Those of apex, which needs CUDA, of shards, and the one of a gradient norm that is only looked at.
+# Those of apex, which needs CUDA, of shards, of checkpoints, and the one of a gradient norm that is only looked at.
 NOT_CHECKED = {
     *("apex/delay-unscale", "apex/one-optimizer", "apex/step-in-skip-synchronize", "apex/synchronize-in-scale-loss"),
     *("ddp/wrap-after-apex", "amp/unscale-before-inspection", "clip/norm-of-all-shards"),
+    "save/one-writer",
 }
 
 # A trial that differs from the adapter's in what `{methods}` says; the loop around it is the adapter's own.
