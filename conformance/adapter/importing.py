@@ -145,7 +145,9 @@ def _deepest_frame(error: BaseException, path: Path | None) -> str | None:
     """`file:line` of the last call in the user's own file, or failing that beside it."""
     if path is None:
         return None
-    frames = [(Path(frame.filename).resolve(), frame) for frame in traceback.extract_tb(error.__traceback__)]
+    # Python's own machinery has names such as `<frozen importlib._bootstrap>`, which are no files.
+    called = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    frames = [(Path(frame.filename).resolve(), frame) for frame in called]
     own = [frame for file, frame in frames if file == path]
     beside = [frame for file, frame in frames if path.parent in file.parents]
     chosen = own or beside
