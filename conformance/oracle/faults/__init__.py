@@ -1,0 +1,14 @@
+"""Known bugs of trainers, a file for each kind.
+
+Each class decorated with `fault` is one; there is no list to extend.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from conformance.oracle.faults.catalogue import CATALOGUE as CATALOGUE
+from conformance.oracle.faults.catalogue import Fault as Fault
+from conformance.oracle.faults.catalogue import applicable as applicable
+
+for module in iter_modules(__path__):
+    import_module(f"{__name__}.{module.name}")

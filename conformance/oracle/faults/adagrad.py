@@ -1,0 +1,45 @@
+"""Adagrad."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from conformance.oracle.affine import Affine, Interval, square_root
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.optimizers import AdagradRule, Rule
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Adagrad, Optimizer
+
+
+def _is_adagrad(problem: Problem) -> bool:
+    return isinstance(problem.workload.optimizer, Adagrad) and problem.workload.steps > 1
+
+
+@fault("forgets that Adagrad's learning rate decays", _is_adagrad)
+class RateDecayForgotten(Recurrence):
+    def optimizer(self, group: int = 0) -> Optimizer:
+        right = super().optimizer(group)
+        return replace(right, lr_decay=Fraction(0)) if isinstance(right, Adagrad) else right
+
+
+@fault("forgets Adagrad's sums of squares after each step", _is_adagrad)
+class SumsOfSquaresLost(Recurrence):
+    def rule(self, spec: Optimizer) -> Rule:
+        class Forgetting(AdagradRule):
+            def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+                self.sums.clear()
+                return super().step(weights, gradient, lr)
+
+        return Forgetting(spec, self.problem.precision.master, self.ledger)
+
+
+@fault("adds Adagrad's eps to the sum of squares instead of to its root", _is_adagrad)
+class EpsUnderRoot(Recurrence):
+    def rule(self, spec: Optimizer) -> Rule:
+        class UnderRoot(AdagradRule):
+            def roots(self, total: Interval) -> Interval:
+                return square_root(total[0] + self.spec.eps)[0], square_root(total[1] + self.spec.eps)[1]
+
+        return UnderRoot(spec, self.problem.precision.master, self.ledger)

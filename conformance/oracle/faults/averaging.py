@@ -1,0 +1,100 @@
+"""Which samples count, and how much: sums and means over samples, windows and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import chain
+
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.faults.conditions import accumulating, distributed
+from conformance.oracle.recurrence import Recurrence, times
+from conformance.workloads.layout import Window
+from conformance.workloads.workload import Vector
+
+
+def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector:
+    kept = set(chain.from_iterable(micro_batches))
+    return tuple(c if i in kept else Fraction(0) for i, c in enumerate(coefficients))
+
+
+@fault("sums the ranks' gradients instead of averaging them", distributed)
+class SumOverRanks(Recurrence):
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(window.with_data)
+
+
+@fault("divides by the world size twice", distributed)
+class WorldDividedTwice(Recurrence):
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(1, window.world_size)
+
+
+@fault("adds up the micro-batches without dividing by their number", accumulating)
+class SumOverWindow(Recurrence):
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(window.length)
+
+
+@fault("divides by the accumulation length twice", accumulating)
+class WindowDividedTwice(Recurrence):
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(1, window.length)
+
+
+@fault(
+    "reduces the loss by a sum where a mean belongs",
+    lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
+)
+class LossSummed(Recurrence):
+    def over_samples(self, window: Window) -> Fraction:
+        return Fraction(len(window.shares[0][0]))
+
+
+@fault("steps on its own rank's gradient, without averaging over ranks", distributed)
+class NotSynchronised(Recurrence):
+    # A trainer that does not average over ranks cannot do it wrong.
+    over_ranks = Recurrence.over_ranks
+
+    def counted(self, window: Window) -> Vector:
+        own = only(super().counted(window), window.shares[0])
+        return times(own, 1 / sum(own, Fraction(0))) if any(own) else own
+
+
+@fault("clears gradients inside the window, so that only its last micro-batch counts", accumulating)
+class ZeroGradInWindow(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return only(super().counted(window), (share[-1] for share in window.shares if share))
+
+
+@fault("loses every micro-batch of a window but the first", accumulating)
+class FirstMicroBatchOnly(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return only(super().counted(window), (share[0] for share in window.shares if share))
+
+
+@fault("adds the earlier micro-batches of a window again with each later one", accumulating)
+class EarlierMicroBatchesAgain(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        times_of = {
+            index: len(own) - number
+            for own in window.shares
+            for number, micro_batch in enumerate(own)
+            for index in micro_batch
+        }
+        return tuple(c * times_of.get(index, 1) for index, c in enumerate(super().counted(window)))
+
+
+@fault("drops one sample of the batch")
+class SampleDropped(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        right = super().counted(window)
+        last = max(index for index, c in enumerate(right) if c)
+        return (*right[:last], Fraction(0), *right[last + 1 :])
+
+
+@fault("reads a sample twice and its neighbour never", lambda problem: problem.workload.batch_size > 1)
+class SampleRepeated(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        right = super().counted(window)
+        return (*right[:-2], right[-2] + right[-1], Fraction(0)) if len(right) > 1 else right

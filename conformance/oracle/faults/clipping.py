@@ -1,0 +1,123 @@
+"""Clipping and the loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.clipping import clipped
+from conformance.oracle.faults.averaging import only
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.faults.conditions import accumulating, distributed, has_groups
+from conformance.oracle.recurrence import Recurrence, times
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+
+#: Micro-batches.
+_Part: TypeAlias = Iterable[Iterable[int]]
+
+
+def _has_several_parameters(problem: Problem) -> bool:
+    return len(problem.workload.model.tensors) > 1
+
+
+def _by_norm(problem: Problem) -> bool:
+    return problem.workload.clip is not None and problem.workload.clip.kind == "norm"
+
+
+def _clips(problem: Problem) -> bool:
+    return problem.workload.clip is not None
+
+
+def _scaled(problem: Problem) -> bool:
+    return problem.precision.scaled
+
+
+@fault("does not clip", _clips)
+class NotClipped(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return vector
+
+
+@fault("clips gradients that still carry the loss scale", _clips, _scaled)
+class ClipBeforeUnscale(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
+
+
+@fault("clips each rank's gradient before averaging over ranks", _clips, distributed)
+class ClipBeforeAllReduce(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        return _sum_of_clipped(self, window, weights, window.shares)
+
+
+@fault("clips every micro-batch's gradient instead of the window's", _clips, accumulating)
+class ClipPerMicroBatch(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        return _sum_of_clipped(self, window, weights, list(zip(*window.shares, strict=True)))
+
+
+def _sum_of_clipped(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Affine:
+    """The mean of the clipped gradients of ``parts``, which divide up all micro-batches."""
+    total = rule.symbols.exactly([Fraction(0)] * len(weights))
+    for own in _of_parts(rule, window, weights, parts):
+        total = total.plus(rule.clip(own).scaled(Fraction(1, len(parts))))
+    return total
+
+
+def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence[_Part]) -> Iterator[Affine]:
+    """The gradients of ``parts``, whose mean is that of the window."""
+    coefficients = rule.coefficients(window)
+    for part in parts:
+        yield rule.trained(window, weights, times(only(coefficients, part), len(parts)))
+
+
+@fault(
+    "clips by the largest of the norms that the ranks' gradients have before they are averaged", _by_norm, distributed
+)
+class ClipsByLargestNormOfRanks(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        vector, clip = self.trained(window, weights, self.coefficients(window)), self.problem.workload.clip
+        own = list(_of_parts(self, window, weights, window.shares))
+        return clipped(vector, clip, self.problem.precision.master, self.ledger, measured=own) if clip else vector
+
+
+@fault(
+    "clips each parameter by itself, at a norm that is meant for all of them together",
+    _by_norm,
+    _has_several_parameters,
+)
+class ClipsEachParameter(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        return self.joined((super(ClipsEachParameter, self).clip(self.only(vector, [n])), [n]) for n in self.tensors)
+
+
+@fault("clips each parameter group by itself, at a norm that is meant for all of them together", _by_norm, has_groups)
+class ClipsEachGroup(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        groups = range(1 + len(self.problem.workload.groups))
+        own = ([n for n in self.tensors if self.group_of(n) == group] for group in groups)
+        return self.joined((super(ClipsEachGroup, self).clip(self.only(vector, some)), some) for some in own)
+
+
+@fault("clips only the first parameter", _clips, _has_several_parameters)
+class ClipsFirstParameter(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        first, others = self.tensors[:1], self.tensors[1:]
+        return self.joined([(super().clip(self.only(vector, first)), first), (vector, others)])
+
+
+@fault("clips gradients of which some still carry the loss scale", _by_norm, _has_several_parameters, _scaled)
+class ClipsBeforeAllAreUnscaled(Recurrence):
+    def clip(self, vector: Affine) -> Affine:
+        first, others = self.tensors[:1], self.tensors[1:]
+        clipped = super().clip(self.joined([(vector, first), (vector.scaled(self.loss_scale), others)]))
+        return self.joined([(clipped, first), (clipped.scaled(1 / self.loss_scale), others)])
+
+
+@fault("steps on gradients that still carry the loss scale", _scaled)
+class ScaleLeftIn(Recurrence):
+    def window_gradient(self, window: Window, weights: Affine) -> Affine:
+        return super().window_gradient(window, weights).scaled(self.loss_scale)

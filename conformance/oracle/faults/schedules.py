@@ -1,0 +1,113 @@
+"""The learning rate and its schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from conformance.oracle.affine import Affine
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.faults.conditions import (
+    accumulating,
+    decays,
+    has_epochs,
+    has_groups,
+    has_momentum,
+    invites_groups,
+    schedules,
+)
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import AdamW, Optimizer
+
+
+def _schedules_epochs(problem: Problem) -> bool:
+    return bool(problem.workload.schedules) and problem.workload.schedule_by == "epoch"
+
+
+@fault(
+    "multiplies gradients by the learning rate before they enter the momentum, which a schedule then does not scale",
+    has_momentum,
+    schedules,
+    lambda problem: not problem.workload.groups,
+)
+class LearningRateInMomentum(Recurrence):
+    def optimizer(self, group: int = 0) -> Optimizer:
+        return replace(super().optimizer(group), weight_decay=Fraction(0))
+
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        decayed = vector.plus(weights.scaled(self.problem.workload.optimizer.weight_decay))
+        return self.stepped(weights, decayed.scaled(self.learning_rate(step)), lambda tensor: Fraction(1))
+
+
+@fault("is one step ahead in the learning-rate schedule", schedules)
+class ScheduleAhead(Recurrence):
+    def place(self, step: int) -> int:
+        return super().place(min(step + 1, self.problem.workload.steps - 1))
+
+
+@fault("advances the learning-rate schedule for the first parameter group only", schedules, has_groups)
+class ScheduleForFirstGroup(Recurrence):
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        return super().learning_rate_of(tensor, 0 if self.group_of(tensor) else step)
+
+
+@fault(
+    "makes parameter groups of its own, and advances the learning-rate schedule for the first only",
+    schedules,
+    invites_groups,
+)
+class ScheduleForFirstOwnGroup(Recurrence):
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        own = self.problem.workload.model.tensors[tensor].group(2)
+        return super().learning_rate_of(tensor, 0 if own else step)
+
+
+@fault(
+    "decays the weights by a learning rate that the schedule does not change",
+    decays,
+    schedules,
+    lambda problem: isinstance(problem.workload.optimizer, AdamW),
+)
+class DecayIgnoresSchedule(Recurrence):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        extra = self.learning_rate(step) - self.learning_rate(0)
+        return super().update(weights, vector, step).plus(weights.scaled(extra * self.optimizer().weight_decay))
+
+
+@fault("advances the learning-rate schedule once per micro-batch", schedules, accumulating)
+class SchedulePerMicroBatch(Recurrence):
+    def place(self, step: int) -> int:
+        last = self.problem.workload.steps - 1
+        return super().place(min(step * self.problem.layout.accumulation, last))
+
+
+@fault("begins the learning-rate schedule again in each epoch", schedules, has_epochs)
+class ScheduleOfEpochs(Recurrence):
+    def place(self, step: int) -> int:
+        epochs = [window.epoch for window in self.problem.windows]
+        return super().place(step - epochs.index(epochs[step]) if step < len(epochs) else 0)
+
+
+@fault("never advances the learning-rate schedule", schedules)
+class ScheduleIgnored(Recurrence):
+    def place(self, step: int) -> int:
+        return super().place(0)
+
+
+@fault("advances a learning-rate schedule within epochs that should advance once an epoch", _schedules_epochs)
+class ScheduleWithinEpochs(Recurrence):
+    def place(self, step: int) -> int:
+        return min(step, self.problem.workload.epochs - 1)
+
+
+@fault("advances a learning-rate schedule before each epoch, and not after it", _schedules_epochs)
+class ScheduleBeforeEpochs(Recurrence):
+    def place(self, step: int) -> int:
+        return min(super().place(step) + 1, self.problem.workload.epochs - 1)
+
+
+@fault("never advances a learning-rate schedule that should advance once an epoch", _schedules_epochs)
+class EpochScheduleIgnored(Recurrence):
+    def place(self, step: int) -> int:
+        return 0

@@ -1,0 +1,160 @@
+"""Short windows, smaller batches and ranks without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import reduce
+from itertools import chain, groupby, pairwise
+from operator import attrgetter
+
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.faults.conditions import accumulating, runs_out
+from conformance.oracle.recurrence import Recurrence
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Vector
+
+
+@fault(
+    "divides a short accumulation window by the nominal length",
+    lambda problem: any(window.length < window.nominal for window in problem.windows),
+)
+class NominalLength(Recurrence):
+    def over_window(self, window: Window) -> Fraction:
+        return Fraction(window.length, window.nominal)
+
+
+def _goes_on_from_a_short_window(problem: Problem) -> bool:
+    """Whether windows come after a short one."""
+    has_mean = problem.workload.loss == "mean"
+    return has_mean and any(window.length < window.nominal for window in problem.windows[:-1])
+
+
+def with_carried(windows: Sequence[Window]) -> Iterator[Window]:
+    """The windows if no short one is stepped, and its micro-batches are the first ones of the next."""
+    left: Window | None = None
+    for window in windows:
+        if left is not None:
+            window = _joined(left, window)
+        left = window if window.length < window.nominal else None
+        if left is None:
+            yield window
+
+
+def _left(window: Window) -> set[int]:
+    """The samples of the micro-batches that a window has from the one before."""
+    extra = max(window.length - window.nominal, 0)
+    return {index for share in window.shares for micro_batch in share[:extra] for index in micro_batch}
+
+
+@fault(
+    "leaves the gradients of a short window at the end of an epoch in those of the next epoch's first window",
+    _goes_on_from_a_short_window,
+)
+class AddsWhatIsLeft(Recurrence):
+    def read(self) -> Sequence[Window]:
+        return list(with_carried(super().read()))
+
+    def counted(self, window: Window) -> Vector:
+        own = len(window.batch) - len(_left(window))
+        return (Fraction(1, own),) * len(window.batch)
+
+
+@fault(
+    "adds the mean gradient of a short window at the end of an epoch to that of the next epoch's first window",
+    _goes_on_from_a_short_window,
+)
+class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
+    read = AddsWhatIsLeft.read
+
+    def counted(self, window: Window) -> Vector:
+        left, size = _left(window), len(window.batch)
+        return tuple(Fraction(1, len(left) if index in left else size - len(left)) for index in range(size))
+
+
+@fault(
+    "counts micro-batches on after a short window, so that windows of the next epoch end elsewhere",
+    _goes_on_from_a_short_window,
+)
+class CountsOnInNextEpoch(Recurrence):
+    def read(self) -> Sequence[Window]:
+        found, count = list[Window](), 0
+        for _, epoch in groupby(super().read(), attrgetter("epoch")):
+            windows = list(epoch)
+            whole, nominal = _together(windows), windows[0].nominal
+            ends = [end for end in range(1, whole.length) if (count + end) % nominal == 0]
+            for begin, end in pairwise([0, *ends, whole.length]):
+                found.append(replace(_part(whole, begin, end), index=len(found)))
+            count += whole.length
+        return found
+
+
+def _together(windows: Sequence[Window]) -> Window:
+    """Several windows as one."""
+    return reduce(_joined, windows)
+
+
+def _joined(one: Window, two: Window) -> Window:
+    moved = len(one.batch)
+    own = (tuple(tuple(moved + at for at in micro_batch) for micro_batch in share) for share in two.shares)
+    return replace(
+        two,
+        samples=one.samples + two.samples,
+        batch=one.batch + two.batch,
+        shares=tuple(before + share for before, share in zip(one.shares, own, strict=True)),
+    )
+
+
+def _part(window: Window, begin: int, end: int) -> Window:
+    """The micro-batches of a window from ``begin`` to ``end``."""
+    shares = [share[begin:end] for share in window.shares]
+    places = list(chain.from_iterable(chain(*shares)))
+    new = iter(range(len(places)))
+    return replace(
+        window,
+        samples=tuple(window.samples[place] for place in places),
+        batch=tuple(window.batch[place] for place in places),
+        shares=tuple(tuple(tuple(next(new) for _ in one) for one in share) for share in shares),
+    )
+
+
+def _has_smaller_batch(problem: Problem) -> bool:
+    return any(
+        len(window.batch) < problem.layout_of(window).micro_batch_size * window.length * window.world_size
+        for window in problem.windows
+    )
+
+
+@fault(
+    "divides a smaller last batch by the nominal number of samples",
+    _has_smaller_batch,
+    lambda problem: problem.workload.loss == "mean" and not runs_out(problem),
+)
+class NominalSamples(Recurrence):
+    def over_samples(self, window: Window) -> Fraction:
+        full = self.problem.layout_of(window).micro_batch_size
+        return Fraction(len(window.batch), full * window.length * window.world_size)
+
+
+@fault(
+    "averages over the ranks in every micro-batch, which divides the earlier ones again when ranks have no data left",
+    accumulating,
+    runs_out,
+)
+class AveragedAgain(Recurrence):
+    def over_ranks(self, window: Window) -> Fraction:
+        return Fraction(1)
+
+    def counted(self, window: Window) -> Vector:
+        # The others add zeros to what was averaged before.
+        share = Fraction(window.with_data, window.world_size)
+        factors = [
+            (index, share ** (window.length - number))
+            for own in window.shares
+            for number, micro_batch in enumerate(own)
+            for index in micro_batch
+        ]
+        right = super().counted(window)
+        return tuple(right[index] * factor for index, factor in sorted(factors))

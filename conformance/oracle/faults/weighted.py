@@ -1,0 +1,75 @@
+"""A loss that is weighted by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import chain
+
+from conformance.oracle.faults.catalogue import fault
+from conformance.oracle.faults.conditions import accumulating, distributed
+from conformance.oracle.recurrence import Recurrence, times
+from conformance.workloads.layout import Window
+from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Vector
+
+
+def _weighted(problem: Problem) -> bool:
+    return problem.workload.loss == "weighted"
+
+
+@fault(
+    "averages the micro-batches' weighted means instead of dividing by the global weight",
+    _weighted,
+    lambda problem: accumulating(problem) or distributed(problem),
+)
+class MeanOfMicroBatchMeans(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return mean_of_means(super().counted(window), list(chain.from_iterable(window.shares)))
+
+
+@fault("averages the ranks' weighted means instead of dividing by the global weight", _weighted, distributed)
+class MeanOfRankMeans(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return mean_of_means(super().counted(window), [tuple(chain.from_iterable(share)) for share in window.shares])
+
+
+def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
+    """The mean of the means of ``groups``, which divide up all samples."""
+    result = list(right)
+    for group in groups:
+        weight = len(groups) * sum((right[index] for index in group), Fraction(0))
+        for index in group:
+            result[index] = right[index] / weight if weight else Fraction(0)
+    return tuple(result)
+
+
+@fault("ignores the samples' weights", _weighted)
+class SampleWeightsIgnored(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return (Fraction(1, len(window.batch)),) * len(window.batch)
+
+
+def _totals_differ(problem: Problem) -> bool:
+    return len({problem.total_weight(window) for window in problem.windows}) > 1
+
+
+@fault("divides a weighted loss by the number of samples instead of their weight", _weighted)
+class SamplesForWeight(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        return times(super().counted(window), self.problem.total_weight(window) / len(window.batch))
+
+
+@fault("divides every window's loss by the weight of the first window", _weighted, _totals_differ)
+class WeightOfFirstWindow(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        first = self.problem.total_weight(self.problem.windows[0])
+        return times(super().counted(window), self.problem.total_weight(window) / first)
+
+
+@fault("divides by the weight of rank 0's samples, as if all ranks had the same", _weighted, distributed)
+class WeightOfRankZero(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        own = sum((window.batch[index].weight for index in chain.from_iterable(window.shares[0])), Fraction(0))
+        right = super().counted(window)
+        return times(right, self.problem.total_weight(window) / own / window.world_size) if own else right
