@@ -73,7 +73,8 @@ class Order(DistributedSampler[int]):
     """
 
     def __init__(self, samples: Samples, spec: Spec, rank: int, epoch: int) -> None:
-        super().__init__(samples, spec["world_size"], rank, shuffle=len(spec["orders"]) > 1)
+        ends = {"shuffle": len(spec["orders"]) > 1, "drop_last": spec.get("sampler") == "drop"}
+        super().__init__(samples, spec["world_size"], rank, **ends)
         self._spec = spec
         self.set_epoch(epoch)
 

@@ -22,6 +22,7 @@ PRECISIONS = tuple(precision.PRECISIONS)
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
+SCHEDULES = ("step", "epoch")
 MODELS = tuple(model.MODELS)
 
 ATTRIBUTE = "__conformance__"
@@ -43,6 +44,7 @@ class Declaration:
     layouts: tuple[str, ...] = ("batched", "accumulated")
     losses: tuple[str, ...] = ("mean",)
     clips: tuple[str, ...] = ("norm", "value")
+    schedules: tuple[str, ...] = ("step",)
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
     parameter_groups: tuple[int, ...] = (1, 2, 3)
@@ -51,7 +53,14 @@ class Declaration:
     launches_workers: bool = False
     resume: bool = False
     survives_kill: bool = False
+    resumes_inside_windows: bool = False
+    random_state: bool = False
+    elastic: bool = False
     unfreezes: bool = False
+    unused_parameters: bool = False
+    sparse: bool = False
+    buffers: bool = False
+    own_order: bool = False
     name: str | None = None
     last_window: str | None = None
     last_batch: str | None = None
@@ -63,16 +72,18 @@ class Declaration:
         self._set("layouts", _names("layouts", "layout", self.layouts, LAYOUTS))
         self._set("losses", _names("losses", "loss", self.losses, LOSSES))
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
+        self._set("schedules", _names("schedules", "schedule by", self.schedules, SCHEDULES))
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2, 3)))
         self._set("models", _names("models", "model", self.models, MODELS))
         self._set("requires", _names("requires", "requirement", self.requires, None, may_be_empty=True))
-        for switch in ("launches_workers", "resume", "survives_kill", "unfreezes"):
+        for switch in (field.name for field in dataclasses.fields(self) if field.type == "bool"):
             if not isinstance(value := getattr(self, switch), bool):
                 raise ValueError(f"{switch} is True or False, not {value!r}")
-        if self.survives_kill and not self.resume:
-            raise ValueError("survives_kill is for a trainer that can be resumed: add resume=True")
+        for further in ("survives_kill", "resumes_inside_windows", "elastic", "random_state"):
+            if getattr(self, further) and not self.resume:
+                raise ValueError(f"{further} is for a trainer that can be resumed: add resume=True")
         name: object = self.name
         if name is not None and not (isinstance(name, str) and name.strip()):
             raise ValueError(f"name must be a non-empty string, not {name!r}")
@@ -114,6 +125,7 @@ def trainer(
     layouts: Iterable[str] = ...,
     losses: Iterable[str] = ...,
     clips: Iterable[str] = ...,
+    schedules: Iterable[str] = ...,
     world_sizes: Iterable[int] = ...,
     accumulations: Iterable[int] = ...,
     parameter_groups: Iterable[int] = ...,
@@ -122,7 +134,14 @@ def trainer(
     launches_workers: bool = ...,
     resume: bool = ...,
     survives_kill: bool = ...,
+    resumes_inside_windows: bool = ...,
+    random_state: bool = ...,
+    elastic: bool = ...,
     unfreezes: bool = ...,
+    unused_parameters: bool = ...,
+    sparse: bool = ...,
+    buffers: bool = ...,
+    own_order: bool = ...,
     session: Session | None = ...,
     name: str | None = ...,
     last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
@@ -136,27 +155,43 @@ def trainer(
 ) -> Function | Callable[[Function], Function]:
     """Mark a function as a trainer under test and declare what it supports.
 
-    backends: of "single", "ddp", "horovod", "fsdp2", "zero-redundancy", "parameter-server", "ring", "ring-gather",
-    "ray", "ray-train".
+    backends: of "single", "ddp", "horovod", "fsdp2", "zero-redundancy", "deepspeed", "parameter-server", "ring",
+    "ring-gather", "ray", "ray-train".
     precisions: of "fp64", "fp32", "bf16", "fp16", "fp16-compression" (Horovod's), "apex-O1" (on a GPU only).
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
+    schedules: of "step", "epoch": what its learning-rate schedules may count. With "epoch" there are cases whose
+    `task.schedule_by` is "epoch", in which the scheduler must be stepped once an epoch.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
     parameter_groups: of 1, 2, 3: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
     vectors and scalars, with 3 one for each of the two; groups have settings and a schedule of their own, which the
     trainer must keep. Declare (1,) if it has no place for them, because it steps one flat parameter or by one rate.
     models: of "linear" (`torch.nn.Linear`), "many-tensors" (ten parameters of all ranks, one of them tied, one an
-    embedding), "large-tensors" (the same, of seven million elements). Leave the others out only if the trainer does not
-    take any module, because it computes by itself.
+    embedding), "large-tensors" (the same, of seven million elements), "two-layers" (a product of two matrices),
+    "counting" (a Linear with buffers). Leave the others out only if the trainer does not take any module, because it
+    computes by itself.
     requires: modules that must be importable; a missing one is reported as UNAVAILABLE.
     launches_workers: the function runs once a case, gets a `Job`, and starts the workers itself. Each worker calls
     `conformance.enter` for its task.
     resume: it stops after `task.stop_after` windows, saves in `task.checkpoint_dir`, and goes on from there, in fresh
     processes, if there is a `task.resume_from`.
     survives_kill: it saves whenever it has trained one of `task.save_after` windows, in the process of rank 0, and if
-    it is killed meanwhile, it goes on from the last whole checkpoint. Each must be written before the next window.
+    it is killed meanwhile, in a file or between two, it goes on from the last whole checkpoint. Each must be written
+    before the next window.
+    resumes_inside_windows: it also stops after `task.stop_inside` micro-batches of the next window, and goes on from
+    there with what their gradients add up to, or trains that window from its beginning.
+    random_state: when it goes on, the model draws the random numbers that come next, as for dropout, on each rank.
+    elastic: it also goes on with other `world_sizes` than it was stopped at, or alone. Global batches stay the same, so
+    `task.micro_batch_size` is another one.
     unfreezes: it trains the frozen parameters of the model, too, from the window `task.unfreeze_at` on.
+    unused_parameters: it trains models of which some samples do not use some parameters, such as a mixture of experts;
+    `task.unused_parameters` says whether it is one.
+    sparse: it trains models of which some parameters have sparse gradients, such as `Embedding(..., sparse=True)`.
+    buffers: it trains models with buffers that their forwards update in training mode, such as running statistics, and
+    keeps them, in its checkpoints, too.
+    own_order: where `task.own_order` is true, it shuffles and shares out `task.dataset()` itself, as frameworks do that
+    make their own loaders. Each sample must be read once in an epoch.
     session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
     entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has

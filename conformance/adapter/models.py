@@ -14,19 +14,76 @@ from conformance.workloads import model
 _OF_LINEAR_ALONE = ("weight", "bias", "reset_parameters")
 
 
-class ManyTensors(torch.nn.Module):
+class Counting(torch.nn.Linear):
+    """`conformance.workloads.model.Counting`: (..., features) inputs, (..., 1) predictions."""
+
+    samples: torch.Tensor
+    total: torch.Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, 1)
+        self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.samples.add_(inputs[..., 0].numel())
+                self.total.add_(inputs.square().sum() * float(model.Counting.SCALE))
+        return super().forward(inputs)
+
+
+class WithDropout(torch.nn.Linear):
+    """`conformance.workloads.model.WithDropout`: (..., features) inputs, (..., 1) predictions."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        zeros = functional.dropout(torch.zeros_like(inputs), training=self.training)
+        return super().forward(inputs + zeros)
+
+
+class Experts(torch.nn.ModuleList):
+    """Modules of which each sample takes one. One that no sample takes is not called, so it has no gradient."""
+
+    def forward(self, inputs: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """(..., features) inputs, (..., 1) numbers of experts, (..., 1) predictions."""
+        predicted = torch.zeros_like(numbers)
+        for number, expert in enumerate(self):
+            takes = numbers == number
+            if takes.any():
+                predicted = predicted + torch.where(takes, expert(inputs), 0.0)
+        return predicted
+
+
+class _Module(torch.nn.Module):
+    """One that is no `torch.nn.Linear`, and says so to a trainer that needs one."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in _OF_LINEAR_ALONE:
+                raise
+            raise UnsupportedModel(
+                f'{error}; a trainer that needs a torch.nn.Linear declares it: `@trainer(models=["linear"])`'
+            ) from None
+
+
+class ManyTensors(_Module):
     """`conformance.workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
 
     # As a Linear has them, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
 
-    def __init__(self, *, scalars: bool = True) -> None:
+    def __init__(self, *, scalars: bool = True, experts: bool = False, sparse: bool = False) -> None:
         super().__init__()
         self.gain = torch.nn.Parameter(torch.empty(() if scalars else 1))
         self.temperature = torch.nn.Parameter(torch.empty(() if scalars else 1))
         self.scale = torch.nn.Parameter(torch.empty(2))
         self.cube = torch.nn.Parameter(torch.empty(2, 1, 1))
-        self.embedding = torch.nn.Embedding(2, 2)
+        if experts:
+            self.experts = Experts(torch.nn.Linear(2, 1, bias=False) for _ in range(2))
+        else:
+            self.embedding = torch.nn.Embedding(2, 2, sparse=sparse)
         self.encoder = torch.nn.Linear(2, 1, bias=False)
         self.decoder = torch.nn.Linear(2, 1, bias=False)
         self.decoder.weight = self.encoder.weight
@@ -41,7 +98,10 @@ class ManyTensors(torch.nn.Module):
         predicted: torch.Tensor = first * self.gain + second * self.temperature
         predicted += (scaled * self._scale()).sum(-1, keepdim=True)
         predicted += functional.linear(cubed, self._cube().view(1, 2))
-        predicted += (looked_up * self.embedding(self._rows(row.squeeze(-1) > 0.5))).sum(-1, keepdim=True)
+        if "experts" in self._modules:
+            predicted += self.experts(looked_up, row)
+        else:
+            predicted += (looked_up * self.embedding(self._rows(row.squeeze(-1) > 0.5))).sum(-1, keepdim=True)
         predicted += self.encoder(encoded) + self.decoder(decoded)
         # With a kernel of one pixel and an image of one this is the convolution.
         predicted += functional.linear(image, self.convolution.weight.view(1, 2))
@@ -58,16 +118,6 @@ class ManyTensors(torch.nn.Module):
     def _rows(self, is_second: torch.Tensor) -> torch.Tensor:
         """The rows of the embedding to look up."""
         return is_second.long()
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            if name not in _OF_LINEAR_ALONE:
-                raise
-            raise UnsupportedModel(
-                f'{error}; a trainer that needs a torch.nn.Linear declares it: `@trainer(models=["linear"])`'
-            ) from None
 
 
 class LargeTensors(ManyTensors):
@@ -92,10 +142,30 @@ class LargeTensors(ManyTensors):
         return torch.where(is_second, self._second, self._first)
 
 
+class TwoLayers(_Module):
+    """`conformance.workloads.model.TwoLayers`: (..., features) inputs, (..., 1) predictions."""
+
+    # As a Linear has them.
+    out_features = 1
+
+    def __init__(self, in_features: int, hidden: int) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.first = torch.nn.Linear(in_features, hidden, bias=False)
+        self.second = torch.nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        predicted: torch.Tensor = self.second(self.first(inputs))
+        return predicted
+
+
 _MODULES: dict[str, type[torch.nn.Module]] = {
     "linear": torch.nn.Linear,
+    "with-dropout": WithDropout,
     "many-tensors": ManyTensors,
     "large-tensors": LargeTensors,
+    "two-layers": TwoLayers,
+    "counting": Counting,
 }
 
 
@@ -108,10 +178,14 @@ def module(spec: Mapping[str, Any]) -> torch.nn.Module:
     """That module, with torch's own start weights."""
     described = model.model_of(spec)
     built: torch.nn.Module
-    if isinstance(described, model.Linear):
-        built = torch.nn.Linear(described.features, 1, bias=described.bias)
-    elif isinstance(described, model.ManyTensors) and not described.scalars:
-        built = ManyTensors(scalars=False)
+    if isinstance(described, model.Counting):
+        built = Counting(described.features)
+    elif isinstance(described, model.Linear):
+        built = module_class(spec)(described.features, 1, bias=described.bias)
+    elif isinstance(described, model.TwoLayers):
+        built = TwoLayers(described.features, described.hidden)
+    elif type(described) is model.ManyTensors:
+        built = ManyTensors(scalars=described.scalars, experts=described.experts, sparse=described.sparse)
     else:
         built = module_class(spec)()
     for tensor in described.tensors:

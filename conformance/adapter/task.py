@@ -64,14 +64,22 @@ class Task:
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
     clip: None, or what `clip_` does.
+    schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that declare it.
     unfreeze_at: the number of the window, counted from 0, from which on the model's frozen parameters are trained too:
     let them require gradients then. None where there are none, or where they stay frozen.
+    unused_parameters: whether some samples do not use some parameters of the model, so that these may have no gradient
+    on a rank, or on any.
+    own_order: whether the trainer may read `dataset()` in an order of its own: each sample on one rank, once in each of
+    `epochs()`. Micro-batches and windows are as long as ever. Only for trainers that declare it.
     stop_after: how many windows to train, of all that the task has, skipped ones included; None to train them all.
+    stop_inside: how many micro-batches of the next window to train, too, before saving: 0, but for trainers that
+    declare `resumes_inside_windows=True`.
     checkpoint_dir: an empty folder, the same for all ranks, in which to save what `resume_from` will need, after the
     last of these windows; None where nothing is to be saved.
     save_after: after how many windows to save: `stop_after` alone, or never; several for trainers that declare
     `survives_kill=True`, which are killed while they save.
-    resume_from: the folder in which this training was saved by processes that have ended; None where it begins.
+    resume_from: the folder in which this training was saved by processes that have ended; None where it begins. For
+    trainers that declare `elastic=True`, there may have been another number of them.
 
     The other three are None, unless the trainer declares `resume=True` and the case stops and resumes. The loaders
     below give the whole run in any case, as a real one does: a trainer skips what it has trained on, which is where
@@ -93,14 +101,18 @@ class Task:
         scaler = spec["scaler"] if self._arithmetic.scaled else None
         self.loss_scale: float | None = scaler["init_scale"] if scaler else None
         self.loss_name: str = spec["loss"]
+        self.schedule_by: Literal["step", "epoch"] = spec.get("schedule_by", "step")
         self.accumulation: int = spec["accumulation"]
         self.micro_batch_size: int = spec["micro_batch_size"]
         self.steps: int = spec["steps"]
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
         self.unfreeze_at: int | None = spec.get("unfreeze_at")
+        self.unused_parameters: bool = spec.get("unused_parameters", False)
+        self.own_order: bool = spec.get("own_order", False)
         life: dict[str, Any] = spec.get("life", {})
         self.stop_after: int | None = life.get("stop_after")
+        self.stop_inside: int = life.get("stop_inside", 0)
         self.save_after: tuple[int, ...] = tuple(life.get("save_after", ()))
         self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
         self.resume_from = _folder(life.get("resume_from"))
@@ -123,7 +135,7 @@ class Task:
         return model
 
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
-        """The workload's SGD or AdamW over `params` (anything that a torch optimizer takes).
+        """The workload's SGD, AdamW or Adagrad over `params` (anything that a torch optimizer takes).
 
         Workloads with two or three parameter groups train vectors and scalars with settings of their own: the optimizer
         has groups for them then, whatever groups `params` has, unless the trainer declares `parameter_groups=(1,)`.
@@ -136,10 +148,11 @@ class Task:
         kind = settings.pop("kind")
         if kind == "adamw":
             return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})
-        return torch.optim.SGD(params, **settings)
+        return (torch.optim.Adagrad if kind == "adagrad" else torch.optim.SGD)(params, **settings)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        """The workload's learning-rate schedule: call its `step()` once after each optimizer step.
+        """The workload's learning-rate schedule: call its `step()` once after each optimizer step, or, where
+        `schedule_by` is "epoch", once after each epoch.
 
         Without a schedule it keeps the learning rate as it is. Parameter groups may have different ones.
         """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from itertools import repeat
+from math import lcm
+from typing import Any, Final, Literal
 
-from conformance.workloads.layout import LayoutKind
+from conformance.workloads.layout import Layout, LayoutKind, Orders, Window, windows_of
 from conformance.workloads.precision import PRECISIONS, Precision
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -15,8 +18,23 @@ from conformance.workloads.workload import AdamW, Workload
 
 Device = Literal["cpu", "cuda"]
 #: How training ends before it is resumed: its processes stop as they are asked to, and it is resumed once or, from the
-#: same checkpoint, twice; or they are killed while they save the next one, after as many windows again.
-Resumed = Literal["once", "twice", "killed"]
+#: same checkpoint, twice; or they are killed while they save the next one, in its first file, after as many windows
+#: again, or between its first file and the second, after one more window: then either checkpoint may be gone on from.
+#: Inside a window they stop after its first micro-batch. Or it is resumed on another number of ranks.
+Resumed = Literal[
+    "once",
+    "twice",
+    "killed",
+    "killed-between-files",
+    "inside-window",
+    "on-1-rank",
+    "on-2-ranks",
+    "on-3-ranks",
+    "on-4-ranks",
+]
+BETWEEN_FILES: Final = "killed-between-files"
+INSIDE_WINDOW: Final = "inside-window"
+_RANKS: dict[str, int] = {"on-1-rank": 1, "on-2-ranks": 2, "on-3-ranks": 3, "on-4-ranks": 4}
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,7 @@ class Case:
     """Only names, so that a case is cheap to create and to send; ``problem`` builds what they name.
 
     ``resumed_at``: after how many windows training is stopped, and resumed in fresh processes; None if it runs through.
+    ``orders``: those in which the ranks have read the samples, where they are others than the workload's.
     """
 
     backend: str
@@ -35,6 +54,7 @@ class Case:
     device: Device = "cpu"
     resumed_at: int | None = None
     resumed: Resumed = "once"
+    orders: Orders | None = None
 
     @property
     def path(self) -> str:
@@ -71,31 +91,55 @@ class Case:
         Raises:
             ValueError: no global batch of this workload divides over the layout.
         """
-        workload, layout = standard(self.workload, self.layout, self.world_size, self.accumulation)
-        return Problem(workload, layout, self.arithmetic, self.resumed_at)
+        ranks = lcm(*self.world_sizes)
+        workload, layout = standard(self.workload, self.layout, ranks, self.accumulation)
+        if len({*self.world_sizes}) > 1:
+            before, after = (Layout.of(workload, self.layout, size, self.accumulation) for size in self.world_sizes)
+            return Problem(workload, before, self.arithmetic, self.resumed_at, resumed_layout=after)
+        problem = Problem(workload, layout, self.arithmetic, self.resumed_at, self.resumed_inside)
+        if self.orders is None:
+            return problem
+        return replace(problem, read=windows_of(workload, self.orders, layout.accumulation), in_order=False)
+
+    @property
+    def world_sizes(self) -> tuple[int, int]:
+        """Before a stop, and from there."""
+        return self.world_size, _RANKS.get(self.resumed, self.world_size)
+
+    @property
+    def resumed_inside(self) -> int:
+        """After how many micro-batches of window ``resumed_at`` it is stopped."""
+        return int(self.resumed == INSIDE_WINDOW)
 
     def spec(self) -> dict[str, Any]:
-        """The case as it is sent to a rank, in plain JSON values: floats, lists and names."""
+        """The case as it is sent to a rank, in plain JSON values: floats, lists and names. ``resumed_with``: what is
+        other for the ranks that it is resumed on."""
         workload, layout = self.problem.workload, self.problem.layout
+        windows = self.problem.windows_of_lives
+        shares, *others = map(_shares, self.problem.layouts, repeat(workload), windows, repeat(self.orders))
         return {
             "case": self.id,
             "backend": self.backend,
-            "world_size": self.world_size,
+            **shares,
+            "resumed_with": others[0] if others else {},
             "accumulation": layout.accumulation,
-            "micro_batch_size": layout.micro_batch_size,
-            "steps": workload.steps,
-            "epochs": list(range(workload.epochs)) if workload.shuffle else [0] * workload.epochs,
-            "orders": [_order(self.problem, epoch) for epoch in range(workload.epochs if workload.shuffle else 1)],
+            "steps": len(self.problem.windows),
+            "epochs": self._epochs(),
+            "sampler": workload.sampler,
+            "own_order": workload.own_order,
             "precision": self.precision,
             "loss": workload.loss,
             "device": self.device,
+            "schedule_by": workload.schedule_by,
             "resumed_at": self.resumed_at,
             "resumed": self.resumed,
+            "resumed_inside": self.resumed_inside,
             "unfreeze_at": workload.unfreeze_at,
+            "unused_parameters": workload.model.may_go_unused,
             "model": {
                 "kind": workload.model.name,
                 **asdict(workload.model),
-                "weights": [_floats(workload.start_of(rank)) for rank in range(self.world_size)],
+                "weights": [_floats(workload.start_of(rank)) for rank in range(max(self.world_sizes))],
             },
             "samples": _samples(workload),
             "optimizer": _optimizer(workload),
@@ -105,12 +149,28 @@ class Case:
             "scaler": _plain(workload.scale if self.arithmetic.scaled else None),
         }
 
+    def _epochs(self) -> list[int]:
+        if self.orders is not None:
+            return list(range(len(self.orders)))
+        workload = self.problem.workload
+        return list(range(workload.epochs)) if workload.shuffle else [0] * workload.epochs
 
-def _order(problem: Problem, epoch: int) -> list[list[list[int]]]:
+
+def _shares(layout: Layout, workload: Workload, windows: Sequence[Window], orders: Orders | None) -> dict[str, Any]:
+    """How the samples are divided in a layout; ``orders``: those of other windows than the layout's."""
+    length = workload.windows_of_epoch
+    epochs = range(workload.epochs if workload.shuffle else 1)
+    return {
+        "world_size": layout.world_size,
+        "micro_batch_size": layout.micro_batch_size,
+        "orders": orders or [_order(windows[epoch * length : (epoch + 1) * length]) for epoch in epochs],
+    }
+
+
+def _order(windows: Sequence[Window]) -> list[list[list[int]]]:
     """Per rank, the numbers of the samples in each micro-batch of an epoch."""
-    deal: list[list[list[int]]] = [[] for _ in range(problem.layout.world_size)]
-    batches = len(problem.workload.batches)
-    for window in problem.windows[epoch * batches : (epoch + 1) * batches]:
+    deal: list[list[list[int]]] = [[] for _ in windows[0].shares]
+    for window in windows:
         for rank, share in enumerate(window.shares):
             deal[rank] += [[window.samples[index] for index in micro_batch] for micro_batch in share]
     return deal

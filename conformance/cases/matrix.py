@@ -1,10 +1,11 @@
 """Which workloads run on which paths in which precisions, and which of these cases the default run takes.
 
 Where a workload shows what it shows nowhere else, it always runs. Of the cases of workloads that can run almost
-anywhere, the default run takes a covering array: so many that each path meets each precision, and each workload each
-world size, accumulation and precision, if any case has the two. Paths with point-to-point messages, those on which
-parameters or their optimizer states are split over the ranks, and those for which a framework starts new processes in
-each case, have their own, fewer rules: what a trainer does with averaged gradients is the same on all paths.
+anywhere, a run takes a covering array: so many that each path meets each precision, and each workload each world
+size, accumulation and precision, if any case has the two. A thorough run takes so many that any three of them meet,
+of which a kind of model and a recipe are two. Paths with point-to-point messages, those on which parameters or their
+optimizer states are split over the ranks, and those for which a framework starts new processes in each case, have
+their own, fewer rules: what a trainer does with averaged gradients is the same on all paths.
 """
 
 from __future__ import annotations
@@ -17,10 +18,17 @@ from operator import or_
 
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.adapter.declaration import Declaration
-from conformance.cases.case import Case, Device, Resumed
+from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device, Resumed
+from conformance.workloads import many_tensors, short_ends
+from conformance.workloads.any_order import ANY_ORDER, OWN_ORDER
+from conformance.workloads.designed import Design
 from conformance.workloads.layout import LayoutKind
+from conformance.workloads.many_tensors import BATCH_SIZES, OF_KINDS
+from conformance.workloads.model import Counting, WithDropout
 from conformance.workloads.precision import PRECISIONS
-from conformance.workloads.problem import Problem
+from conformance.workloads.registry import STANDARD
+from conformance.workloads.short_ends import UNEVEN_BATCHES
+from conformance.workloads.workload import Workload
 
 #: Its kind, world size and accumulation.
 Layout = tuple[LayoutKind, int, int]
@@ -63,6 +71,16 @@ _ACCUMULATED = frozenset({_ACC2, _W2_ACC2})
 _EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
 # There most workloads have no certified data, or cannot tell each bug from the right answer.
 _HARD = frozenset({("accumulated", 3, 3), ("accumulated", 3, 4), ("accumulated", 4, 4)})
+#: Each world size and each accumulation with some others.
+_SPREAD = _ACCUMULATED | {
+    ("accumulated", 1, 3),
+    _W2,
+    ("accumulated", 2, 4),
+    ("batched", 3, 1),
+    _W4,
+    ("accumulated", 4, 3),
+}
+_OF_TWOS = frozenset(layout for layout in _SPREAD if 3 not in layout)
 _ANYWHERE = frozenset({*SINGLE[1:], *DISTRIBUTED}) - _HARD
 
 
@@ -71,7 +89,8 @@ class Rule:
     """``workload`` runs in ``precisions`` on ``layouts`` (None: all).
 
     Attributes:
-        covering: of these cases the default run takes only as many as meet all pairs.
+        covering: of these cases a run takes only as many as meet all pairs, or triples.
+        thorough: only a thorough run takes any of these cases.
         resumed_at: training is stopped after so many windows, and resumed; ``resumed``: how.
         core: in the default run it meets every path, and on GPUs only such workloads run.
         on_gpu_only: it runs nowhere else.
@@ -81,6 +100,7 @@ class Rule:
     precisions: tuple[str, ...] = tuple(PRECISIONS)
     layouts: frozenset[Layout] | None = None
     covering: bool = field(default=False, kw_only=True)
+    thorough: bool = field(default=False, kw_only=True)
     core: bool = field(default=False, kw_only=True)
     on_gpu_only: bool = field(default=False, kw_only=True)
     resumed_at: int | None = field(default=None, kw_only=True)
@@ -89,6 +109,30 @@ class Rule:
 
 _CORE = ("momentum", "clip-value")
 _VARIED = (*_CORE, "decay", "two-groups", "adamw", "weighted", "clip-norm")
+
+
+def _of_kinds() -> Iterator[Rule]:
+    """Each recipe with each kind of model."""
+    # In 16 bits the bound is too wide to tell what is clipped by norm, or a mean of means from the right mean. In an
+    # eighth of the samples of a window that does not overflow, all experts are used.
+    scaled = {
+        "many-tensors": _ACCUMULATED,
+        "many-clip-value": _SPREAD & _OF_TWOS,
+        "many-overflow": _SPREAD - {("accumulated", 2, 4)},
+    }
+    # The bound of what is clipped by norm takes long to derive.
+    whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
+    for name, (_, recipe) in OF_KINDS.items():
+        divides = frozenset(
+            layout for layout in _SPREAD if any(size % (layout[1] * layout[2]) == 0 for size in BATCH_SIZES[name])
+        )
+        for precisions, layouts in (
+            (_SCALED, scaled.get(recipe, frozenset())),
+            (("fp32",), whole.get(recipe, _SPREAD)),
+            (("fp64",), frozenset() if recipe in whole else frozenset({_W2_ACC2})),
+        ):
+            yield Rule(name, precisions, layouts & divides, covering=True, thorough=True)
+
 
 #: To add a workload to the default run, add a rule.
 RULES: tuple[Rule, ...] = (
@@ -115,6 +159,9 @@ RULES: tuple[Rule, ...] = (
     # In other precisions the bound is too wide to see the schedule.
     Rule("adamw-clip", ("fp64", "fp32"), _ACCUMULATED),
     Rule("adamw-groups", ("fp32",), _ACCUMULATED),
+    Rule("adagrad", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
+    Rule("adagrad", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
+    Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3, thorough=True),
     # torch refuses it elsewhere, unless the step is compiled.
     Rule("adamw-capturable", ("fp32",), _ACCUMULATED, on_gpu_only=True),
     Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
@@ -142,6 +189,16 @@ RULES: tuple[Rule, ...] = (
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
+    Rule("short-epochs", ("fp32",), _ACCUMULATED),
+    Rule("short-epochs", _SCALED, frozenset({_W2_ACC2})),
+    Rule("short-epochs", ("fp32",), frozenset({_W3_ACC2})),
+    Rule("uneven-epochs", ("fp32",), _ACCUMULATED),
+    Rule("uneven-ranks-epochs", ("fp32",), frozenset({_W2_ACC2})),
+    Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2, _W3_ACC2})),
+    Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2})),
+    Rule(OWN_ORDER, ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
+    *(Rule(workload, ("fp64", "fp32"), frozenset({_W2, _W4, _W3_ACC2}), thorough=True) for workload in ANY_ORDER),
+    Rule("epoch-schedule", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-tensors", layouts=_ACCUMULATED),
     Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
     Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
@@ -156,10 +213,38 @@ RULES: tuple[Rule, ...] = (
     Rule("frozen", ("fp32",), _ACCUMULATED),
     Rule("frozen", _SCALED, frozenset({_W2_ACC2})),
     Rule("unfrozen", ("fp32",), _ACCUMULATED),
+    Rule("sparse", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
+    Rule("unused", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
+    *_of_kinds(),
+    # A clip and a scaler have branches of their own for gradients that are missing, and for sparse ones.
+    Rule("unused-clip-value", ("fp32",), _ACCUMULATED),
+    Rule("sparse", ("fp16",), _ACCUMULATED),
+    Rule("unused", _SCALED, _ACCUMULATED, thorough=True),
     # Their 28 MiB take as long as five other cases.
     Rule("large-tensors", ("fp32",), frozenset({("batched", 1, 1), _W2})),
     Rule("large-clip-norm", ("fp32",), frozenset({_W2_ACC2})),
+    Rule("two-layers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
+    Rule("two-layers", ("fp64", "fp32", *_SCALED, "fp16-compression"), _ANYWHERE, thorough=True),
+    # Sums over twelve samples need more bits than bf16 has.
+    Rule("two-layers", ("bf16",), frozenset({_ACC2, _W2, _W4, _W2_ACC2}), thorough=True),
+    *(
+        Rule(f"two-layers-{recipe}", precisions, layouts, thorough=True)
+        for recipe in ("weighted", "clip-value", "decay")
+        for precisions, layouts in ((("fp64", "fp32"), REPRESENTATIVE), (_SCALED, _ACCUMULATED))
+    ),
+    # In 16 bits the bound is too wide to tell what is clipped.
+    Rule("two-layers-clip", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
+    Rule("two-layers-overflow", _SCALED, _ACCUMULATED, thorough=True),
+    Rule("buffers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
+    *(
+        Rule(f"buffers-{recipe}", ("fp32",), REPRESENTATIVE, thorough=True)
+        for recipe in ("clip-value", "clip-norm", "decay", "weighted")
+    ),
+    *(
+        Rule(f"buffers-{recipe}", _SCALED, _ACCUMULATED, thorough=True)
+        for recipe in ("clip-value", "decay", "weighted", "overflow")
+    ),
     Rule("line", ("fp64", "fp32"), _EXERCISE),
     Rule("noisy-line", ("fp32",), _EXERCISE),
     Rule("two-workers", ("fp64",), _EXERCISE),
@@ -171,10 +256,29 @@ RULES: tuple[Rule, ...] = (
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
-    # In the middle of the second epoch.
+    # In the middle of the second epoch, at the end of the first, and in its middle. Elsewhere not all faults show.
     Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
+    Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
+    *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
+    Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
+    Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="killed"),
+    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=BETWEEN_FILES),
+    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=INSIDE_WINDOW),
+    Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4, resumed=INSIDE_WINDOW),
+    # After window 3, rates that begin again are the right ones. The second epoch is shuffled.
+    Rule("momentum", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, resumed="on-3-ranks"),
+    Rule("many-tensors", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
+    *(
+        rule
+        for workload in ("momentum", "adamw", "weighted")
+        for rule in (
+            Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3, resumed="on-1-rank", thorough=True),
+            Rule(workload, ("fp32",), frozenset({_W4, _W3_ACC2}), resumed_at=3, resumed="on-2-ranks", thorough=True),
+        )
+    ),
     # Its 400 steps take longer than ten cases of another workload.
     Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
     Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),
@@ -239,6 +343,12 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("many-shards-clip-value", ("fp16",), frozenset({_W2_ACC2})),
     Rule("many-shards-groups", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-shards-clip-norm", ("fp32",), frozenset({_W2_ACC2, _W4})),
+    Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
+    Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, resumed="on-3-ranks"),
+    Rule("many-shards", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
+    Rule("two-layers", ("fp32",), frozenset({_W2, _W3_ACC2}), thorough=True),
+    Rule("two-layers", ("bf16",), frozenset({_W2}), thorough=True),
+    Rule("buffers", ("fp32",), frozenset({_W2_ACC2}), thorough=True),
 )
 
 _RULES: dict[Paths, tuple[Rule, ...]] = {
@@ -256,7 +366,7 @@ class Planned:
     """A case of the matrix.
 
     Attributes:
-        chosen: the default run takes it, or says why it cannot run.
+        chosen: the run takes it, or says why it cannot run.
         undeclared: what the trainer must declare to run it; None if it can run.
         unsupported: the same in a sentence.
     """
@@ -267,7 +377,9 @@ class Planned:
     unsupported: str | None = None
 
 
-def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iterator[Planned]:
+def plan(
+    declaration: Declaration, backend: str, device: Device = "cpu", *, thorough: bool = False
+) -> Iterator[Planned]:
     """All cases of one backend for a trainer, and one entry for each thing that the trainer does not declare.
 
     On a GPU only the core workloads run, and none with Horovod or Ray: the arithmetic is the same as on the CPU. If a
@@ -279,7 +391,8 @@ def plan(declaration: Declaration, backend: str, device: Device = "cpu") -> Iter
         if not case.arithmetic.on_gpu_only or case.precision in declaration.precisions
     }
     lacking = {case: next(_lacking(case, declaration), None) for case in cases}
-    chosen = _chosen({case: rules for case, rules in cases.items() if lacking[case] is None})
+    able = {case: rules for case, rules in cases.items() if lacking[case] is None}
+    chosen = _chosen(able, strength=3) if thorough else _chosen(_quick(able), strength=2)
     refused: set[str] = set()
     for case, need in lacking.items():
         if need is None:
@@ -314,33 +427,45 @@ def _cases(backend: str, device: Device) -> dict[Case, list[Rule]]:
     return cases
 
 
-def _chosen(cases: Mapping[Case, Sequence[Rule]]) -> set[Case]:
-    """The cases that must run, and after them always the first that meets most of the pairs that none has met yet.
+def _quick(cases: Mapping[Case, Sequence[Rule]]) -> dict[Case, list[Rule]]:
+    """Without what only a thorough run takes."""
+    quick = {case: [rule for rule in rules if not rule.thorough] for case, rules in cases.items()}
+    return {case: rules for case, rules in quick.items() if rules}
+
+
+def _chosen(cases: Mapping[Case, Sequence[Rule]], strength: int) -> set[Case]:
+    """The cases that must run, and then always the first that meets most of the combinations that none has met yet.
 
     Libraries make rows out of values. What is left of these after a trainer's declaration is best taken from the cases.
     """
     bits: dict[Hashable, int] = {}
-    pairs = {
-        case: sum(1 << bits.setdefault(pair, len(bits)) for pair in _pairs(case, any(rule.core for rule in rules)))
+    combined = {
+        case: sum(
+            1 << bits.setdefault(values, len(bits))
+            for values in set(_combined(case, any(rule.core for rule in rules), strength))
+        )
         for case, rules in cases.items()
     }
     chosen = {case for case, rules in cases.items() if not all(rule.covering for rule in rules)}
-    unmet = reduce(or_, pairs.values(), 0) & ~reduce(or_, (pairs[case] for case in chosen), 0)
+    unmet = reduce(or_, combined.values(), 0) & ~reduce(or_, (combined[case] for case in chosen), 0)
     while unmet:
-        best = max(pairs, key=lambda case: (pairs[case] & unmet).bit_count())
+        best = max(combined, key=lambda case: (combined[case] & unmet).bit_count())
         chosen.add(best)
-        unmet &= ~pairs[best]
+        unmet &= ~combined[best]
     return chosen
 
 
-def _pairs(case: Case, core: bool) -> Iterator[Hashable]:
+def _combined(case: Case, core: bool, strength: int) -> Iterator[Hashable]:
+    """All that cases have in common in so many dimensions."""
     if case.resumed_at is not None:
         return
-    fields = ("workload", "layout", "world_size", "accumulation", "precision")
-    yield from combinations([(name, getattr(case, name)) for name in fields], 2)
+    kind, recipe = OF_KINDS.get(case.workload, ("", case.workload))
+    fields = ("layout", "world_size", "accumulation", "precision")
+    values = [("kind", kind), ("recipe", recipe), *((name, getattr(case, name)) for name in fields)]
+    yield from combinations(values, strength)
     yield case.path, case.precision
     if core:
-        yield case.path, case.workload
+        yield from combinations((case.path, case.precision, case.workload), strength)
 
 
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:
@@ -360,22 +485,43 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     yield "backend", case.backend, declaration.backends
     yield "layout", case.layout, declaration.layouts
     yield "precision", case.precision, declaration.precisions
-    if case.world_size > 1:
-        yield "world size", case.world_size, declaration.world_sizes
+    for world_size in case.world_sizes:
+        if world_size > 1:
+            yield "world size", world_size, declaration.world_sizes
     if case.accumulation > 1:
         yield "accumulation", case.accumulation, declaration.accumulations
-    alone = _alone(case.workload)
-    workload = alone.workload
-    if alone.layout.in_whole_shares:
+    workload = _asking(case.workload)
+    if STANDARD[case.workload].in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
+    if case.workload == UNEVEN_BATCHES:
+        # A stream of samples has no smaller batches where epochs end.
+        yield "last_batch of", "each epoch", ["each epoch"] if declaration.last_batch else []
+    if case.workload == OWN_ORDER:
+        yield "ability to", "order samples itself", ["order samples itself"] if declaration.own_order else []
     if case.resumed_at is not None:
         yield "ability to", "resume", ["resume"] if declaration.resume else []
-        if case.resumed == "killed":
+        if case.resumed in ("killed", BETWEEN_FILES):
             yield "ability to", "survive a kill", ["survive a kill"] if declaration.survives_kill else []
+        if case.resumed == INSIDE_WINDOW:
+            able = ["resume inside a window"] if declaration.resumes_inside_windows else []
+            yield "ability to", "resume inside a window", able
+        if case.world_sizes[1] != case.world_size:
+            able = ["resume on another number of ranks"] if declaration.elastic else []
+            yield "ability to", "resume on another number of ranks", able
     yield "loss", workload.loss, declaration.losses
+    if any((workload.schedule, *(group.schedule for group in workload.groups))):
+        yield "schedule by", workload.schedule_by, declaration.schedules
     yield "model", workload.model.name, declaration.models
     if workload.unfreeze_at is not None:
         yield "ability to", "unfreeze", ["unfreeze"] if declaration.unfreezes else []
+    if isinstance(workload.model, Counting):
+        yield "ability to", "keep buffers", ["keep buffers"] if declaration.buffers else []
+    if isinstance(workload.model, WithDropout):
+        yield "ability to", "restore random states", ["restore random states"] if declaration.random_state else []
+    if workload.model.may_go_unused:
+        yield "ability to", "train experts", ["train experts"] if declaration.unused_parameters else []
+    if workload.model.has_sparse_gradients:
+        yield "ability to", "take sparse gradients", ["take sparse gradients"] if declaration.sparse else []
     if workload.groups:
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:
@@ -383,6 +529,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
 
 
 @cache
-def _alone(workload: str) -> Problem:
-    """On one rank, in one micro-batch: a workload asks the same of a trainer however it is divided."""
-    return Case("single", "batched", 1, 1, "fp64", workload).problem
+def _asking(workload: str) -> Workload | Design:
+    """What tells what a workload asks of a trainer, however it is divided. To design data takes long."""
+    designs = many_tensors.DESIGNS | short_ends.DESIGNS
+    return designs.get(workload) or Case("single", "batched", 1, 1, "fp64", workload).problem.workload

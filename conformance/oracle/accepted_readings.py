@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain, zip_longest
+from typing import TypeAlias
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.clipping import clipped
 from conformance.oracle.deviation import Deviation, deviating
-from conformance.oracle.faults import MeanOfMicroBatchMeans, mean_of_means
+from conformance.oracle.faults.short_windows import AddsTheMeanOfWhatIsLeft, AddsWhatIsLeft, with_carried
+from conformance.oracle.faults.weighted import MeanOfMicroBatchMeans, mean_of_means
 from conformance.oracle.gradient import as_cast, enclosed, gradient
 from conformance.oracle.optimizers import AdamWRuleOfTensors, Rule
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
@@ -17,7 +20,10 @@ from conformance.oracle.rounding import Ledger, odd_part
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, AdamW, Sample, Vector
+from conformance.workloads.workload import AdamW, Optimizer, Vector
+
+#: The last windows of epochs, by their numbers.
+Ends: TypeAlias = Mapping[int, Window]
 
 
 class AveragedInEveryMicroBatch(Recurrence):
@@ -49,12 +55,14 @@ class BatchesAlike(Recurrence):
     """
 
     def counted(self, window: Window) -> Vector:
-        return mean_of_means(super().counted(window), _batches(window, self.problem.layout.micro_batch_size))
+        return mean_of_means(super().counted(window), _batches(window, self.problem.layout_of(window).micro_batch_size))
 
 
-def _batches(window: Window, size: int) -> list[range]:
+def _batches(window: Window, size: int) -> list[list[int]]:
     """The samples of each batch of the stream in a window."""
-    return [range(start, min(start + size, len(window.batch))) for start in range(0, len(window.batch), size)]
+    turns = zip_longest(*window.shares, fillvalue=())
+    dealt = list(chain.from_iterable(chain.from_iterable(turns)))
+    return [dealt[start : start + size] for start in range(0, len(dealt), size)]
 
 
 class CountsJoinedRanks(Recurrence):
@@ -69,7 +77,7 @@ class AdvancesOnSkips(Recurrence):
 
     def place(self, step: int) -> int:
         skips = self.history.skips if self.history else frozenset[int]()
-        stepped = [window for window in range(self.problem.workload.steps) if window not in skips]
+        stepped = [place for place, window in enumerate(self.problem.windows) if window.index not in skips]
         return super().place(stepped[step] if step < len(stepped) else step)
 
 
@@ -85,13 +93,21 @@ class ClipsAtTheNorm(Recurrence):
         return clipped(vector, clip, self.problem.precision.master, self.ledger, guard=Fraction(0))
 
 
+class MovesUnused(Recurrence):
+    """The optimizer steps parameters that no sample of a window uses with gradients of zero, so that momentum and
+    weight decay move them. What has no gradient it leaves as it is."""
+
+    def steps_on(self, tensor: int) -> bool:
+        return self.trains(tensor, self.window.index)
+
+
 class ScalarsInTensors(Recurrence):
     """The scalars of an optimizer's step are tensors, so they have 24 bits instead of 53.
 
     torch computes AdamW's bias corrections so where the step is compiled.
     """
 
-    def rule(self, spec: SGD | AdamW) -> Rule:
+    def rule(self, spec: Optimizer) -> Rule:
         if isinstance(spec, AdamW):
             return AdamWRuleOfTensors(spec, self.problem.precision.master, self.ledger)
         return super().rule(spec)
@@ -101,8 +117,11 @@ AVERAGES_EARLY = Deviation("averages over the ranks in every micro-batch", Avera
 MICRO_BATCHES_ALIKE = Deviation("counts an uneven micro-batch as much as the others", MeanOfMicroBatchMeans)
 BATCHES_ALIKE = Deviation("counts a batch that is smaller on one rank as much as the others", BatchesAlike)
 COUNTS_JOINED_RANKS = Deviation("divides by all ranks when some have run out of data", CountsJoinedRanks)
+CARRIES = Deviation("adds what a short window leaves to the next one", AddsWhatIsLeft)
+CARRIES_A_MEAN = Deviation("adds the mean of a short window to the next one", AddsTheMeanOfWhatIsLeft)
 ADVANCES_ON_SKIPS = Deviation("advances the schedule when a step is skipped", AdvancesOnSkips)
 CLIPS_AT_THE_NORM = Deviation("adds nothing to the norm that it clips by", ClipsAtTheNorm)
+MOVES_UNUSED = Deviation("steps parameters that a window does not use with gradients of zero", MovesUnused)
 SCALARS_IN_TENSORS = Deviation("computes the scalars of a step as tensors", ScalarsInTensors)
 
 
@@ -128,30 +147,34 @@ class Reading:
         ways = (*self.ways, way) if way else self.ways
         return replace(self, ways=ways, deviations=(*self.deviations, *deviations))
 
-    def ending(self, way: Way, last: tuple[Sample, ...] = ()) -> Reading:
-        """This reading with another last batch; without one, if it is empty."""
-        workload = self.problem.workload
-        batches = (*workload.batches[:-1], *([last] if last else []))
-        return replace(self.by(way), problem=replace(self.problem, workload=replace(workload, batches=batches)))
+    def ending(self, way: Way, end: Callable[[Window], Window | None]) -> Reading:
+        """This reading with another ``end`` of each epoch in place of its last window, or none."""
+        ends = {window.index for window in self.problem.ends}
+        found = (end(window) if window.index in ends else window for window in self.problem.windows)
+        read = tuple(window for window in found if window is not None)
+        return replace(self.by(way), problem=replace(self.problem, read=read))
 
 
 def readings(
-    problem: Problem, padded: Sequence[tuple[Sample, ...]] = (), skips: Set[int] = frozenset()
+    problem: Problem, padded: Sequence[Ends] = (), skips: Set[int] = frozenset(), *, carries: bool = False
 ) -> tuple[Reading, ...]:
     """The accepted readings, the strictest first: all combinations of the decisions that a trainer may make.
 
     Args:
-        padded: what the samples of the last window may be, if ranks filled it up by repeating some.
+        padded: what the last window of each epoch may be, if ranks filled it up by repeating samples.
         skips: the windows that a loss scaler skipped.
+        carries: the gradients of a short window may go into the next epoch.
     """
     decisions: tuple[Callable[[Reading], Iterator[Reading]], ...] = (
         lambda reading: _of_ranks_without_data(reading, padded),
         lambda reading: _of_a_small_batch(reading, padded),
-        lambda reading: _of_a_short_window(reading, padded),
+        lambda reading: _of_a_short_window(reading, padded, carries),
+        _of_repeated_samples,
         lambda reading: _of_an_uneven_window(reading, is_padded=bool(padded)),
         _of_averaging,
         lambda reading: _of_a_skipped_step(reading, skips),
         _of_the_norm,
+        _of_unused_parameters,
     )
     found = [Reading((), problem)]
     for decision in decisions:
@@ -159,53 +182,80 @@ def readings(
     return tuple(found)
 
 
-def fewest_steps(problem: Problem) -> int:
-    """The steps of a trainer that drops what it may."""
-    return min(reading.problem.workload.steps for reading in readings(problem))
+def must_step(problem: Problem) -> frozenset[int]:
+    """The windows that a trainer steps that drops what it may."""
+    fewest = min((reading.problem.windows for reading in readings(problem)), key=len)
+    return frozenset(window.index for window in fewest)
 
 
-def _of_ranks_without_data(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
+def _of_ranks_without_data(reading: Reading, padded: Sequence[Ends]) -> Iterator[Reading]:
     """The readings of a last window in which only some ranks have data: these go on, all do with data that are
     repeated, or none does. Ranks without data may count in the average, or not: torch's Join does either, as it is
     told."""
-    last = reading.problem.windows[-1]
-    if last.with_data == last.world_size:
+    if all(window.with_data == window.world_size for window in reading.problem.ends):
         yield reading
         return
     joined = reading.by("last_batch=join")
     yield joined.by("joined_ranks=left out")
     yield joined.by("joined_ranks=counted", COUNTS_JOINED_RANKS)
-    for samples in padded:
-        if len(samples) == reading.problem.workload.batch_size:
-            yield reading.ending("last_batch=pad", samples)
-    yield reading.ending("last_batch=drop")
+    for ends in padded:
+        if all(len(window.batch) == reading.problem.workload.batch_size for window in ends.values()):
+            yield reading.ending("last_batch=pad", _in_place(ends))
+    yield reading.ending("last_batch=drop", lambda window: window if window.with_data == window.world_size else None)
 
 
-def _of_a_small_batch(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
+def _in_place(ends: Ends) -> Callable[[Window], Window]:
+    return lambda window: ends.get(window.index, window)
+
+
+def _of_a_small_batch(reading: Reading, padded: Sequence[Ends]) -> Iterator[Reading]:
     """The readings of a last micro-batch that is smaller: trained on, filled up as the ranks did it, or dropped."""
-    last, size = reading.problem.windows[-1], reading.problem.layout.micro_batch_size
-    full = sorted(
-        index for share in last.shares for micro_batch in share if len(micro_batch) == size for index in micro_batch
-    )
-    if len(full) == len(last.batch):
+
+    def full(window: Window) -> Window | None:
+        return window.of_full(reading.problem.layout_of(window).micro_batch_size)
+
+    if all(full(window) == window for window in reading.problem.ends):
         yield reading
         return
     yield reading.by("last_batch=use")
-    for samples in padded:
-        yield reading.ending("last_batch=pad", samples)
-    yield reading.ending("last_batch=drop", tuple(last.batch[index] for index in full))
+    for ends in padded:
+        yield reading.ending("last_batch=pad", _in_place(ends))
+    yield reading.ending("last_batch=drop", full)
 
 
-def _of_a_short_window(reading: Reading, padded: Sequence[tuple[Sample, ...]]) -> Iterator[Reading]:
-    """The readings of a short window: averaged by its true length, filled up as the ranks did it, or dropped."""
-    last = reading.problem.windows[-1]
-    if last.length == last.nominal:
+def _of_a_short_window(reading: Reading, padded: Sequence[Ends], carries: bool) -> Iterator[Reading]:
+    """The readings of a short window: averaged by its true length, filled up as the ranks did it, dropped, or added to
+    the next one."""
+    if all(window.length == window.nominal for window in reading.problem.ends):
         yield reading
         return
     yield reading.by("last_window=step")
-    for samples in padded:
-        yield reading.ending("last_window=pad", samples)
-    yield reading.ending("last_window=drop")
+    for ends in padded:
+        yield reading.ending("last_window=pad", _in_place(ends))
+    yield reading.ending("last_window=drop", lambda window: window if window.length == window.nominal else None)
+    if carries and len(reading.problem.ends) > 1:
+        read = tuple(with_carried(reading.problem.windows))
+        carried = replace(reading, problem=replace(reading.problem, read=read, in_order=False))
+        yield from (carried.by("last_window=carry", added) for added in (CARRIES, CARRIES_A_MEAN))
+
+
+def _of_repeated_samples(reading: Reading) -> Iterator[Reading]:
+    """A sample that the sampler repeats may be trained on again, or left out of the loss."""
+    problem = reading.problem
+    if problem.workload.sampler != "pad" or not problem.in_order:
+        yield reading
+        return
+
+    def once(end: Window) -> Window | None:
+        windows = [window for window in problem.windows if window.epoch == end.epoch and window.index < end.index]
+        before = set(chain.from_iterable(window.samples for window in windows))
+        return end.only({at for at, number in enumerate(end.samples) if number not in before})
+
+    if all(once(end) == end for end in problem.ends):
+        yield reading
+        return
+    yield reading.by("repeated_samples=trained")
+    yield reading.ending("repeated_samples=left out", once)
 
 
 def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Reading]:
@@ -214,13 +264,17 @@ def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Readi
     Not with a weighted loss, which defines what each sample counts: there a mean of means is a catalogued fault. Nor if
     it was filled up: the samples that were repeated then make the same numbers.
     """
-    last, size = reading.problem.windows[-1], reading.problem.layout.micro_batch_size
+    ends = reading.problem.ends
     by_samples: Way | None = None
     alike: Deviation | None = None
     if reading.problem.workload.loss != "weighted":
-        if len({len(micro_batch) for share in last.shares for micro_batch in share}) > 1:
+        if any(len(set(map(len, chain(*window.shares)))) > 1 for window in ends):
             by_samples, alike = "uneven_window=by samples", MICRO_BATCHES_ALIKE
-        elif len(last.batch) % size and len(_batches(last, size)) == last.world_size * last.length > 1:
+        elif any(
+            len(window.batch) % (size := reading.problem.layout_of(window).micro_batch_size)
+            and len(_batches(window, size)) == window.world_size * window.length > 1
+            for window in ends
+        ):
             # Only a trainer that deals the batches itself has an uneven window.
             alike = BATCHES_ALIKE
     yield reading.by(by_samples)
@@ -231,15 +285,17 @@ def _of_an_uneven_window(reading: Reading, *, is_padded: bool) -> Iterator[Readi
 def _of_averaging(reading: Reading) -> Iterator[Reading]:
     """Ranks may average in every micro-batch; with a power of two of them that is the same to the bit."""
     yield reading
-    if odd_part(reading.problem.layout.world_size) > 1 and reading.problem.layout.accumulation > 1:
+    is_odd = any(odd_part(layout.world_size) > 1 for layout in reading.problem.layouts)
+    if is_odd and reading.problem.layout.accumulation > 1:
         yield reading.by("averaging=in every micro-batch", AVERAGES_EARLY)
 
 
 def _of_a_skipped_step(reading: Reading, skips: Set[int]) -> Iterator[Reading]:
     """After a skipped step the schedule may be that of the steps that were taken, or of the windows."""
-    schedule = reading.problem.workload.schedule
-    stepped = [window for window in range(reading.problem.workload.steps) if window not in skips]
-    if schedule is None or all(schedule[step] == schedule[window] for step, window in enumerate(stepped)):
+    workload = reading.problem.workload
+    schedules = workload.schedules if workload.schedule_by == "step" else ()
+    stepped = [place for place, window in enumerate(reading.problem.windows) if window.index not in skips]
+    if all(schedule[step] == schedule[window] for schedule in schedules for step, window in enumerate(stepped)):
         yield reading
         return
     yield reading.by("schedule_on_skip=wait")
@@ -252,3 +308,12 @@ def _of_the_norm(reading: Reading) -> Iterator[Reading]:
     yield reading
     if clip is not None and clip.kind == "norm":
         yield reading.by(None, CLIPS_AT_THE_NORM)
+
+
+def _of_unused_parameters(reading: Reading) -> Iterator[Reading]:
+    """A parameter that a window does not use has no gradient, or one of zeros."""
+    if not reading.problem.workload.model.may_go_unused:
+        yield reading
+        return
+    yield reading.by("unused_parameters=skip")
+    yield reading.by("unused_parameters=move", MOVES_UNUSED)

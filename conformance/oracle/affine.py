@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import inf, isfinite, isqrt, lcm, nextafter
-from operator import add
+from operator import add, mul
 
 import numpy as np
 import numpy.typing as npt
@@ -149,6 +149,27 @@ class Affine:
             noise = left + right
         return self._new(center, noise, self._slack(spread, 1))
 
+    def __add__(self, other: Affine) -> Affine:
+        return self.plus(other)
+
+    def __mul__(self, other: Affine) -> Affine:
+        """The product, entry by entry; the product of both errors becomes an error of its own."""
+        center = list(map(mul, self.center, other.center))
+        if self.exact and other.exact:
+            return self._new(center, self.symbols.none(len(self)))
+        width = max(self.noise.shape[1], other.noise.shape[1])
+        factors = (np.array([[float(c)] for c in vector.center]) for vector in (other, self))
+        with _overflowing():
+            left, right = map(mul, factors, (_padded(self.noise, width), _padded(other.noise, width)))
+            spread = (np.abs(left) + np.abs(right)).sum(axis=1)
+            noise = left + right
+        of_both = map(_float_up, map(mul, self.radius, other.radius))
+        return self._new(center, noise, list(map(add, self._slack(spread, 3), of_both)))
+
+    def entries(self) -> list[Affine]:
+        """Each entry as a vector of its own."""
+        return [Affine([c], self.noise[i : i + 1], self.symbols) for i, c in enumerate(self.center)]
+
     def scaled_by_interval(self, low: Fraction, high: Fraction) -> Affine:
         """``c * self`` for an unknown c in [low, high], the same in all entries."""
         middle, half = (low + high) / 2, (high - low) / 2
@@ -200,6 +221,12 @@ class Symbols:
         """Independent entries, each somewhere in its own interval."""
         centers = [(low + high) / 2 for low, high in bounds]
         return self.exactly(centers).widen([(high - low) / 2 for low, high in bounds])
+
+    def joined(self, entries: Sequence[Affine]) -> Affine:
+        """One vector of all entries of these."""
+        width = max(one.noise.shape[1] for one in entries)
+        noise = np.concatenate([_padded(one.noise, width) for one in entries])
+        return Affine([c for one in entries for c in one.center], noise, self)
 
     def extended(self, noise: Noise, radii: Sequence[float]) -> Noise:
         """``noise`` with one new symbol for each entry."""

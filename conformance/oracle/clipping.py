@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from conformance.oracle.affine import Affine, Interval, square_root
@@ -13,15 +14,22 @@ from conformance.workloads.workload import Clip
 NORM_GUARD = Fraction(1e-6)
 
 
-def clipped(gradient: Affine, clip: Clip, fmt: Format, ledger: Ledger, guard: Fraction = NORM_GUARD) -> Affine:
+def clipped(
+    gradient: Affine,
+    clip: Clip,
+    fmt: Format,
+    ledger: Ledger,
+    guard: Fraction = NORM_GUARD,
+    measured: Sequence[Affine] = (),
+) -> Affine:
     """``gradient`` after clipping. Clamping never rounds; scaling does, unless the norm is below the threshold.
-    ``guard``: what is added to the norm."""
+    ``guard``: what is added to the norm. ``measured``: the vectors whose largest norm it is, if not the gradient's."""
     if clip.kind == "value":
         if not fmt.holds(clip.threshold):
             ledger.refuse("clip", fmt, f"the threshold is not representable in {fmt.name}")
             return gradient.clamped(clip.threshold).widen([fmt.unit_roundoff * clip.threshold] * len(gradient))
         return gradient.clamped(clip.threshold)
-    low, high = _norm(gradient, fmt)
+    low, high = map(max, zip(*(_norm(vector, fmt) for vector in measured or [gradient]), strict=True))
     if high + guard * (1 + gamma(2, fmt)) <= clip.threshold * (1 - gamma(4, fmt)):
         return gradient
     ledger.refuse("clip", fmt, "scaling by the norm rounds")

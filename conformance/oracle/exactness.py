@@ -12,7 +12,7 @@ from operator import mul
 from conformance.oracle.normal_form import tabulated
 from conformance.oracle.rounding import Ledger, StageProof, Sums, integers, is_dyadic, odd_part
 from conformance.workloads.layout import Window
-from conformance.workloads.model import Model
+from conformance.workloads.model import Model, transposed
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
@@ -34,26 +34,38 @@ class _Terms:
 @lru_cache(maxsize=256)
 def _terms(loss: str, model: Model, window: Window, weights: Vector) -> _Terms:
     """The terms of a window at ``weights``, which are the same in every precision."""
-    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and products of both of 1 / (fine unit).
+    # In integers: weights are multiples of 1 / fine, samples of 1 / unit, and what comes out of a layer has one more
+    # factor of 1 / fine than what it gets.
     table = tabulated(window, model)
     [point], fine = integers([weights])
-    unit = table.unit
-    inputs = [weight * unit for weight in point]
-    inputs += [value * fine for value in chain(*table.rows, table.targets, table.weights)]
-    dots: list[list[int]] = []
+    unit, depth = table.unit, len(model.layers)
+    one, below = fine**depth, fine ** (depth - 1)
+    inputs = [weight * unit * below for weight in point]
+    inputs += [value * one for value in chain(*table.rows, table.targets, table.weights)]
+    multiples = [*model.multiples(point), [1]]
+    forward: list[list[int]] = []
+    backward: list[list[int]] = []
     residuals: list[int] = []
     terms: list[list[int]] = []
     for row, target, weight in zip(table.rows, table.targets, table.weights, strict=True):
-        dots.append([*map(mul, row, point), -target * fine])
-        residuals.append(2 * sum(dots[-1]) * (weight if loss == "weighted" else unit))
-        terms.append([residuals[-1] * x for x in row])
+        values = model.values(row, point)
+        for number, (layer, own) in enumerate(zip(model.layers[:-1], values[:-1], strict=True), start=1):
+            rest = fine ** (depth - number)
+            forward += [[rest * point[element] * own[at] for element, at in each] for each in layer]
+        forward.append([*map(mul, values[-1], multiples[-2]), -target * one])
+        residuals.append(2 * sum(forward[-1]) * (weight if loss == "weighted" else unit))
+        for number, (layer, own) in enumerate(zip(model.layers[1:], multiples[2:], strict=True)):
+            rest = residuals[-1] * unit * fine**number
+            backward += [[rest * point[element] * own[at] for element, at in each] for each in transposed(layer)]
+        terms.append([residuals[-1] * slope for slope in model.slopes(row, point)])
     # All terms of the window: a trainer may share samples out in another way, or compute them in one forward.
     columns = [list(column) for column in zip(*terms, strict=True)]
+    whole = one * below * unit**3
     return _Terms(
-        forward=Sums.over([*_each(inputs), *dots], fine * unit),
+        forward=Sums.over([*_each(inputs), *forward], one * unit),
         residuals=residuals,
-        backward=Sums.over([*_each(residual * unit for residual in residuals), *columns], fine * unit**3),
-        gradient=Sums.over(columns, fine * unit**3),
+        backward=Sums.over([*_each(residual * unit * below for residual in residuals), *backward, *columns], whole),
+        gradient=Sums.over(columns, whole),
     )
 
 

@@ -1,14 +1,17 @@
 """The gradient of a squared-error loss over one accumulation window, with its proof of exactness or its error.
 
-For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the gradient is
-``sum_i 2 c_i (x_i . w + b - y_i) x_i = A w - r`` with ``A = 2 sum_i c_i x_i x_i^T`` and ``r = 2 sum_i c_i y_i x_i``.
+For coefficients c_i (a correct trainer has c_i = weight_i / total weight) the gradient by the folded weights w is
+``sum_i 2 c_i (x_i . w - y_i) x_i = A w - r`` with ``A = 2 sum_i c_i x_i x_i^T`` and ``r = 2 sum_i c_i y_i x_i``. In a
+model of one layer these are its weights. In one of several, the gradient by its weights is the slope of the prediction
+with that in place of the inputs.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
-from conformance.oracle.affine import Affine, Unbounded, dot
+from conformance.oracle.affine import Affine, Unbounded
 from conformance.oracle.exactness import proofs
 from conformance.oracle.normal_form import NormalForm
 from conformance.oracle.rounding import Ledger, gamma, nearest
@@ -49,18 +52,20 @@ def gradient(
     loss_scale: Fraction,
     ledger: Ledger,
     finite: bool = False,
+    backward: Affine | None = None,
 ) -> Affine:
     """The window's gradient at ``weights``, enclosing every correct evaluation.
 
-    ``finite``: the gradients of this window were seen to be finite.
+    ``finite``: the gradients of this window were seen to be finite. ``backward``: the weights that the backward finds,
+    if others than the forward's; what is proved for these is taken for proved then.
 
     Raises:
         Unbounded: a correct trainer's gradients may overflow on their way between the ranks.
     """
     precision = problem.precision
-    weights = as_cast(weights, precision)
-    value = weights.transform(form.matrix, [-entry for entry in form.offset])
-    if weights.exact:
+    weights, later = as_cast(weights, precision), as_cast(backward or weights, precision)
+    value = _at(weights, form, later)
+    if weights.exact and later.exact:
         found = proofs(problem, window, weights.center, loss_scale, finite)
         ledger.proofs += found
         if all(proof.exact for proof in found):
@@ -71,16 +76,20 @@ def gradient(
         ledger.refuse("forward", precision.compute, "the weights already carry a rounding error")
     wire = precision.wire
     # The largest sum that ranks may add up before any division, but for the roundings on the way.
-    undivided = max(problem.total_weight(window), Fraction(window.world_size)) * max(_magnitudes(form, weights))
+    undivided = max(problem.total_weight(window), Fraction(window.world_size)) * max(form.magnitude(weights.magnitude))
     if precision.compressed and undivided > wire.largest / 2:
         raise Unbounded(f"gradients of window {window.index} may overflow {wire.name} between the ranks")
-    return enclosed(problem, window, form, weights, loss_scale)
+    return enclosed(problem, window, form, weights, loss_scale, backward=later)
 
 
-def _magnitudes(form: NormalForm, weights: Affine) -> list[Fraction]:
-    """The sums of the magnitudes of all terms of each entry of the gradient."""
-    sizes = weights.magnitude
-    return [dot(row, sizes, offset) for row, offset in zip(form.matrix_magnitude, form.offset_magnitude, strict=True)]
+def _at(weights: Affine, form: NormalForm, backward: Affine | None = None) -> Affine:
+    """The gradient of the form, without what rounds."""
+    offset = [-entry for entry in form.offset]
+    if len(form.model.layers) == 1:
+        return weights.transform(form.matrix, offset)
+    entries, joined = weights.entries(), weights.symbols.joined
+    slopes = joined(form.model.folded(entries)).transform(form.matrix, offset)
+    return joined(form.model.slopes(slopes.entries(), entries, (backward or weights).entries()))
 
 
 def enclosed(
@@ -90,15 +99,20 @@ def enclosed(
     weights: Affine,
     loss_scale: Fraction,
     further_roundings: int = 0,
+    backward: Affine | None = None,
 ) -> Affine:
-    """The gradient with its rounding-error bound, for ``further_roundings`` more than the textbook's.
+    """The gradient with its rounding-error bound, for ``further_roundings`` more than the textbook's. ``backward``: the
+    weights that the backward finds, if others than the forward's.
 
     The largest error of each entry is relative to the magnitudes of all its terms, plus what may underflow.
     """
     precision = problem.precision
     compute, master, wire = precision.compute, precision.master, precision.wire
-    weights = as_cast(weights, precision)
-    size = len(weights)
+    weights, later = as_cast(weights, precision), as_cast(backward or weights, precision)
+    # The terms of the dot product; a further layer has its own in the residual and, or those below it, in the slopes.
+    # Each of its factors is cast, multiplied and cast again.
+    sums = [max(map(len, layer)) for layer in form.model.layers]
+    size = sums[0] + sum(2 * (below + own + 3) for below, own in pairwise(sums))
     # Casting x, w and y, the dot product, the residual and its cast, and the product with x. Their sum over a
     # micro-batch, or over all samples of a rank that computes them in one forward, is a part of the sum over the batch.
     largest_share = max(sum(map(len, share)) for share in window.shares) if precision.mixed else 0
@@ -109,6 +123,6 @@ def enclosed(
     descale = max(Fraction(1), 1 / loss_scale)
     operations = len(window.batch) + 2 * _SCALINGS + size + further_roundings
     tiny = operations * (compute.quantum * descale + master.quantum + wire.quantum)
-    magnitudes = zip(_magnitudes(form, weights), form.row_magnitude, strict=True)
-    value = weights.transform(form.matrix, [-entry for entry in form.offset])
-    return value.widen([relative * magnitude + tiny * (1 + row) for magnitude, row in magnitudes])
+    sizes = tuple(map(max, weights.magnitude, later.magnitude))
+    errors = zip(form.magnitude(sizes), form.exposure(sizes), strict=True)
+    return _at(weights, form, later).widen([relative * magnitude + tiny * exposure for magnitude, exposure in errors])

@@ -1,4 +1,4 @@
-"""The loss of one accumulation window as a quadratic form in the weights, summed up in integers.
+"""The loss of one accumulation window as a quadratic form in the folded weights of a model, summed up in integers.
 
 Fractions are slow, and a thousand samples are many: a window's samples are brought to a common denominator once, and
 every fault's coefficients are applied to the same products. Rational types written in C are slower at that: gmpy2's mpq
@@ -47,12 +47,13 @@ def tabulated(window: Window, model: Model) -> Table:
 
 @dataclass(frozen=True)
 class NormalForm:
-    """``sum_i c_i (x_i . w - y_i)^2`` for the rows x_i, and the magnitudes that its gradient's rounding errors are
-    proportional to.
+    """``sum_i c_i (x_i . w - y_i)^2`` for the rows x_i and the folded weights w, and the magnitudes that its gradient's
+    rounding errors are proportional to.
 
     ``factors`` are the c_i, in units of 1 / ``unit``.
     """
 
+    model: Model
     table: Table
     factors: Column
     unit: int
@@ -60,7 +61,7 @@ class NormalForm:
     @classmethod
     def of(cls, window: Window, coefficients: Vector, model: Model) -> NormalForm:
         [factors], unit = integers([coefficients])
-        return cls(tabulated(window, model), factors, unit)
+        return cls(model, tabulated(window, model), factors, unit)
 
     @cached_property
     def matrix(self) -> tuple[Vector, ...]:
@@ -85,9 +86,33 @@ class NormalForm:
         """sum_i abs(x_i), of all samples."""
         return tuple(Fraction(sum(map(abs, column)), self.table.unit) for column in zip(*self.table.rows, strict=True))
 
+    @cached_property
+    def error_magnitude(self) -> Vector:
+        """2 sum_i abs(c_i x_i), and last 2 sum_i abs(c_i y_i)."""
+        columns = [*zip(*self.table.rows, strict=True), self.table.targets]
+        return tuple(self._magnitude([value * self.table.unit for value in column]) for column in columns)
+
     def gradient(self, weights: Vector) -> Vector:
-        """A w - r, in exact arithmetic."""
-        return tuple(dot(row, weights, -offset) for row, offset in zip(self.matrix, self.offset, strict=True))
+        """In exact arithmetic."""
+        folded = self.model.folded(weights)
+        slopes = [dot(row, folded, -offset) for row, offset in zip(self.matrix, self.offset, strict=True)]
+        return tuple(self.model.slopes(slopes, weights))
+
+    def magnitude(self, sizes: Vector) -> Vector:
+        """The sums of the magnitudes of all terms of each entry of the gradient at weights of these magnitudes."""
+        folded, rows = self.model.folded(sizes), zip(self.matrix_magnitude, self.offset_magnitude, strict=True)
+        return tuple(self.model.slopes([dot(row, folded, offset) for row, offset in rows], sizes))
+
+    def exposure(self, sizes: Vector) -> Vector:
+        """How much one unit at most, added to each number on the way from the weights to an entry of the gradient,
+        changes it, if it is added after the scalings."""
+        model = self.model
+        through = tuple(model.slopes(self.row_magnitude, sizes))
+        if len(model.layers) == 1:
+            return tuple(1 + one for one in through)
+        # A hidden value is a factor of the error and of the slopes, which the error is a factor of.
+        error = dot(self.error_magnitude, [*model.folded(sizes), ONE], Fraction(0))
+        return tuple((1 + sum(sizes)) * (1 + one + error) for one in through)
 
     def _sum(self, column: Column) -> Fraction:
         """``2 sum_i c_i column[i]`` for a column of products."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from conformance.oracle.affine import Affine, Interval, dot, square_root
 from conformance.oracle.rounding import Ledger, combined, gamma
 from conformance.workloads.precision import FP32, Format
-from conformance.workloads.workload import SGD, AdamW
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Optimizer
 
 ONE = Fraction(1)
 
@@ -58,6 +59,46 @@ class SGDRule(Rule):
         return combined(stage, parts, self._fmt, self._ledger)
 
 
+class AdagradRule(Rule):
+    """``v += g g``, then ``w -= lr / (1 + (steps - 1) lr_decay) g / (sqrt(v) + eps)``; never exact, always bounded.
+
+    Weight decay adds ``weight_decay w`` to g.
+    """
+
+    def forget(self) -> None:
+        self.steps = 0
+        self.sums: list[Interval] = []
+
+    def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
+        spec, size = self.spec, len(weights)
+        if spec.weight_decay:
+            parts = (ONE, gradient), (spec.weight_decay, weights)
+            gradient = combined("weight decay", parts, self._fmt, self._ledger)
+        self._ledger.refuse("update", self._fmt, "Adagrad divides by a square root")
+        rate = lr / (1 + self.steps * spec.lr_decay)
+        self.steps += 1
+        gradients = [gradient.interval(i) for i in range(size)]
+        before = self.sums or [(Fraction(0), Fraction(0))] * size
+        self.sums = [self._added(v, _square(g)) for v, g in zip(before, gradients, strict=True)]
+        steps = []
+        for g, v in zip(gradients, self.sums, strict=True):
+            quotients = [bound / root for bound in g for root in self.roots(v)]
+            # A square root, eps and the sum, the rate and its product, the quotient.
+            slack = gamma(8, self._fmt) * max(map(abs, quotients)) + 2 * self._fmt.quantum
+            steps.append((-rate * (max(quotients) + slack), -rate * (min(quotients) - slack)))
+        return moved(weights, steps, gamma(2, self._fmt), self._fmt)
+
+    def roots(self, total: Interval) -> Interval:
+        """Bounds of what the gradient is divided by."""
+        return square_root(total[0])[0] + self.spec.eps, square_root(total[1])[1] + self.spec.eps
+
+    def _added(self, total: Interval, square: Interval) -> Interval:
+        """Their sum, with the roundings of both."""
+        slack = gamma(3, self._fmt) * (total[1] + square[1]) + 2 * self._fmt.quantum
+        least = max(total[0] + square[0] - slack, Fraction(0))
+        return _short(least, down=True), _short(total[1] + square[1] + slack, down=False)
+
+
 class AdamWRule(Rule):
     """Decoupled weight decay, then ``w -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps)``; never exact, always bounded."""
 
@@ -92,12 +133,8 @@ class AdamWRule(Rule):
             # quotient.
             slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
-            steps.append((min(moves), max(moves)))
-        decayed = weights.scaled(1 - lr * spec.weight_decay)
-        moved = decayed.plus(weights.symbols.between([(-high, -low) for low, high in steps]))
-        rounding = self._roundings(4)
-        sizes = [size + max(map(abs, step)) for size, step in zip(weights.magnitude, steps, strict=True)]
-        return moved.widen([rounding * size + 2 * self._fmt.quantum for size in sizes])
+            steps.append((-max(moves), -min(moves)))
+        return moved(weights, steps, self._roundings(4), self._fmt, kept=1 - lr * spec.weight_decay)
 
     def _roundings(self, operations: int) -> Fraction:
         """The relative error of so many operations and of the scalars in them."""
@@ -135,6 +172,13 @@ class AdamWRuleOfTensors(AdamWRule):
         return 1 - power - error, 1 - power + error
 
 
+def moved(weights: Affine, steps: Sequence[Interval], rounding: Fraction, fmt: Format, kept: Fraction = ONE) -> Affine:
+    """``kept * weights`` with a step added to each, and with this relative error of both."""
+    added = weights.scaled(kept).plus(weights.symbols.between(steps))
+    sizes = [size + max(map(abs, step)) for size, step in zip(weights.magnitude, steps, strict=True)]
+    return added.widen([rounding * size + 2 * fmt.quantum for size in sizes])
+
+
 def _square(bounds: Interval) -> Interval:
     low, high = sorted(map(abs, bounds))
     return (Fraction(0) if bounds[0] <= 0 <= bounds[1] else low * low), high * high
@@ -146,6 +190,7 @@ def _short(value: Fraction, *, down: bool) -> Fraction:
     return Fraction(value.numerator * grid // value.denominator + (0 if down else 1), grid)
 
 
-def update_rule(spec: SGD | AdamW, fmt: Format, ledger: Ledger) -> Rule:
+def update_rule(spec: Optimizer, fmt: Format, ledger: Ledger) -> Rule:
     """An optimizer with empty state."""
-    return SGDRule(spec, fmt, ledger) if isinstance(spec, SGD) else AdamWRule(spec, fmt, ledger)
+    rules: dict[type[Optimizer], type[Rule]] = {SGD: SGDRule, AdamW: AdamWRule, Adagrad: AdagradRule}
+    return rules[type(spec)](spec, fmt, ledger)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from operator import mul
+from operator import mul, sub
 from typing import Literal
 
 from conformance.oracle.affine import Enclosure
@@ -27,31 +27,39 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
     """
     workload, fmt, total = problem.workload, problem.precision.compute, problem.total_weight(window)
     grow = 2 * scale * max(Fraction(1), window.world_size / total)
-    # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / unit.
-    table = tabulated(window, workload.model)
+    # In integers, as fractions are slow: weights are multiples of 1 / fine, samples of 1 / table.unit, and slopes of
+    # 1 / steep. What comes out of a layer has one more factor of 1 / fine than what it gets.
+    model = workload.model
+    table, depth = tabulated(window, model), len(model.layers)
     (point, radii), fine = integers([weights.center, weights.radius])
-    unit = table.unit * fine
+    one = fine**depth
+    unit, steep = table.unit * one, table.unit * fine ** (depth - 1)
     sizes = [abs(center) + radius for center, radius in zip(point, radii, strict=True)]
-    # Casting x, w and y, the products, their sum, and the residual.
-    rounding = gamma(len(sizes) + 4, fmt)
+    folded, least_sizes, most_sizes = (model.folded(each) for each in (point, list(map(abs, point)), sizes))
+    spreads = list(map(sub, most_sizes, least_sizes))
+    # What gradients of hidden values are multiplied with.
+    above = enumerate(model.multiples(sizes)[1:])
+    steepest = max([steep, *(max(multiples) * table.unit * fine**number for number, multiples in above)])
+    # Casting x, w and y, the products, their sum, and the residual; in a further layer a cast more on both sides.
+    rounding = gamma(sum(max(map(len, layer)) for layer in model.layers) + 2 * depth + 2, fmt)
     # The most that weight times least error may be without a certain overflow, times rounding.denominator and units.
     enough = fmt.largest * max(total, Fraction(1)) * rounding.denominator * unit * table.unit // scale
-    widest = max(sizes) * table.unit
+    widest = max(sizes) * steep
     scaled = []
     for row, target, own in zip(table.rows, table.targets, table.weights, strict=True):
         weight = own if workload.loss == "weighted" else table.unit
         lengths = list(map(abs, row))
-        error = abs(sum(map(mul, row, point)) - target * fine)
-        forward = sum(map(mul, lengths, sizes))
-        spread = sum(map(mul, lengths, radii))
-        least = (error - spread) * rounding.denominator - rounding.numerator * (forward + abs(target) * fine)
+        error = abs(sum(map(mul, row, folded)) - target * one)
+        forward = sum(map(mul, lengths, most_sizes))
+        spread = sum(map(mul, lengths, spreads))
+        least = (error - spread) * rounding.denominator - rounding.numerator * (forward + abs(target) * one)
         if weight * least > enough:
             return "certain"
-        longest = max(table.unit, *lengths)
-        scaled.append(weight * (error + spread) * longest)
-        widest = max(widest, longest * fine, forward)
+        scaled.append(weight * (error + spread) * max(steepest, *model.slopes(lengths, sizes)))
+        values = (max(each) * fine ** (depth - k) for k, each in enumerate(model.values(lengths, sizes)))
+        widest = max(widest, forward, *values)
     of_a_rank = max(sum(map(len, share)) for share in window.shares)
-    summed = grow * Fraction(sum(sorted(scaled)[-of_a_rank:]), unit * table.unit**2)
+    summed = grow * Fraction(sum(sorted(scaled)[-of_a_rank:]), unit * table.unit * steep)
     return "possible" if max(Fraction(widest, unit), summed) > fmt.largest / 2 else "impossible"
 
 

@@ -20,7 +20,7 @@ from conformance.oracle.overflow import Overflow, Scaler, overflow
 from conformance.oracle.rounding import Ledger, StageProof
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, AdamW, Vector
+from conformance.workloads.workload import Optimizer, Vector
 
 ONE = Fraction(1)
 
@@ -103,10 +103,12 @@ class Recurrence:
         self.problem, self.history = problem, history
         self._forms: dict[tuple[int, ...], list[tuple[Vector, NormalForm]]] = {}
         self.ledger, self.symbols = Ledger(), Symbols()
+        self.window = problem.windows[0]
         self._overflows: list[Overflow] = []
         self._classifies_all = False
         self._scales: list[Fraction] = []
         self.loss_scale = ONE
+        self.window = problem.windows[0]
 
     # The decisions of a trainer.
 
@@ -142,32 +144,36 @@ class Recurrence:
         """The number of the parameter group whose settings the ``tensor``-th parameter is stepped with."""
         return self.problem.workload.group_of(tensor)
 
-    def optimizer(self, group: int = 0) -> SGD | AdamW:
+    def optimizer(self, group: int = 0) -> Optimizer:
         """The settings of a parameter group."""
         return self.problem.workload.optimizer_of(group)
 
     def schedule(self, group: int = 0) -> Vector | None:
-        """What multiplies the learning rate of a parameter group, one entry per optimizer step."""
+        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
         return self.problem.workload.schedule_of(group)
 
     def place(self, step: int) -> int:
         """The place in the schedule of the ``step``-th optimizer step; a skipped window is no step."""
-        return step
+        return step if self.problem.workload.schedule_by == "step" else self.window.epoch
+
+    def base_rate(self, group: int = 0) -> Fraction:
+        """The learning rate of a parameter group before the schedule multiplies it."""
+        return self.problem.workload.optimizer_of(group).lr
 
     def learning_rate(self, step: int, group: int = 0) -> Fraction:
         """That of a parameter group in the ``step``-th optimizer step."""
-        base, schedule = self.problem.workload.optimizer_of(group).lr, self.schedule(group)
+        base, schedule = self.base_rate(group), self.schedule(group)
         # Schedulers multiply in double precision.
         return base if schedule is None else Fraction(float(base) * float(schedule[self.place(step)]))
 
-    def optimizer_of(self, tensor: int) -> SGD | AdamW:
+    def optimizer_of(self, tensor: int) -> Optimizer:
         """The settings that the ``tensor``-th parameter is stepped with."""
         return self.optimizer(self.group_of(tensor))
 
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
         return self.learning_rate(step, self.group_of(tensor))
 
-    def rule(self, spec: SGD | AdamW) -> Rule:
+    def rule(self, spec: Optimizer) -> Rule:
         """How an optimizer steps, with empty state."""
         return update_rule(spec, self.problem.precision.master, self.ledger)
 
@@ -190,8 +196,8 @@ class Recurrence:
         steps, alike = range(self.problem.workload.steps), dict[object, list[int]]()
         for tensor in self.tensors:
             rates = tuple(self.learning_rate_of(tensor, step) for step in steps)
-            is_frozen = self.problem.workload.model.tensors[tensor].frozen
-            alike.setdefault((self.optimizer_of(tensor), is_frozen, rates), []).append(tensor)
+            kind = self.problem.workload.model.tensors[tensor]
+            alike.setdefault((self.optimizer_of(tensor), kind.frozen, kind.block, rates), []).append(tensor)
         return [(self.rule(self.optimizer_of(own[0])), own) for own in alike.values()]
 
     def stepped(self, weights: Affine, vector: Affine, rate_of: Callable[[int], Fraction]) -> Affine:
@@ -203,8 +209,8 @@ class Recurrence:
         )
 
     def steps_on(self, tensor: int) -> bool:
-        """Whether the optimizer steps the ``tensor``-th parameter in the present window."""
-        return self.trains(tensor, self.ledger.window)
+        """Whether the optimizer steps the ``tensor``-th parameter in the present window: not without a gradient."""
+        return self.trains(tensor, self.window.index) and self.problem.workload.uses(tensor, self.window.batch)
 
     @property
     def tensors(self) -> range:
@@ -284,10 +290,12 @@ class Recurrence:
         for number, window in enumerate(self.read()[:limit]):
             if number == self.problem.resumed_at:
                 weights = self.resumed(weights, taken)
-            self.ledger.window = window.index
+            self.window, self.ledger.window = window, window.index
             if scaled:
                 self.loss_scale = seen[window.index] if window.index < len(seen) else scaler.scale
-                self._scales.append(self.loss_scale)
+                dropped = window.index - len(self._scales)
+                self._scales += [self.loss_scale] * (1 + dropped)
+                self._overflows += ["possible"] * dropped
                 skipped = self._skips(window, weights)
                 scaler.update(overflowed=skipped)
                 if skipped:

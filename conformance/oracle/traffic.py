@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
+from typing import Any
 
-from conformance.adapter.backends import exchange_of
+from conformance.adapter.backends import BACKENDS, exchange_of
 from conformance.oracle.ring import schedule
 
 
@@ -81,6 +83,16 @@ def expected(
         return None
     # A rank receives what the rank before it sends.
     return tuple(Expected(own, sent[rank - 1], 0) for rank, own in enumerate(sent))
+
+
+def state(backend: str, elements: int, optimizer: Mapping[str, Any], width: int) -> int | None:
+    """The bytes of an optimizer's state for ``elements`` numbers of ``width`` bytes; a rank's share is an N-th of them.
+
+    SGD keeps its momentum, if it has any, and AdamW two moments. None for a backend whose ranks all keep all of it.
+    """
+    if backend not in BACKENDS or BACKENDS[backend].paths != "sharded":
+        return None
+    return elements * width * (2 if "betas" in optimizer else int(bool(optimizer.get("momentum"))))
 
 
 def ring_all_reduce(ranks: int, payload: Fraction) -> Fraction:

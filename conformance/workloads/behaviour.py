@@ -13,6 +13,10 @@ Way: TypeAlias = Literal[
     "uneven_window=by samples", "uneven_window=by micro-batches",
     "averaging=in every micro-batch",
     "schedule_on_skip=wait", "schedule_on_skip=advance",
+    "unused_parameters=skip", "unused_parameters=move",
+    "repeated_samples=trained", "repeated_samples=left out",
+    "buffers=one rank", "buffers=own", "buffers=reduced",
+    "epoch_end=crossed", "epoch_order=same",
     "weights=reported",
 ]  # fmt: skip
 
@@ -70,6 +74,21 @@ WORDS: dict[Way, Words] = {
         "The schedule runs ahead of the steps that were taken.",
         "call `scheduler.step()` only if `scaler.get_scale()` has not fallen",
     ),
+    "unused_parameters=skip": Words("leaves parameters that a window does not use as they are"),
+    "unused_parameters=move": Words(
+        "moves parameters that a window does not use, by momentum and weight decay, as its gradients are zeros"
+    ),
+    "repeated_samples=trained": Words("trains on the samples that its sampler repeats"),
+    "repeated_samples=left out": Words("leaves out the samples that its sampler repeats"),
+    "buffers=one rank": Words("sends the model's buffers of one rank to the others"),
+    "buffers=own": Words("leaves each rank the model's buffers that it has computed itself"),
+    "buffers=reduced": Words("reduces the model's buffers over the ranks"),
+    "epoch_end=crossed": Words("goes on with an accumulation window over the end of an epoch"),
+    "epoch_order=same": Words(
+        "shuffles once, and goes through each epoch in the same order",
+        "Batches hold the same samples in each epoch.",
+        "call `sampler.set_epoch(epoch)` before each epoch, or shuffle in each",
+    ),
     "weights=reported": Words("reports weights that cannot be seen, which were judged as it reports them"),
 }
 
@@ -98,5 +117,5 @@ def warning(way: Way, declared: str | None) -> str | None:
     words, choice = WORDS[way], split(way)[0]
     if words.loss is None or is_declared(way, declared):
         return None
-    meant = " or ".join(f'`@trainer({choice}="{one}")`' for one in declarable(way)) or "it"
-    return f"{words.loss} If that is meant, declare {meant}; else {words.instead}."
+    meant = " or ".join(f'`@trainer({choice}="{one}")`' for one in declarable(way))
+    return f"{words.loss} If that is {f'meant, declare {meant}; else' if meant else 'not meant,'} {words.instead}."

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.workloads.descent import Floats, State, after, vector
-from conformance.workloads.model import Linear
+from conformance.workloads.model import Linear, Model
 from conformance.workloads.outliers import Outliers
 from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
 
@@ -55,7 +55,7 @@ class Recipe:
     name: str
     summary: str
     optimizer: SGD
-    model: Linear = Linear(3, bias=True)
+    model: Model = Linear(3, bias=True)
     groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None
     schedule: Vector | None = None
@@ -137,7 +137,7 @@ def _draw(
     grid = float(recipe.grid)
     for _ in range(_ATTEMPTS):
         rows = generator.choice([-2.0, -1.0, -1.0, 1.0, 1.0, 2.0], (_CANDIDATES, samples, recipe.model.features))
-        if recipe.model.bias:
+        if isinstance(recipe.model, Linear) and recipe.model.bias:
             rows = np.concatenate([rows, np.ones((_CANDIDATES, samples, 1))], axis=2)
         weights = _sample_weights(recipe, samples, step, generator)
         total = int(weights.sum())
@@ -154,7 +154,8 @@ def _draw(
         residuals = odd * unit * multiples * generator.choice([-1.0, 1.0], multiples.shape)
         # Sums of small dyadic numbers are exact in any order.
         factors = 2 * weights * residuals
-        gradients = (factors[:, None] @ rows)[:, 0] / total
+        by_folded = (factors[:, None] @ rows)[:, 0] / total
+        gradients = np.stack(np.broadcast_arrays(*recipe.model.slopes([*by_folded.T], [*state.weights])), axis=1)
         moved = after(recipe, gradients, state)
         leads_on = (
             (moved.weights % grid == 0).all(axis=1)
@@ -176,7 +177,7 @@ def _draw(
             if recipe.fine and not recipe.cast:
                 seen[:, 0] += _cancelling(factors[chosen], float(recipe.fine))
                 held = held + _fine(recipe)
-            targets = seen @ held - residuals[chosen]
+            targets = seen @ np.array(recipe.model.folded([*held])) - residuals[chosen]
             features = seen[:, : recipe.model.features]
             return (
                 tuple(map(Sample, map(vector, features), vector(targets), vector(weights))),
@@ -225,10 +226,10 @@ def _clips_as_meant(recipe: Recipe, gradients: Floats, step: int) -> npt.NDArray
     threshold = float(recipe.clip.threshold)
     if recipe.clip.kind == "value":
         exceeds = np.abs(gradients) > threshold
-        of_weights, of_bias = exceeds[:, : recipe.model.features], exceeds[:, recipe.model.features :]
-        # A trainer may leave out the weights or the bias; what is clipped in all entries shows no other fault.
-        bites = of_weights.any(axis=1) & of_bias.all(axis=1) & ~of_weights.all(axis=1)
-        return np.asarray(bites | (step > 0))
+        ends = np.cumsum([tensor.size for tensor in recipe.model.tensors])
+        # A trainer may leave out one of the parameters; what is clipped in all entries shows no other fault.
+        in_each = np.all([one.any(axis=1) for one in np.split(exceeds, ends[:-1], axis=1)], axis=0)
+        return np.asarray(in_each & ~exceeds.all(axis=1) | (step > 0))
     norms = np.linalg.norm(gradients, axis=1)
     if recipe.steeper_at is None or step < recipe.steeper_at:
         return np.asarray(norms < threshold / 2)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
+from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -23,7 +24,7 @@ from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import ManyTensors, Model
 from conformance.workloads.outliers import Outliers
 from conformance.workloads.plan import shuffled
-from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
+from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, ScheduleBy, Vector, Workload
 
 #: Half the gradients that are tried for each element and batch, in units.
 _MULTIPLES = (-16, -12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12, 16)
@@ -47,7 +48,10 @@ class Design:
         unit: residuals are odd multiples of this, times the odd part of the divisor, and weights multiples of twice as
             much.
         largest_weight: no weight becomes larger.
+        schedule: one entry per step; if it counts epochs (``schedule_by``), those of an epoch are the same.
+        short: samples of the last batch of an epoch, as parts of the others'.
         outliers: in these batches, samples that overflow fp16.
+        idle: in this batch, no sample is of the last block.
         seed: another one draws other numbers.
     """
 
@@ -58,22 +62,47 @@ class Design:
     groups: tuple[Group, ...] = ()
     kernel: Literal["foreach", "fused"] | None = None
     schedule: Vector | None = None
+    schedule_by: ScheduleBy = "step"
     unfreeze_at: int | None = None
     clip: Clip | None = None
     weights: tuple[tuple[int, int], ...] | None = None
     unit: Fraction = Fraction(1, 4)
     largest_weight: int = 4
     batches: int = 3
+    short: Fraction = Fraction(1)
     epochs: int = 2
     scale: LossScale = LossScale(Fraction(2**5))
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
     ranks_start_apart: bool = False
+    idle: int | None = None
     seed: int = 0
+
+    @property
+    def loss(self) -> Literal["mean", "weighted"]:
+        return "mean" if self.weights is None else "weighted"
+
+    @property
+    def ends_show(self) -> bool:
+        """Whether it is made to show what goes wrong at the ends of epochs."""
+        return self.short < 1 or self.schedule_by == "epoch"
 
     @property
     def visited(self) -> Sequence[int]:
         """The number of the batch of each step: each epoch has another order."""
-        return [number for epoch in range(self.epochs) for number in shuffled(self.batches, 1, epoch)]
+        full = self.batches - (self.short < 1)
+        return [
+            number for epoch in range(self.epochs) for number in (*shuffled(full, 1, epoch), *range(full, self.batches))
+        ]
+
+    def samples(self, number: int, batch_size: int) -> int:
+        """Those of batch ``number``."""
+        return int(batch_size * self.short) if number == self.batches - 1 else batch_size
+
+    def unit_of(self, batch_size: int) -> float:
+        """The unit of residuals, times the odd parts of all divisors."""
+        weights = self.weights or ((1, 1),) * self.batches
+        totals = [sum(own) * self.samples(number, batch_size) // 2 for number, own in enumerate(weights)]
+        return float(self.unit) * lcm(*(total // (total & -total) for total in totals))
 
 
 def designed(design: Design, batch_size: int) -> Workload:
@@ -84,7 +113,7 @@ def designed(design: Design, batch_size: int) -> Workload:
             element stays on the grid.
     """
     generator = np.random.default_rng([*design.name.encode(), batch_size, design.seed])
-    batches = [_Rows.drawn(design, batch_size, number, generator) for number in range(design.batches)]
+    batches = [_Rows.drawn(design, number, batch_size, generator) for number in range(design.batches)]
     courses = _courses(design, batches)
     chosen = np.array([generator.integers(len(own.visits)) for own in courses])
     run = _Run.of(chosen, design.visited, batches, courses, generator)
@@ -93,7 +122,9 @@ def designed(design: Design, batch_size: int) -> Workload:
         tried, element = run.chosen.copy(), generator.integers(len(courses))
         tried[element] = generator.integers(len(courses[element].visits))
         other = _Run.of(tried, design.visited, batches, courses, generator)
-        run = min(run, other, key=lambda run: run.largest)
+        # Of a few elements alike, no gradient would show which samples it is of.
+        run = min(run, other, key=lambda run: (run.alike if design.ends_show else 0, run.largest))
+    schedule = design.schedule
     return Workload(
         name=design.name,
         batches=tuple(_samples(design, number, rows, run, generator) for number, rows in enumerate(batches)),
@@ -102,10 +133,11 @@ def designed(design: Design, batch_size: int) -> Workload:
         start=vector(run.visits[0]),
         groups=design.groups,
         kernel=design.kernel,
-        loss="mean" if design.weights is None else "weighted",
+        loss=design.loss,
         epochs=design.epochs,
         shuffle=True,
-        schedule=design.schedule,
+        schedule=schedule and schedule[:: 1 if design.schedule_by == "step" else design.batches],
+        schedule_by=design.schedule_by,
         unfreeze_at=design.unfreeze_at,
         clip=design.clip,
         scale=design.scale,
@@ -118,24 +150,27 @@ def designed(design: Design, batch_size: int) -> Workload:
 class _Rows:
     """One batch without its targets.
 
-    factors: (samples, elements), what multiplies each element. half: (samples,), the block of each. weights:
-    (samples,). share: (elements,), the part of the batch's weight that uses each element. step: the unit of residuals,
-    times the odd part of the divisor. free: columns of shape (samples / 2,) that are orthogonal to all others.
+    factors: (samples, elements), what multiplies each element. half, block, weights: (samples,), those of each. share:
+    (elements,), the part of the batch's weight that uses each element. step: the unit of residuals, times the odd part
+    of the divisor. free: columns of shape (samples / 2,) that are orthogonal to all others.
     """
 
     factors: Floats
     half: npt.NDArray[np.int64]
+    block: npt.NDArray[np.int64]
     weights: Floats
     share: Floats
     step: float
     free: tuple[Floats, ...]
 
     @classmethod
-    def drawn(cls, design: Design, samples: int, number: int, generator: np.random.Generator) -> _Rows:
-        model, size = design.model, samples // 2
+    def drawn(cls, design: Design, number: int, batch_size: int, generator: np.random.Generator) -> _Rows:
+        model, samples = design.model, design.samples(number, batch_size)
+        size = samples // 2
         ones, *others = hadamard(size).T
         columns = [generator.choice([-1.0, 1.0]) * column for column in generator.permutation(others)]
         half = np.repeat([0, 1], size)
+        block_of = half * (number != design.idle)
         factors = np.zeros((samples, model.size))
         factors[:, -1] = 1.0
         of_blocks = [[e for e, own in enumerate(model.block_of) if own == block] for block in range(model.blocks)]
@@ -147,16 +182,14 @@ class _Rows:
         for alike in zip(*of_blocks, strict=True):
             column = columns.pop()
             for block, element in enumerate(alike):
-                factors[half == block, element] = column
+                factors[half == block, element] = column * (block_of[half == block] == block)
         while len(wide) < len(shared):
             column = columns.pop()
             wide += [np.concatenate([column, sign * column]) for sign in ((1, -1) if is_plain else (1,))]
         factors[:, generator.permutation(shared)] = np.column_stack(wide[: len(shared)])
         weights = np.array([1, 1] if design.weights is None else design.weights[number], dtype=float)[half]
-        total = int(weights.sum())
-        odd = total // (total & -total)
-        share = weights @ factors**2 / total
-        return cls(factors, half, weights, share, float(design.unit) * odd, tuple(columns))
+        share = weights @ factors**2 / weights.sum()
+        return cls(factors, half, block_of, weights, share, design.unit_of(batch_size), tuple(columns))
 
     def residuals(self, multiples: Floats, generator: np.random.Generator) -> Floats:
         """Those with which the gradient of each element is twice its share of ``multiples`` steps."""
@@ -187,17 +220,19 @@ class _Courses:
         start, *asked = np.array(list(product(_STARTS, *[_MULTIPLES] * len(batches))), dtype=float).T
         unit, step = float(design.unit), batches[0].step
         threshold = float(design.clip.threshold) if design.clip and design.clip.kind == "value" else np.inf
-        bites, frozen = np.zeros(len(start), dtype=bool), 0
+        bites, still, stepped = np.zeros(len(start), dtype=bool), 0, 0
+        tensor = design.model.tensors[design.model.tensor_of[element]]
         state = State(2 * unit * start, np.zeros_like(start))
         taken, visits, moves = np.column_stack(asked), np.empty((len(start), 0)), np.zeros(len(start))
         for visit, number in enumerate(design.visited):
             visits = np.column_stack([visits, state.weights])
             if number in design.outliers:
                 continue
-            if not design.model.tensors[design.model.tensor_of[element]].is_trained(visit, design.unfreeze_at):
+            if not (tensor.is_trained(visit, design.unfreeze_at) and batches[number].share[element]):
                 state = replace(state, steps=state.steps + 1)
-                frozen += 1
+                still += 1
                 continue
+            stepped += 1
             slope = 2 * batches[number].share[element]
             gradients = slope * (step * taken[:, number] + state.weights - visits[:, number])
             moved = after(design, gradients, state, element)
@@ -209,9 +244,13 @@ class _Courses:
             state = State(moved.weights[fits], moved.buffer[fits], moved.steps)
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
         # What is clipped in all elements shows no other fault.
-        meant = (moves >= (len(visits.T) - frozen) / 2) & (bites == (_is_clipped(design, element) and not frozen))
+        meant = (moves >= (len(visits.T) - still) / 2) | (stepped == 0)
+        meant &= bites == (_is_clipped(design, element) and not tensor.frozen)
         # Who trains what is frozen would move it.
-        meant &= (taken != 0).all(axis=1) | (frozen == 0)
+        meant &= (taken != 0).all(axis=1) | (not tensor.frozen)
+        if design.ends_show:
+            # What is wrong with a short window shows in its gradient and in all that follows.
+            meant &= (taken[:, -1] != 0) & (moves == len(visits.T))
         taken, visits, moves = taken[meant], visits[meant], moves[meant]
         order = np.array(design.visited)
         # Columns are orthogonal, so these add up to the squares of residuals.
@@ -232,12 +271,14 @@ class _Courses:
 @dataclass(frozen=True)
 class _Run:
     """What was chosen: the number of each element's course, the weights at each visit of a batch, shape (visits,
-    elements), the residuals of each batch at its first visit, and the largest sum of residuals of all visits."""
+    elements), the residuals of each batch at its first visit, the largest sum of residuals of all visits, and how many
+    elements run the course of another one, but for its sign."""
 
     chosen: npt.NDArray[np.int64]
     visits: Floats
     residuals: tuple[Floats, ...]
     largest: float
+    alike: int
 
     @classmethod
     def of(
@@ -255,7 +296,7 @@ class _Run:
         for number, weights in zip(order, visits, strict=True):
             later = residuals[number] + batches[number].factors @ (weights - visits[number])
             sums.append(float(np.abs(batches[number].weights * later).sum()))
-        return cls(chosen, visits, residuals, max(sums))
+        return cls(chosen, visits, residuals, max(sums), len(asked) - len(np.unique(np.abs(asked), axis=0)))
 
 
 def _courses(design: Design, batches: list[_Rows]) -> list[_Courses]:
@@ -287,7 +328,7 @@ def _samples(design: Design, number: int, rows: _Rows, run: _Run, generator: np.
     order = _order(number, rows, generator, is_weighted=design.weights is not None)
     batch = tuple(
         Sample(
-            design.model.inputs(vector(rows.factors[index]), int(rows.half[index])),
+            design.model.inputs(vector(rows.factors[index]), int(rows.block[index])),
             Fraction(targets[index]),
             Fraction(rows.weights[index]),
         )

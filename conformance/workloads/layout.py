@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
-from conformance.workloads.plan import shuffled
+from conformance.workloads.plan import sampled, shuffled
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
+#: By epoch, the numbers of the samples in each micro-batch of each rank.
+Orders = tuple[Shares, ...]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,24 @@ class Window:
     def with_data(self) -> int:
         """Ranks that read samples in this window: the first ones."""
         return sum(map(bool, self.shares))
+
+    def of_full(self, size: int) -> Window | None:
+        """The same with the micro-batches of ``size`` samples alone; None if there are none."""
+        return self.only({at for one in chain(*self.shares) if len(one) == size for at in one})
+
+    def only(self, kept: Set[int]) -> Window | None:
+        """The same with the samples at these indices alone; None if there are none."""
+        numbers = sorted(kept)
+        place = {number: at for at, number in enumerate(numbers)}
+        if not numbers:
+            return None
+        shares = [[tuple(place[at] for at in one if at in kept) for one in share] for share in self.shares]
+        return replace(
+            self,
+            samples=tuple(self.samples[number] for number in numbers),
+            batch=tuple(self.batch[number] for number in numbers),
+            shares=tuple(tuple(filter(None, share)) for share in shares),
+        )
 
 
 @dataclass(frozen=True)
@@ -83,8 +105,13 @@ class Layout:
         Raises:
             ValueError: a short last batch does not divide evenly over the ranks, or into whole shares.
         """
-        epoch, position = divmod(step, len(workload.batches))
+        epoch, position = divmod(step, workload.windows_of_epoch)
         number = seed + epoch if workload.shuffle else 0
+        if workload.sampler is not None:
+            size, share = self.micro_batch_size, self.accumulation * self.micro_batch_size
+            dealt = sampled(workload.samples, self.world_size, number, workload.sampler)
+            parts = [micro_batches(own[position * share : (position + 1) * share], size) for own in dealt]
+            return _window_of(list(chain.from_iterable(workload.batches)), step, epoch, parts, self.accumulation)
         order, first = shuffled(workload.samples, workload.batch_size, number), position * workload.batch_size
         order = order[first : first + workload.batch_size]
         batch, first = workload.batches[order[0] // workload.batch_size], min(order)
@@ -100,9 +127,54 @@ class Layout:
         samples = tuple(range(first, first + len(batch)))
         return Window(step, epoch, samples, batch, shares, self.accumulation)
 
+    def filled_up(self, workload: Workload, window: Window, repeated: Sequence[int]) -> Window:
+        """A window with the samples of these numbers besides its own, split evenly over the ranks."""
+        samples = (*window.samples, *repeated)
+        all_samples = list(chain.from_iterable(workload.batches))
+        return replace(
+            window,
+            samples=samples,
+            batch=tuple(all_samples[number] for number in samples),
+            shares=_dealt(len(samples) // self.world_size, self.world_size, self.micro_batch_size),
+        )
+
     def windows(self, workload: Workload) -> tuple[Window, ...]:
         """All windows of a run."""
         return tuple(self.window(workload, step) for step in range(workload.steps))
+
+
+def windows_of(workload: Workload, orders: Orders, accumulation: int) -> tuple[Window, ...]:
+    """The windows of ranks that read the samples of ``workload`` in these orders."""
+    samples, found, count = list(chain.from_iterable(workload.batches)), list[Window](), 0
+    for epoch, order in enumerate(orders):
+        for start in range(0, max(map(len, order)), accumulation):
+            parts = [share[start : start + accumulation] for share in order]
+            # Orders may go on over the ends of epochs.
+            of_epoch = max(epoch, count // workload.samples)
+            found.append(_window_of(samples, len(found), of_epoch, parts, accumulation))
+            count += len(found[-1].samples)
+    return tuple(found)
+
+
+def micro_batches(numbers: Sequence[int], size: int) -> tuple[tuple[int, ...], ...]:
+    """``size`` numbers at a time; the last ones may be fewer."""
+    return tuple(tuple(numbers[start : start + size]) for start in range(0, len(numbers), size))
+
+
+def _window_of(
+    samples: Sequence[Sample], index: int, epoch: int, parts: Sequence[Sequence[Sequence[int]]], accumulation: int
+) -> Window:
+    """The window in which each rank reads its part: the numbers of the samples in each micro-batch."""
+    numbers = tuple(chain.from_iterable(chain(*parts)))
+    place = iter(range(len(numbers)))
+    return Window(
+        index=index,
+        epoch=epoch,
+        samples=numbers,
+        batch=tuple(samples[number] for number in numbers),
+        shares=tuple(tuple(tuple(next(place) for _ in one) for one in part) for part in parts),
+        nominal=accumulation,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 from conformance.workloads.designed import Design, designed
 from conformance.workloads.model import LargeTensors, ManyTensors
@@ -62,6 +63,16 @@ DESIGNS: dict[str, Design] = {
             unfreeze_at=3,
         ),
         Design(
+            "unused",
+            "Eleven parameters, of which two are experts: each sample takes one, so that in some windows no rank, or "
+            "only some ranks, use the other. Momentum, weight decay and a schedule.",
+            SGD(HALF, momentum=HALF, weight_decay=ONE),
+            model=ManyTensors(experts=True),
+            schedule=SCHEDULE,
+            idle=2,
+            seed=4,
+        ),
+        Design(
             "many-clip-value",
             "Ten parameters, momentum and clipping by value that bites.",
             SGD(ONE, momentum=HALF),
@@ -107,15 +118,76 @@ DESIGNS: dict[str, Design] = {
     )
 }
 
+#: What each kind of model changes in a workload of ten parameters.
+_KINDS: dict[str, dict[str, Any]] = {
+    "frozen": {"model": ManyTensors(frozen=True), "ranks_start_apart": True},
+    "unused": {"model": ManyTensors(experts=True), "idle": 2},
+    "groups": {
+        "optimizer": DESIGNS["many-groups"].optimizer,
+        "groups": tuple(replace(group, schedule=None) for group in DESIGNS["many-groups"].groups),
+        "largest_weight": DESIGNS["many-groups"].largest_weight,
+    },
+    "large": {"model": LargeTensors(), "batches": 2},
+}
+_SUMMARIES = {
+    "frozen": "Ten parameters, of which three are frozen",
+    "unused": "Eleven parameters, of which two are experts",
+    "groups": "Ten parameters in three groups",
+    "large": "Seven million elements, of which a few are used",
+}
+#: What is otherwise where a kind meets a recipe.
+_BOTH: dict[str, dict[str, Any]] = {
+    # Fewer elements have smaller norms.
+    "frozen-clip-norm": {"clip": Clip("norm", Fraction(3))},
+    # Who does not clip where a gradient is missing shows.
+    "unused-clip-value": {"idle": 1},
+    "unused-clip-norm": {"idle": 1},
+    # In a window that overflows, nothing shows.
+    "unused-overflow": {"outliers": {2: last_target}, "idle": 1},
+    # Without a decay, what is not used would not move in any reading.
+    "unused-weighted": {"optimizer": DESIGNS["unused"].optimizer},
+    "groups-clip-norm": {"clip": Clip("norm", Fraction(4))},
+    "groups-clip-value": {"unit": Fraction(1, 4)},
+    "large-clip-value": {"largest_weight": 8},
+    "large-weighted": {"schedule": (ONE, HALF, HALF, ONE)},
+}
+#: The kind and the recipe of workloads that have one of each; torch clips no sparse gradients.
+OF_KINDS: dict[str, tuple[str, str]] = {
+    f"{kind}-{recipe}": (kind, f"many-{recipe}")
+    for kind in _KINDS
+    for recipe in ("clip-value", "clip-norm", "weighted", "overflow")
+    if f"{kind}-{recipe}" not in DESIGNS
+}
+DESIGNS |= {
+    name: replace(
+        DESIGNS[like],
+        **{
+            "name": name,
+            "summary": DESIGNS[like].summary.replace("Ten parameters", _SUMMARIES[kind], 1),
+            "kernel": None,
+            **_KINDS[kind],
+            **_BOTH.get(name, {}),
+        },
+    )
+    for name, (kind, like) in OF_KINDS.items()
+}
+
 #: The workload with AdamW, which has the data of another one.
 MANY_ADAMW = "many-adamw"
 
-#: Workloads that have the data of another one: without parameters that have no dimension, and so for all backends.
-OF_SHARDS = {
-    "many-shards": "many-tensors",
-    "many-shards-clip-value": "many-clip-value",
-    "many-shards-clip-norm": "many-clip-norm",
+_SHARDS = ManyTensors(scalars=False), "of at least one dimension"
+_SPARSE = ManyTensors(sparse=True), "with sparse gradients of the embedding"
+#: Workloads that have the data of another one: without parameters that have no dimension, and so for all backends, or
+#: with sparse gradients.
+OF_OTHERS = {
+    "many-shards": ("many-tensors", *_SHARDS),
+    "many-shards-clip-value": ("many-clip-value", *_SHARDS),
+    "many-shards-clip-norm": ("many-clip-norm", *_SHARDS),
+    "sparse": ("many-tensors", *_SPARSE),
+    "sparse-weighted": ("many-weighted", *_SPARSE),
+    "sparse-overflow": ("many-overflow", *_SPARSE),
 }
+OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in OF_OTHERS.items() if model.sparse}
 
 #: The workloads, each with the global batches that are tried in turn.
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
@@ -124,9 +196,14 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "many-weighted": (64, 48),
     # Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window
     # in which nothing moves.
-    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen"), (32,)),
+    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen", "unused"), (32,)),
 }
-BATCH_SIZES |= {name: BATCH_SIZES[like] for name, like in OF_SHARDS.items()}
+# Nor of 48, or the bound is too wide to tell what is clipped.
+_NOT_OF_48 = ("groups-clip-value", "large-weighted", *(f"{kind}-clip-norm" for kind in _KINDS))
+BATCH_SIZES |= {
+    name: (BATCH_SIZES[like][0], *(() if name in _NOT_OF_48 else (48,))) for name, (_, like) in OF_KINDS.items()
+}
+BATCH_SIZES |= {name: BATCH_SIZES[like] for name, (like, *_) in OF_OTHERS.items()}
 
 
 @cache
@@ -136,11 +213,12 @@ def many_tensors(name: str, batch_size: int) -> Workload:
     Raises:
         KeyError: no such workload.
     """
-    if name in OF_SHARDS:
-        like = many_tensors(OF_SHARDS[name], batch_size)
-        summary = like.summary.replace("Ten parameters", "Ten parameters of at least one dimension", 1)
-        # Torch's fused SGD does not step shards.
-        return replace(like, name=name, model=ManyTensors(scalars=False), kernel=None, summary=summary)
+    if name in OF_OTHERS:
+        of, model, which = OF_OTHERS[name]
+        like = many_tensors(of, batch_size)
+        summary = like.summary.replace("Ten parameters", f"Ten parameters {which}", 1)
+        # Torch's fused SGD steps neither shards nor sparse gradients.
+        return replace(like, name=name, model=model, kernel=None, summary=summary)
     if name == MANY_ADAMW:
         summary = "Ten parameters and AdamW; judged by its rounding-error bound."
         return replace(

@@ -1,4 +1,4 @@
-"""The trained model as a linear function of its parameters: their names and shapes, and what multiplies each of them.
+"""The trained model: the names and shapes of its parameters, and its forward and backward in any arithmetic.
 
 The elements of all parameters are numbered in one order, that of ``model.parameters()`` with each parameter flat. Of a
 large parameter only the elements that the model uses are told apart. All others start alike and have gradients of zero,
@@ -11,24 +11,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import chain
 from math import prod
-from typing import Any, ClassVar, TypeVar
+from operator import add
+from typing import Any, ClassVar, Protocol, TypeVar
 
 T = TypeVar("T", float, Fraction)
+
+
+class Number(Protocol):
+    """Of any arithmetic: rationals, integers in some unit, arrays, numbers with an error."""
+
+    def __add__(self, other: Any, /) -> Any: ...
+    def __mul__(self, other: Any, /) -> Any: ...
+
+
+N = TypeVar("N", bound=Number)
+#: The sums of a layer, each as pairs of an element and the place of the value below that it is multiplied with.
+Layer = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A parameter. ``places``: how many of the model's modules have it. ``used``: of a large one, the places of the
-    elements that the model uses, ascending. ``frozen``: it does not require gradients."""
+    elements that the model uses, ascending. ``frozen``: it does not require gradients. ``block``: the kind of inputs
+    that alone uses it; None if all do. ``sparse``: its gradient is a sparse tensor."""
 
     name: str
     shape: tuple[int, ...]
     places: int = 1
     used: tuple[int, ...] | None = None
     frozen: bool = False
+    block: int | None = None
+    sparse: bool = False
 
     @property
     def numel(self) -> int:
@@ -70,7 +86,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A model whose prediction is a sum over the elements of its parameters, each times a function of the inputs.
+    """A model whose prediction is linear in each of its parameters: layers of sums of products, nothing between them.
 
     ``features``: how many inputs it has. ``blocks``: into how many kinds the inputs fall of which each uses elements
     that the others do not, such as a row of an embedding.
@@ -88,16 +104,70 @@ class Model(ABC):
 
     @abstractmethod
     def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
-        """What each element is multiplied with in the prediction for inputs ``x`` of shape (features,)."""
+        """What the first layer gets for inputs ``x`` of shape (features,)."""
 
     @abstractmethod
     def inputs(self, row: Sequence[T], block: int) -> tuple[T, ...]:
         """Inputs of this block whose `row` is the given one, with zeros for elements of others, and ones for a bias."""
 
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """From the inputs up. The last one has a single sum, the prediction. If there is only one, each element is
+        multiplied with the value of its own number."""
+        return ((tuple((number, number) for number in range(self.size)),),)
+
+    def values(self, row: Sequence[N], weights: Sequence[N]) -> list[Sequence[N]]:
+        """The forward: what each layer gets."""
+        values = [row]
+        for layer in self.layers[:-1]:
+            values.append([reduce(add, [weights[element] * values[-1][at] for element, at in one]) for one in layer])
+        return values
+
+    def multiples(self, weights: Sequence[N]) -> list[Sequence[N]]:
+        """The backward: what each of `values` is multiplied with in the prediction."""
+        [last] = self.layers[-1]
+        multiples: list[Sequence[N]] = [[weights[element] for element, _ in last]]
+        for layer in self.layers[-2::-1]:
+            above = multiples[0]
+            below = [reduce(add, [weights[element] * above[at] for element, at in one]) for one in transposed(layer)]
+            multiples.insert(0, below)
+        return multiples
+
+    def folded(self, weights: Sequence[N]) -> Sequence[N]:
+        """What each entry of `row` is multiplied with in the prediction."""
+        return weights if len(self.layers) == 1 else self.multiples(weights)[0]
+
+    def slopes(self, row: Sequence[N], weights: Sequence[N], backward: Sequence[N] | None = None) -> Sequence[N]:
+        """The derivative of the prediction by each element. ``backward``: the weights that the backward finds, if
+        others than the forward's."""
+        if len(self.layers) == 1:
+            return row
+        values, multiples = self.values(row, weights), self.multiples(backward or weights)
+        [last] = self.layers[-1]
+        slopes = {element: values[-1][at] for element, at in last}
+        for layer, below, above in zip(self.layers[:-1], values[:-1], multiples[1:], strict=True):
+            for one, multiple in zip(layer, above, strict=True):
+                slopes |= {element: multiple * below[at] for element, at in one}
+        return [slopes[element] for element in range(self.size)]
+
     @property
     def block_of(self) -> tuple[int | None, ...]:
         """For each element, the block that alone uses it; None if all do."""
         return (None,) * self.size
+
+    def block(self, x: Sequence[T]) -> int:
+        """The block that inputs ``x`` are of."""
+        return 0
+
+    @cached_property
+    def may_go_unused(self) -> bool:
+        """Whether some inputs do not use some parameters."""
+        return any(tensor.block is not None for tensor in self.tensors)
+
+    @cached_property
+    def has_sparse_gradients(self) -> bool:
+        """Whether gradients of some parameters are sparse tensors."""
+        return any(tensor.sparse for tensor in self.tensors)
 
     @cached_property
     def size(self) -> int:
@@ -146,6 +216,26 @@ class Linear(Model):
 
 
 @dataclass(frozen=True)
+class Counting(Linear):
+    """One that counts its samples and sums up the squares of their inputs, times ``SCALE``, while it is trained.
+
+    Buffers hold both. The sum grows with each sample, so that it shows when it is lost.
+    """
+
+    name = "counting"
+    #: So that sums have more digits than 16 bits hold.
+    SCALE = 1 + Fraction(1, 2**12)
+
+    bias: bool = True
+
+
+class WithDropout(Linear):
+    """One that in training draws random numbers in each forward, for a dropout of zeros, which changes no number."""
+
+    name = "with-dropout"
+
+
+@dataclass(frozen=True)
 class ManyTensors(Model):
     """Ten parameters of ranks 0 to 4, in the shapes that real models have, whose contributions add up.
 
@@ -154,7 +244,8 @@ class ManyTensors(Model):
     whose number comes first.
 
     ``scalars``: whether two have no dimension. FSDP2 takes no such parameters; without, they have one element.
-    ``frozen``: three of the parameters do not require gradients.
+    ``frozen``: three of the parameters do not require gradients. ``experts``: in place of the embedding there are two
+    parameters, of which inputs use one, by the number that comes first. ``sparse``: the embedding's gradient is.
     """
 
     name = "many-tensors"
@@ -163,24 +254,35 @@ class ManyTensors(Model):
     features: int = 18
     scalars: bool = True
     frozen: bool = False
+    experts: bool = False
+    sparse: bool = False
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
+        table = {"embedding.weight": (self.blocks, 2)}
         shapes: dict[str, tuple[int, ...]] = {
             "gain": () if self.scalars else (1,),
             "temperature": () if self.scalars else (1,),
             "scale": (2,),
             "cube": (2, 1, 1),
-            "embedding.weight": (self.blocks, 2),
+            **({f"experts.{block}.weight": (1, 2) for block in range(self.blocks)} if self.experts else table),
             "encoder.weight": (1, 2),  # The decoder's, too.
             "convolution.weight": (1, 2, 1, 1),
             "skip.weight": (1, 1),
             "linear.weight": (1, 2),
             "linear.bias": (1,),
         }
-        frozen = ("temperature", "embedding.weight", "convolution.weight") if self.frozen else ()
+        frozen = ("temperature", "scale", "convolution.weight") if self.frozen else ()
+        own = {f"experts.{block}.weight": block for block in range(self.blocks)}
         return tuple(
-            Tensor(name, shape, places=1 + (name == "encoder.weight"), frozen=name in frozen)
+            Tensor(
+                name,
+                shape,
+                places=1 + (name == "encoder.weight"),
+                frozen=name in frozen,
+                block=own.get(name),
+                sparse=self.sparse and name in table,
+            )
             for name, shape in shapes.items()
         )
 
@@ -197,6 +299,9 @@ class ManyTensors(Model):
     @property
     def block_of(self) -> tuple[int | None, ...]:
         return (*(None,) * 6, 0, 0, 1, 1, *(None,) * 8)
+
+    def block(self, x: Sequence[T]) -> int:
+        return int(x[6])
 
 
 @dataclass(frozen=True)
@@ -235,7 +340,44 @@ def group_of(dimensions: int, groups: int) -> int:
     return min(max(2 - dimensions, 0), groups - 1)
 
 
-MODELS: dict[str, type[Model]] = {kind.name: kind for kind in (Linear, ManyTensors, LargeTensors)}
+@dataclass(frozen=True)
+class TwoLayers(Model):
+    """A product of two matrices: the gradient of each depends on the other."""
+
+    name = "two-layers"
+
+    features: int = 3
+    hidden: int = 2
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return Tensor("first.weight", (self.hidden, self.features)), Tensor("second.weight", (1, self.hidden))
+
+    def row(self, x: Sequence[T], one: T) -> tuple[T, ...]:
+        return tuple(x)
+
+    def inputs(self, row: Sequence[T], block: int) -> tuple[T, ...]:
+        return tuple(row)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        features, hidden = range(self.features), range(self.hidden)
+        first = tuple(tuple((one * self.features + at, at) for at in features) for one in hidden)
+        return first, (tuple((self.hidden * self.features + at, at) for at in hidden),)
+
+
+def transposed(layer: Layer) -> Layer:
+    """For each value below, the elements that it is multiplied with, each with the place of the sum that has it."""
+    of: dict[int, list[tuple[int, int]]] = {}
+    for number, one in enumerate(layer):
+        for element, at in one:
+            of.setdefault(at, []).append((element, number))
+    return tuple(tuple(of[at]) for at in sorted(of))
+
+
+MODELS: dict[str, type[Model]] = {
+    kind.name: kind for kind in (Linear, Counting, WithDropout, ManyTensors, LargeTensors, TwoLayers)
+}
 
 
 def model_of(spec: Mapping[str, Any]) -> Model:

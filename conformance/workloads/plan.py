@@ -6,28 +6,44 @@ A spec holds each order in which an epoch's samples are dealt out once, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from random import Random
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Spec: TypeAlias = Mapping[str, Any]
+#: What a sampler does where the samples do not divide over the ranks: it repeats the first ones, or drops the last.
+Sampler: TypeAlias = Literal["pad", "drop"]
 
 
 class PlannedWindow(NamedTuple):
-    """One accumulation window of one rank: the numbers of the samples in each of its micro-batches."""
+    """One accumulation window of one rank: its number in the run, that of its epoch, and the numbers of the samples in
+    each of its micro-batches."""
 
+    number: int
     epoch: int
     micro_batches: tuple[tuple[int, ...], ...]
 
 
 def planned_windows(spec: Spec, rank: int) -> list[PlannedWindow]:
-    """All windows of ``rank``; epochs with the same order share theirs. A window never crosses the end of an epoch."""
+    """The windows in which ``rank`` has samples; epochs with the same order share theirs. A window never crosses the
+    end of an epoch."""
     length: int = spec["accumulation"]
     orders = [
         [tuple(map(tuple, order[rank][start : start + length])) for start in range(0, len(order[rank]), length)]
         for order in spec["orders"]
     ]
-    return [PlannedWindow(epoch, window) for epoch, order in enumerate(spec["epochs"]) for window in orders[order]]
+    lengths = [max(-(-len(share) // length) for share in order) for order in spec["orders"]]
+    first = [0, *accumulate(lengths[order] for order in spec["epochs"])]
+    return [
+        PlannedWindow(first[epoch] + number, epoch, window)
+        for epoch, order in enumerate(spec["epochs"])
+        for number, window in enumerate(orders[order])
+    ]
+
+
+def count_windows(spec: Spec) -> int:
+    """The windows of a run, in each of which at least one rank has samples."""
+    return 1 + max(planned_windows(spec, rank)[-1].number for rank in range(len(spec["orders"][0])))
 
 
 def rows(spec: Spec) -> list[int]:
@@ -60,8 +76,18 @@ def shuffled(samples: int, batch_size: int, number: int) -> Sequence[int]:
     return found
 
 
+def sampled(samples: int, world_size: int, number: int, sampler: Sampler) -> list[list[int]]:
+    """The numbers of the samples that each rank reads in order ``number``, shuffled and dealt out one by one, as by
+    torch's DistributedSampler."""
+    order = list(shuffled(samples, samples, number))
+    order = order[: samples - samples % world_size] if sampler == "drop" else order + order[: -samples % world_size]
+    return [order[rank::world_size] for rank in range(world_size)]
+
+
 def order_of(spec: Spec, rank: int, number: int) -> list[int]:
     """The numbers of the samples that ``rank`` reads in an epoch whose order has this number."""
+    if sampler := spec.get("sampler"):
+        return sampled(len(spec["samples"]["y"]), spec["world_size"], number, sampler)[rank]
     batch_size = spec["world_size"] * spec["accumulation"] * spec["micro_batch_size"]
     order = shuffled(len(spec["samples"]["y"]), batch_size, number)
     return [order[place] for micro_batch in spec["orders"][0][rank] for place in micro_batch]

@@ -13,12 +13,19 @@ from conformance.workloads.workload import Vector, Workload
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload in a layout and a precision. ``resumed_at``: after how many windows it is stopped and resumed."""
+    """A workload in a layout and a precision. ``resumed_at``: after how many windows it is stopped and resumed, and
+    ``resumed_inside``: after how many micro-batches of the next one. ``resumed_layout``: the one from there, if it is
+    another one; global batches stay as they are. ``read``: the windows that are read, where they are others than the
+    layout's; ``in_order``: they have its orders."""
 
     workload: Workload
     layout: Layout
     precision: Precision
     resumed_at: int | None = None
+    resumed_inside: int = 0
+    resumed_layout: Layout | None = None
+    read: tuple[Window, ...] | None = None
+    in_order: bool = True
 
     def __hash__(self) -> int:
         """The hash of the names only: all the fractions take long to hash, and equality compares them anyway."""
@@ -27,7 +34,32 @@ class Problem:
     @cached_property
     def windows(self) -> tuple[Window, ...]:
         """All accumulation windows of a run."""
-        return self.layout.windows(self.workload)
+        if self.resumed_layout is None:
+            return self.windows_of_lives[0]
+        before, after = self.windows_of_lives
+        return (*before[: self.resumed_at], *after[self.resumed_at :])
+
+    @cached_property
+    def windows_of_lives(self) -> tuple[tuple[Window, ...], ...]:
+        """All windows in each layout, as the processes of each life could go through them; one life for all without
+        another layout."""
+        return tuple(layout.windows(self.workload) for layout in self.layouts) if self.read is None else (self.read,)
+
+    @cached_property
+    def ends(self) -> tuple[Window, ...]:
+        """The last window of each epoch."""
+        return tuple({window.epoch: window for window in self.windows}.values())
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        return (self.layout,) if self.resumed_layout is None else (self.layout, self.resumed_layout)
+
+    def life_of(self, window: int) -> int:
+        """The position in `layouts` of the one that a window has."""
+        return int(self.resumed_layout is not None and window >= (self.resumed_at or 0))
+
+    def layout_of(self, window: Window) -> Layout:
+        return self.layouts[self.life_of(window.index)]
 
     def total_weight(self, window: Window) -> Fraction:
         """The divisor of the correct gradient: the samples, or their weight, of all ranks and micro-batches."""

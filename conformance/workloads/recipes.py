@@ -8,13 +8,14 @@ from functools import cache
 from typing import Any
 
 from conformance.workloads.certified import Recipe, certified
-from conformance.workloads.model import Linear
+from conformance.workloads.model import Counting, Linear, WithDropout
 from conformance.workloads.outliers import bias_alone, first_losses, last_target, weights_alone
-from conformance.workloads.workload import SGD, AdamW, Clip, Group, LossScale, Workload
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, LossScale, Workload
 
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
 SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
+ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
 ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
 
 RECIPES: dict[str, Recipe] = {
@@ -182,7 +183,7 @@ RECIPES: dict[str, Recipe] = {
             clip=Clip("norm", Fraction(8)),
             steeper_at=4,
             largest_weight=8,
-            seed=3,
+            seed=4,
             scale=LossScale(Fraction(2**5)),
         ),
         Recipe("short-window", "The last accumulation window is short.", SGD(HALF, momentum=HALF)),
@@ -217,26 +218,67 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-#: The workloads with AdamW: the recipe whose data, clip and schedule they have, and what they change.
-ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
-    "adamw": ("sgd", {"summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."}),
+#: The workloads that have the data, clip and schedule of a recipe, and what they change.
+DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw": (
+        "sgd",
+        {"optimizer": ADAMW, "summary": "AdamW with decoupled weight decay; judged by its rounding-error bound."},
+    ),
     "adamw-groups": (
         "two-groups-clip",
         {
+            "optimizer": ADAMW,
             "groups": (Group(2 * ADAMW.lr, Fraction(0)),),
             "summary": "As adamw-clip; the bias has twice the learning rate and no weight decay.",
         },
     ),
     "adamw-capturable": (
         "sgd",
-        {"kernel": "capturable", "summary": "AdamW as for CUDA graphs: its scalars are tensors, which round more."},
+        {
+            "optimizer": ADAMW,
+            "kernel": "capturable",
+            "summary": "AdamW as for CUDA graphs: its scalars are tensors, which round more.",
+        },
     ),
-    "adamw-clip": ("clip-norm", {"summary": "AdamW with a learning-rate schedule and clipping by norm."}),
+    "adagrad": (
+        "sgd",
+        {"optimizer": ADAGRAD, "summary": "Adagrad with decays of the rate and of the weights; judged by its bound."},
+    ),
+    "adamw-clip": (
+        "clip-norm",
+        {"optimizer": ADAMW, "summary": "AdamW with a learning-rate schedule and clipping by norm."},
+    ),
     "adamw-overflow": (
         "overflow",
         {
+            "optimizer": ADAMW,
             "schedule": None,
             "summary": "AdamW and a window that overflows fp16: a skipped step leaves weights and moments as they are.",
+        },
+    ),
+    "buffers": (
+        "momentum",
+        {
+            "model": Counting(3),
+            "summary": "A model that counts its samples and sums up the squares of their inputs in buffers, while it "
+            "is trained.",
+        },
+    ),
+    **{
+        f"buffers-{base}": (
+            base,
+            {
+                "model": Counting(RECIPES[base].model.features),
+                "summary": f"As {base}; the model counts its samples, as that of buffers.",
+            },
+        )
+        for base in ("clip-value", "clip-norm", "decay", "weighted", "overflow")
+    },
+    "dropout": (
+        "momentum",
+        {
+            "model": WithDropout(3, bias=True),
+            "summary": "A model that draws random numbers while it is trained, and uses none.",
         },
     ),
 }
@@ -245,12 +287,12 @@ ADAMW_WORKLOADS: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
     """The workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given. It is
-    certified, unless AdamW rounds in its square root and quotient.
+    certified, unless its optimizer rounds in its square root and quotient.
 
     Raises:
         KeyError: no such recipe.
     """
-    if name in ADAMW_WORKLOADS:
-        base, changes = ADAMW_WORKLOADS[name]
-        return replace(recipe(base, batch_size), name=name, optimizer=ADAMW, **changes)
+    if name in DERIVED:
+        base, changes = DERIVED[name]
+        return replace(recipe(base, batch_size), name=name, **changes)
     return certified(replace(RECIPES[name], short=short), batch_size)

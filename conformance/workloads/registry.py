@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from conformance.workloads.any_order import ANY_ORDER, any_order
+from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER_BATCH_SIZES
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout, LayoutKind
 from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
 from conformance.workloads.many_tensors import many_tensors
 from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import ADAMW_WORKLOADS, RECIPES, recipe
+from conformance.workloads.recipes import DERIVED, RECIPES, recipe
+from conformance.workloads.short_ends import BATCH_SIZES as SHORT_BATCH_SIZES
+from conformance.workloads.short_ends import UNEVEN_RANKS, short_ends
+from conformance.workloads.two_layers import BATCH_SIZES as TWO_LAYERS_BATCH_SIZES
+from conformance.workloads.two_layers import two_layers
 from conformance.workloads.workload import Workload
 
 #: Global batches tried in turn: 24 samples divide over nearly all layouts, 4 x 4 needs 16, and 3 x 3 needs 18.
@@ -44,18 +50,22 @@ def _from_recipe(name: str) -> Standard:
     return Standard(lambda batch_size, accumulation: recipe(name, batch_size))
 
 
-def _of_many_tensors(name: str, batch_sizes: tuple[int, ...]) -> Standard:
-    return Standard(lambda batch_size, accumulation: many_tensors(name, batch_size), batch_sizes)
+def _of(build: Callable[[str, int], Workload], name: str, batch_sizes: tuple[int, ...]) -> Standard:
+    return Standard(lambda batch_size, accumulation: build(name, batch_size), batch_sizes)
 
 
 STANDARD: dict[str, Standard] = {
-    **{name: _from_recipe(name) for name in (*RECIPES, *ADAMW_WORKLOADS)},
-    **{name: _of_many_tensors(name, sizes) for name, sizes in MANY_BATCH_SIZES.items()},
+    **{name: _from_recipe(name) for name in (*RECIPES, *DERIVED)},
+    **{name: _of(many_tensors, name, sizes) for name, sizes in MANY_BATCH_SIZES.items()},
+    **{name: _of(two_layers, name, sizes) for name, sizes in TWO_LAYERS_BATCH_SIZES.items()},
+    **{name: _of(short_ends, name, sizes) for name, sizes in SHORT_BATCH_SIZES.items()},
+    **{name: _of(any_order, name, ANY_ORDER_BATCH_SIZES) for name in ANY_ORDER},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "uneven-ranks": Standard(
         lambda size, accumulation: recipe("uneven-ranks", size, _of_some_ranks(size)), (16, 18), in_whole_shares=True
     ),
+    UNEVEN_RANKS: replace(_of(short_ends, UNEVEN_RANKS, SHORT_BATCH_SIZES[UNEVEN_RANKS]), in_whole_shares=True),
     "line": Standard(lambda batch_size, accumulation: line(), (4,)),
     "noisy-line": Standard(lambda batch_size, accumulation: noisy_line(), (4,)),
     "two-workers": Standard(lambda batch_size, accumulation: two_workers(), (4,)),

@@ -6,11 +6,13 @@ workload holds the rational value *of that float*: the harness judges the arithm
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from conformance.workloads.model import Model
+from conformance.workloads.plan import Sampler
 
 Vector = tuple[Fraction, ...]
 
@@ -44,6 +46,21 @@ class AdamW:
     beta2: Fraction = Fraction(0.999)
     eps: Fraction = Fraction(1e-8)
     weight_decay: Fraction = Fraction(0.01)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """As :class:`torch.optim.Adagrad` defines it."""
+
+    lr: Fraction
+    lr_decay: Fraction = Fraction(0)
+    eps: Fraction = Fraction(1e-10)
+    weight_decay: Fraction = Fraction(0)
+
+
+Optimizer: TypeAlias = SGD | AdamW | Adagrad
+#: What a learning-rate schedule counts.
+ScheduleBy: TypeAlias = Literal["step", "epoch"]
 
 
 @dataclass(frozen=True)
@@ -87,12 +104,14 @@ class Workload:
 
     ``batches`` are the global batches of one epoch: each holds the samples that all ranks and micro-batches of one
     optimizer step read together. Every batch but the last has the same number of samples. With ``shuffle`` each epoch
-    has another order, by :func:`conformance.workloads.plan.shuffled`. ``schedule`` multiplies the learning rate,
-    one entry per optimizer step. ``start`` holds the initial parameters of ``model``, element by
-    element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the implementation that the
-    optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from the window
-    ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until a broadcast
-    makes them equal.
+    has another order, by :func:`conformance.workloads.plan.shuffled`; with a ``sampler`` by
+    :func:`conformance.workloads.plan.sampled`, which mixes the batches. With ``own_order`` the trainer may
+    take any other order in each. ``schedule`` multiplies the learning rate, one
+    entry per optimizer step, or per epoch if it counts them (``schedule_by``). ``start`` holds the initial parameters
+    of ``model``, element by element. With ``groups`` the optimizer has as many parameter groups more. ``kernel`` is the
+    implementation that the optimizer is asked to take; the arithmetic is the same. Frozen parameters are trained from
+    the window ``unfreeze_at`` on, if there is one. With ``ranks_start_apart`` ranks 1, 2, ... hold other weights until
+    a broadcast makes them equal.
 
     Raises:
         ValueError: the batches are empty, of uneven length before the last, or do not fit the model.
@@ -100,7 +119,7 @@ class Workload:
 
     name: str
     batches: tuple[tuple[Sample, ...], ...] = field(hash=False)  # A thousand fractions take long to hash.
-    optimizer: SGD | AdamW
+    optimizer: Optimizer
     model: Model
     start: Vector
     groups: tuple[Group, ...] = ()
@@ -108,7 +127,10 @@ class Workload:
     loss: Literal["mean", "weighted"] = "mean"
     epochs: int = 1
     shuffle: bool = False
+    sampler: Sampler | None = None
+    own_order: bool = False
     schedule: Vector | None = None
+    schedule_by: ScheduleBy = "step"
     clip: Clip | None = None
     scale: LossScale = LossScale(Fraction(2**7))
     unfreeze_at: int | None = None
@@ -127,12 +149,13 @@ class Workload:
         if len(self.start) != self.model.size:
             raise ValueError(f"workload {self.name}: {len(self.start)} initial numbers for {self.model.size} elements")
         for schedule in map(self.schedule_of, range(1 + len(self.groups))):
-            if schedule is not None and len(schedule) < self.steps:
-                raise ValueError(f"workload {self.name}: the schedule covers {len(schedule)} of {self.steps} steps")
+            length = self.steps if self.schedule_by == "step" else self.epochs
+            if schedule is not None and len(schedule) < length:
+                raise ValueError(
+                    f"workload {self.name}: the schedule covers {len(schedule)} of {length} {self.schedule_by}s"
+                )
         if len({self.group_of(tensor) for tensor in range(len(self.model.tensors))}) != 1 + len(self.groups):
             raise ValueError(f"workload {self.name}: its parameters are not in {len(self.groups)} further groups")
-        if self.epochs > 1 and len(self.batches[-1]) != len(self.batches[0]):
-            raise ValueError(f"workload {self.name}: a short last batch is only defined for a single epoch")
 
     @property
     def batch_size(self) -> int:
@@ -146,14 +169,19 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps when nothing is skipped: one per global batch and epoch."""
-        return len(self.batches) * self.epochs
+        """Optimizer steps when nothing is skipped: one per window."""
+        return self.windows_of_epoch * self.epochs
+
+    @property
+    def windows_of_epoch(self) -> int:
+        """A sampler that leaves samples out leaves whole windows."""
+        return self.samples // self.batch_size if self.sampler == "drop" else len(self.batches)
 
     def group_of(self, tensor: int) -> int:
         """The number of the parameter group that the ``tensor``-th parameter is in."""
         return self.model.tensors[tensor].group(1 + len(self.groups))
 
-    def optimizer_of(self, group: int) -> SGD | AdamW:
+    def optimizer_of(self, group: int) -> Optimizer:
         """The settings of a parameter group."""
         if not group:
             return self.optimizer
@@ -164,13 +192,24 @@ class Workload:
         return settings
 
     def schedule_of(self, group: int) -> Vector | None:
-        """What multiplies the learning rate of a parameter group, one entry per optimizer step."""
+        """What multiplies the learning rate of a parameter group, one entry per optimizer step or epoch."""
         own = self.groups[group - 1].schedule if group else None
         return self.schedule if own is None else own
+
+    @property
+    def schedules(self) -> tuple[Vector, ...]:
+        """Those of all parameter groups that have one."""
+        found = map(self.schedule_of, range(len(self.groups) + 1))
+        return tuple(schedule for schedule in found if schedule is not None)
 
     def trains(self, tensor: int, window: int) -> bool:
         """Whether the ``tensor``-th parameter is trained in a window."""
         return self.model.tensors[tensor].is_trained(window, self.unfreeze_at)
+
+    def uses(self, tensor: int, samples: Iterable[Sample]) -> bool:
+        """Whether any of the samples uses the ``tensor``-th parameter."""
+        block = self.model.tensors[tensor].block
+        return block is None or any(self.model.block(sample.x) == block for sample in samples)
 
     def start_of(self, rank: int) -> Vector:
         """The weights that ``rank`` holds before a broadcast makes them equal."""

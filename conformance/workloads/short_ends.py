@@ -1,0 +1,63 @@
+"""The standard workloads about the ends of epochs: which do not divide into windows, or advance the schedule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+
+from conformance.workloads.designed import Design, designed
+from conformance.workloads.model import Linear
+from conformance.workloads.recipes import HALF, QUARTER
+from conformance.workloads.workload import SGD, Workload
+
+ONE = Fraction(1)
+UNEVEN_BATCHES, UNEVEN_RANKS = "uneven-epochs", "uneven-ranks-epochs"
+#: One that begins again in each epoch shows, also where short windows are dropped.
+SCHEDULE = (ONE, HALF, HALF, HALF, ONE, ONE)
+
+
+def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, seed: int = 0) -> Design:
+    optimizer, model = SGD(HALF, momentum=HALF), Linear(3, bias=True)
+    return Design(name, summary, optimizer, model=model, schedule=SCHEDULE, short=short, unit=unit, seed=seed)
+
+
+DESIGNS: dict[str, Design] = {
+    design.name: design
+    for design in (
+        _ending("short-epochs", "Two epochs, of which each ends with a short accumulation window.", HALF, seed=3),
+        _ending(
+            UNEVEN_BATCHES,
+            "Two epochs, of which each ends with a smaller micro-batch.",
+            Fraction(3, 4),
+            unit=Fraction(1, 8),
+            seed=2,
+        ),
+        _ending(UNEVEN_RANKS, "Two epochs, at the end of which some ranks have no samples left.", HALF),
+        Design(
+            "epoch-schedule",
+            "Two epochs, after each of which the learning-rate schedule advances.",
+            SGD(HALF, momentum=HALF),
+            model=Linear(3, bias=True),
+            schedule=(ONE, ONE, ONE, HALF, HALF, HALF),
+            schedule_by="epoch",
+        ),
+    )
+}
+
+#: The workloads, each with the global batches that are tried in turn.
+BATCH_SIZES: dict[str, tuple[int, ...]] = {
+    "short-epochs": (32, 48),
+    UNEVEN_BATCHES: (32,),
+    UNEVEN_RANKS: (32,),
+    "epoch-schedule": (16, 32),
+}
+
+
+@cache
+def short_ends(name: str, batch_size: int) -> Workload:
+    """The workload ``name`` with global batches of ``batch_size`` samples.
+
+    Raises:
+        KeyError: no such workload.
+    """
+    return designed(DESIGNS[name], batch_size)
