@@ -37,6 +37,7 @@ class HostedServer:
         first = self._servers[0]
         self.declaration, self.versions = first.declaration, first.versions
         self.gpus = min((server.gpus for server in self._servers), key=lambda gpus: int(gpus["devices"]))
+        self.refused = {name: why for server in self._servers for name, why in server.refused.items()}
         self.why_slow = next((server.why_slow for server in self._servers if server.why_slow is not None), None)
 
     def close(self) -> None:
@@ -81,7 +82,8 @@ class Hosts(Servers):
     def why_not(self, case: Case) -> str | None:
         if case.resumed_at is not None and len(set(self.hosts)) > 1:
             return "its ranks need one folder for checkpoints, and no folder of several machines is known"
-        if self._world_size in (None, case.world_size):
+        other = next((size for size in case.world_sizes if size != self._world_size), None)
+        if self._world_size is None or other is None:
             return None
         processes = "1 process" if self._world_size == 1 else f"{self._world_size} processes"
-        return f"{self._launcher} started {processes}, and this case needs {case.world_size}"
+        return f"{self._launcher} started {processes}, and this case needs {other}"

@@ -90,16 +90,19 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered. ``altered``: the files
-    of its checkpoint that were others, or gone, after training had been resumed from it for the first of two times."""
+    """How one case ended. ``timed_out``: the time limit passed before every rank had delivered. ``earlier``: where
+    training was resumed twice from one checkpoint, how it ended for the first time; ``altered``: the files of the
+    checkpoint that were others, or gone, after that. ``recorded``: the ranks before their events were placed."""
 
     ranks: tuple[RankOutcome, ...]
     seconds: float
     timed_out: bool
     altered: tuple[str, ...] = ()
+    earlier: Outcome | None = None
+    recorded: tuple[RankOutcome, ...] = ()
 
     def to_json(self) -> bytes:
-        others = {name: value for name, value in vars(self).items() if name != "ranks"}
+        others = {name: value for name, value in vars(self).items() if name not in ("ranks", "recorded")}
         return Lines([rank.to_json() for rank in self.ranks]).beside(others, "ranks")
 
     @classmethod
@@ -111,20 +114,24 @@ class Outcome:
 
         A rank with something else among its events has not delivered its evidence.
         """
-        return replace(self, ranks=tuple(_placed(spec, rank) for rank in self.ranks))
+        recorded = self.recorded or self.ranks
+        return replace(self, ranks=tuple(_placed(spec, rank) for rank in recorded), recorded=recorded)
 
     def followed_by(self, other: Outcome) -> Outcome:
-        """This outcome of a case up to its stop, and the ``other`` of what was resumed, as one. Both are placed."""
-        ranks = tuple(
+        """This outcome of a case up to its stop, and the ``other`` of what was resumed, as one. Both are placed. Ranks
+        that only one of them has stay as they are."""
+        both = [
             replace(
                 after,
                 events=joined(before.events, after.events),
                 exit=after.exit if before.exit == _EXITED else before.exit,
                 output=before.output + after.output,
             )
-            for before, after in zip(self.ranks, other.ranks, strict=True)
-        )
-        return replace(self, ranks=ranks, seconds=self.seconds + other.seconds, timed_out=other.timed_out)
+            for before, after in zip(self.ranks, other.ranks, strict=False)
+        ]
+        ranks = (*both, *self.ranks[len(both) :], *other.ranks[len(both) :])
+        seconds = self.seconds + other.seconds
+        return replace(self, ranks=ranks, seconds=seconds, timed_out=other.timed_out, recorded=())
 
     def up_to(self, window: int) -> Outcome:
         """This outcome of processes that were to be killed, as if they had stopped before ``window``. It is placed."""

@@ -76,15 +76,16 @@ def collect(
 ) -> list[Item | BadInput]:
     """The items of ``targets`` (none: the reference trainers) on ``backends`` (none: all that they declare).
 
-    ``patterns`` select among all cases, as in `selection`. Without any, a ``thorough`` run takes all, and another one
-    those that the plan has chosen. A trainer that cannot be loaded becomes a BadInput, and so does a pattern that
+    ``patterns`` select among all cases, as in `selection`. Without any, those are taken that the plan has chosen, for a
+    ``thorough`` run more. A trainer that cannot be loaded becomes a BadInput, and so does a pattern that
     selects nothing; with a BadInput, nothing else is collected.
     """
     items: list[Item] = []
     wrong: list[BadInput] = []
     for target in dict.fromkeys(targets) or REFERENCE:
         try:
-            items += _of(servers, target, backends or tuple(BACKEND_LAYOUTS), named=bool(targets and backends))
+            named = bool(targets and backends)
+            items += _of(servers, target, backends or tuple(BACKEND_LAYOUTS), named=named, thorough=thorough)
         except TrainerError as error:
             wrong.append(BadInput(target, str(error)))
     if wrong:
@@ -97,7 +98,7 @@ def collect(
     if patterns:
         chosen = [item for item in items if any(selects(pattern, item.case) for pattern in patterns)]
     else:
-        chosen = [item for item in items if item.chosen or thorough]
+        chosen = [item for item in items if item.chosen]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):
         first = chosen[0]
         line = f"none of the chosen cases can be run; for example {first.case.id}: {servers.why_not(first.case)}"
@@ -113,17 +114,17 @@ def _with_distinct_names(items: Sequence[Item]) -> list[Item]:
     return [item if len(targets[item.trainer]) == 1 else replace(item, trainer=item.target) for item in items]
 
 
-def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) -> Iterator[Item]:
+def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool, thorough: bool) -> Iterator[Item]:
     """Raises TrainerError."""
     declaration = stated(target)
     for backend in backends:
         if declaration is not None and backend not in declaration.backends and not named:
             continue
         missing: Unavailable | None = None
-        gpus = {"devices": 0, "reason": ""}
+        gpus, refused = {"devices": 0, "reason": ""}, dict[str, str]()
         try:
             server = servers.get(target, backend)
-            declaration, gpus = server.declaration, server.gpus
+            declaration, gpus, refused = server.declaration, server.gpus, server.refused
         except Unavailable as error:
             missing, declaration = error, error.declaration or declaration
         if declaration is None:
@@ -132,7 +133,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
             continue
         declared = sum(planned.undeclared is None for planned in plan(declaration, backend))
         for device in get_args(Device):
-            for planned in plan(declaration, backend, device):
+            for planned in plan(declaration, backend, device, thorough=thorough):
                 name = declaration.name or target
                 item = Item(target, name, planned.case, planned.chosen, declared=declared, option=servers.option)
                 if planned.unsupported is not None:
@@ -142,7 +143,7 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool) 
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))
-                elif (reason := servers.why_not(planned.case)) is not None:
+                elif (reason := refused.get(planned.case.precision) or servers.why_not(planned.case)) is not None:
                     yield _not_run(item, "UNAVAILABLE", reason)
                 elif device == "cuda" and not gpus["devices"]:
                     yield _not_run(item, "UNAVAILABLE", f"no CUDA device: {gpus['reason']}")

@@ -48,8 +48,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--thorough": {
         "action": "store_true",
-        "help": "all cases (default: so many that each path meets each precision, and each workload each world size "
-        "and accumulation)",
+        "help": "so many cases that any three of kind of model, recipe, world size, accumulation and precision meet "
+        "(default: that each path meets each precision, and each workload each world size and accumulation)",
     },
     "--time-limit": {
         "type": time_limit,

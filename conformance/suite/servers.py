@@ -18,6 +18,7 @@ class Server(Protocol):
     declaration: Declaration
     versions: dict[str, str]
     gpus: dict[str, Any]
+    refused: dict[str, str]
     why_slow: str | None
 
     def start(self) -> None:

@@ -55,12 +55,14 @@ def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, gr
     }
 
 
-def note_skip(recording: Recording, optimizer: torch.optim.Optimizer, scale: Number) -> None:
-    """Note a step that was requested and skipped, because gradients overflowed at `scale`."""
+def note_skip(
+    recording: Recording, optimizer: torch.optim.Optimizer, scale: Number, *, are_cleared: bool = False
+) -> None:
+    """Note a step that was requested and skipped, because gradients overflowed at `scale`; perhaps they are cleared."""
     parameters = recording.watched.find(optimizer)
     if parameters is None:
         return
-    gradients = recording.watched.gradients(parameters)
+    gradients = None if are_cleared else recording.watched.gradients(parameters)
     recording.shards()
     recording.note(
         "skip",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import _world
 
+from conformance.adapter.backends import BACKENDS
 from conformance.trace.state import horovod, topology
 from conformance.trace.state.copies import Copies
 from conformance.trace.state.flow import Flow
@@ -21,6 +22,7 @@ from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.handles import Handles
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.parts import kind_of
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.rows import Rows
 from conformance.trace.state.settings import algorithm, settings, without_rates
@@ -47,8 +49,11 @@ class Recording:
     graphs: those that backwards begin in. forwards, backwards, steps: how many training forwards, backwards and applied
     optimizer steps there have been. has_gradients: whether autograd has computed any.
     recomputed: the dtypes of the forwards that the last backward computed again.
+    counting: the number of the model with buffers that went forward last, and these.
     scale: the loss scale while an enabled GradScaler is in its `step`, else None.
     skipped: the optimizers whose steps were skipped since the last forward.
+    splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: what those of the last step keep of
+    it here; None before the first.
     """
 
     def __init__(
@@ -88,8 +93,12 @@ class Recording:
         self.forwards = self.backwards = self.steps = 0
         self.has_gradients = False
         self.recomputed: list[str | None] = []
+        self.counting: tuple[int, tuple[torch.Tensor, ...]] | None = None
         self.scale: Number = None
         self.skipped: list[torch.optim.Optimizer] = []
+        backend = BACKENDS.get("" if spec is None else spec.get("backend", ""))
+        self.splits_state = backend is not None and backend.paths == "sharded"
+        self.state_bytes: int | None = None
         self.gradients = Gradients(self.watched, self.payloads)
 
     def note(self, event: str, **fields: Any) -> int:
@@ -159,7 +168,7 @@ class Recording:
         self.note(
             "optimizer",
             optimizer=number,
-            type=type(optimizer).__name__,
+            type=kind_of(optimizer).__name__,
             parameters=self.watched.numbers(held),
             trainable=self.watched.numbers(parameter for parameter in held if parameter.requires_grad),
             horovod=is_horovods,

@@ -204,6 +204,36 @@ class Forward(Event, noted="before a forward with gradients enabled, unless a ba
         return f"forward through {self.wrapper}" if self.wrapper else "forward"
 
 
+class Buffers(
+    Event, noted="after a forward of a model with buffers that has gradients or changes the buffers, and at the end"
+):
+    how: Literal["with gradients", "without gradients", "recomputed", "at the end"]
+    model: Annotated[int, "the number of the module; at the end, of the one that went forward last"]
+    training: bool
+    before: Annotated[Vector, "their elements; other tensors may be in their place within a functional call"]
+    after: Vector
+
+    @property
+    def label(self) -> str:
+        return f"{self.how}: {self.after[0]} samples counted"
+
+
+class Draw(Event, noted="after a forward in which a model with dropout has drawn random numbers"):
+    title = "draws random numbers"
+
+    before: Annotated[str, "a digest of the state of the generator before it"]
+    after: str
+
+
+class Average(Event, noted="in a case that is resumed, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
+    title = "averages weights"
+
+    average: int
+    updates: Annotated[int, "how many came before"]
+    before: Annotated[Vector, "the elements of its parameters"]
+    after: Vector
+
+
 class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled"):
     scaler: int
     scale: Number
@@ -460,6 +490,7 @@ class Step(Attempt, noted="after an optimizer step that was applied"):
     synchronizes: Annotated[
         bool | None, "whether a Horovod optimizer's step waits for averages, null for another optimizer"
     ]
+    lr_of: Annotated[Numbers, "those of them that have this `lr`, where the optimizer has several groups"] = ()
     idle: Annotated[bool, "whether it had no gradients, or zeros, and changed nothing"] = False
     of_replaced: Annotated[
         bool,
@@ -549,6 +580,14 @@ class Report(Event, noted="when the trainer calls `Task.report`"):
 
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
+    copies: Annotated[
+        Vector | None, "what the model computes with, where `weights` are those of the masters, of which this is a part"
+    ] = None
+    state_bytes: Annotated[
+        int | None,
+        "of the state that the optimizers of the last step kept on this rank, without counts of steps, where a backend "
+        "may split it",
+    ] = None
 
 
 class Raised(Event, noted="after the trainer's function has raised"):

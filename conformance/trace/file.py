@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from conformance.trace.events import MalformedEvent, check
+from conformance.trace.lives import as_resumed
 
 SCHEMA_VERSION = 1
 
@@ -58,10 +59,14 @@ def read(folder: Path) -> tuple[Spec, list[Trace]]:
         raise TraceError(_nothing_in(folder))
     first, events = _read(_file(folder, 0))
     ranks = [events]
-    for rank in range(1, first["plan"]["world_size"]):
+    size = first["plan"]["world_size"]
+    for rank in range(1, max(size, as_resumed(first["plan"])["world_size"])):
         file = _file(folder, rank)
+        # It may have failed before it was resumed on more ranks.
+        if not file.is_file() and rank >= size:
+            break
         if not file.is_file():
-            raise TraceError(f"{folder}: {file.name} is missing: the case has {first['plan']['world_size']} ranks")
+            raise TraceError(f"{folder}: {file.name} is missing: the case has {size} ranks")
         header, events = _read(file)
         if header["plan"] != first["plan"]:
             raise TraceError(f"{folder}: {file.name} is of another case than {_file(folder, 0).name}")

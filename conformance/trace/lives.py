@@ -5,7 +5,8 @@ Each process begins with `started`. Numbers of optimizers, forwards and the like
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 Events: TypeAlias = Sequence[dict[str, Any]]
@@ -32,3 +33,21 @@ def lives(resumed_at: int | None, events: Events) -> list[Events]:
         return [events]
     starts = [number for number, event in enumerate(events) if number and event["event"] == "started"]
     return [events[begin:end] for begin, end in zip([0, *starts], [*starts, len(events)], strict=True)]
+
+
+def by_life(spec: Mapping[str, Any], ranks: Iterable[Events]) -> list[tuple[Mapping[str, Any], Sequence[Events]]]:
+    """For each life its spec, and the events of each rank that it has: a case may be resumed on other ranks."""
+    of_lives = [spec, as_resumed(spec)]
+    parts = [
+        [*([()] if rank >= spec["world_size"] else []), *lives(spec.get("resumed_at"), events)]
+        for rank, events in enumerate(ranks)
+    ]
+    return [
+        (of_life, life[: of_life["world_size"]])
+        for of_life, life in zip(of_lives, zip_longest(*parts, fillvalue=()), strict=False)
+    ]
+
+
+def as_resumed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec of the ranks that a case is resumed on."""
+    return {**spec, **spec.get("resumed_with", {})}

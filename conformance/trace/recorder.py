@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -35,6 +35,7 @@ from conformance.trace import observers
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.patching import Seams
+from conformance.trace.values import values
 
 Observe: TypeAlias = Callable[[Recording], Seams]
 
@@ -90,12 +91,25 @@ class Recorder(Recording):
     def _report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
         self.note("report", step=step, weights=self.watched.weights(tuple(weights)))
 
+    def _buffers(self) -> None:
+        if self.counting is not None:
+            number, own = self.counting
+            left = values(own, (1, 1))
+            self.note("buffers", how="at the end", model=number, training=False, before=left, after=left)
+
     def finished(self) -> None:
         """The trainer's function returned."""
         harmless(self.topology, __name__)()
         harmless(self.look, __name__)()
         harmless(self.watched.ends, __name__)()
         harmless(self.shards, __name__)()
+        harmless(self._buffers, __name__)()
         own = harmless(self.watched.own_weights, __name__)()
-        marks = {} if own is None else {"own": own}
-        self.note("finished", weights=harmless(self.watched.final_weights, __name__)(), **marks)
+        marks: dict[str, Any] = {} if own is None else {"own": own}
+        weights = harmless(self.watched.final_weights, __name__)()
+        copies = harmless(self.watched.copies, __name__)()
+        if copies is not None and None in (weights or ()):
+            marks["copies"] = copies
+        if self.state_bytes is not None:
+            marks["state_bytes"] = self.state_bytes
+        self.note("finished", weights=weights, **marks)

@@ -1,4 +1,5 @@
-"""Where in a parameter the shard lies that a rank holds of it, as FSDP2 and other users of DTensor split it."""
+"""Where in a parameter the shard lies that a rank holds of it, as FSDP2 and other users of DTensor split it, or as a
+wrapper says that keeps parts of parameters in flat tensors."""
 
 from __future__ import annotations
 
@@ -7,10 +8,16 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import torch
+
+_AT = "_conformance_at"
+
 
 def places(tensor: Any) -> tuple[int, ...] | None:
     """The flat positions of the elements that this rank holds of a tensor that is split over ranks, in the order in
     which it holds them. None if the tensor is not split, or nothing says how."""
+    if (said := getattr(tensor, _AT, None)) is not None:
+        return tuple(said)
     placements, mesh = getattr(tensor, "placements", ()), getattr(tensor, "device_mesh", None)
     at = None if mesh is None else mesh.get_coordinate()
     if mesh is None or at is None or all(placement.is_replicate() for placement in placements):
@@ -23,6 +30,13 @@ def places(tensor: Any) -> tuple[int, ...] | None:
         elif not placement.is_replicate():
             return None
     return _places(tuple(tensor.shape), tuple(splits))
+
+
+def placed(part: torch.Tensor, start: int, size: int) -> torch.Tensor:
+    """`part`, known to be the elements from `start` on of a tensor of this size."""
+    if part.numel() < size:
+        setattr(part, _AT, range(start, start + part.numel()))
+    return part
 
 
 @lru_cache(maxsize=256)

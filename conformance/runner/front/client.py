@@ -37,12 +37,14 @@ class ForkServer:
         why_slow: why ranks cannot be forked, what that costs and what to do; None if they can.
         versions: of python, torch, horovod (if it is the backend) and what the trainer requires.
         gpus: {"devices": the CUDA devices that ranks can use, "reason": why there are none, or None}.
+        refused: the precisions that the backend refuses on this machine, each with the reason.
     """
 
     declaration: Declaration
     why_slow: str | None
     versions: dict[str, str]
     gpus: dict[str, Any]
+    refused: dict[str, str]
 
     def __init__(
         self,
@@ -148,6 +150,7 @@ class ForkServer:
         self.gpus = starter.gpus
         if self.gpus["devices"] and hello["no_gpu"] is not None:
             self.gpus = {"devices": 0, "reason": hello["no_gpu"]}
+        self.refused = hello["refused"]
         self.why_slow = hello["why_slow"]
         if self.why_slow is not None:
             self._end(_END_LIMIT)

@@ -9,8 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from conformance.runner.outcome import Outcome, RunnerError
-from conformance.runner.rank.killing import KILLED
+from conformance.runner.outcome import Outcome, RankOutcome, RunnerError
+from conformance.runner.rank.killing import BETWEEN_FILES, KILLED, KILLS
+from conformance.trace.lives import as_resumed
 
 Run = Callable[[dict[str, Any], float], Outcome]
 
@@ -35,13 +36,20 @@ def run_case(run: Run, spec: dict[str, Any], time_limit: float) -> Outcome:
 
 def _run_lives(run: Callable[..., Outcome], spec: dict[str, Any], folder: str) -> Outcome:
     stop: int = spec["resumed_at"]
-    if spec["resumed"] == "killed":
-        first = run(checkpoint_dir=folder, save_after=[stop, 2 * stop])
+    if spec["resumed"] in KILLS:
+        again = stop + 1 if spec["resumed"] == BETWEEN_FILES else 2 * stop
+        first = run(checkpoint_dir=folder, save_after=[stop, again])
         if first.ranks[0].exit != KILLED:
             return first
+        if spec["resumed"] == BETWEEN_FILES:
+            # The file that is whole may be all that the second checkpoint needs.
+            second = run(resume_from=folder)
+            goes_on_at = {_first_window(rank) for rank in second.ranks}
+            return first.up_to(again if goes_on_at == {again} else stop).followed_by(second)
         first = first.up_to(stop)
     else:
-        first = run(stop_after=stop, checkpoint_dir=folder, save_after=[stop])
+        inside: int = spec.get("resumed_inside", 0)
+        first = run(stop_after=stop, stop_inside=inside, checkpoint_dir=folder, save_after=[stop])
         if not all(rank.finished for rank in first.ranks):
             return first
     if spec["resumed"] == "twice":
@@ -51,8 +59,13 @@ def _run_lives(run: Callable[..., Outcome], spec: dict[str, Any], folder: str) -
             return first.followed_by(earlier)
         now = _contents(folder)
         altered = tuple(sorted(name for name, content in saved.items() if now.get(name) != content))
-        first = replace(first, seconds=first.seconds + earlier.seconds, altered=altered)
+        both = first.followed_by(earlier)
+        first = replace(first, seconds=both.seconds, altered=altered, earlier=both)
     return first.followed_by(run(resume_from=folder))
+
+
+def _first_window(rank: RankOutcome) -> int | None:
+    return next((event["window"] for event in rank.events if event["window"] is not None), None)
 
 
 def _contents(folder: str) -> dict[str, bytes]:
@@ -62,4 +75,11 @@ def _contents(folder: str) -> dict[str, bytes]:
 
 
 def _life(spec: dict[str, Any], **life: Any) -> dict[str, Any]:
-    return {**spec, "life": {"stop_after": None, "checkpoint_dir": None, "save_after": [], "resume_from": None, **life}}
+    through: dict[str, Any] = {
+        "stop_after": None,
+        "stop_inside": 0,
+        "checkpoint_dir": None,
+        "save_after": [],
+        "resume_from": None,
+    }
+    return {**(as_resumed(spec) if "resume_from" in life else spec), "life": {**through, **life}}

@@ -112,6 +112,15 @@ def why_no_gpu(backend: str) -> str | None:
     return "Horovod was built without CUDA; rebuild it with a torch that has CUDA"
 
 
+def refused(backend: str) -> dict[str, str]:
+    """The precisions that the backend refuses on this machine, each with the reason."""
+    if BACKENDS[backend].package != "deepspeed":
+        return {}
+    if import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported():
+        return {}
+    return {"fp16": "DeepSpeed refuses fp16 here, as this CPU has no instructions for it (AVX512-FP16)"}
+
+
 def _missing(modules: Sequence[str], declaration: Declaration) -> Unavailable:
     packages = {module.partition(".")[0] for module in modules}
     plain = _Special(f"pip install {' '.join(declaration.requires)}")

@@ -95,6 +95,7 @@ def _prepare(
         "versions": loading.versions(packages),
         "why_slow": _why_slow(target, unsafe, forking.why_not_fork()),
         "no_gpu": loading.why_no_gpu(backend),
+        "refused": loading.refused(backend),
     }
 
     def load() -> Train:

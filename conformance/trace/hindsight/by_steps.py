@@ -60,8 +60,8 @@ def end_windows(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> bo
 
 
 def fewest_of(windows: Sequence[MicroBatches]) -> int:
-    """How many steps there are at least: a short last window may be dropped."""
-    return len(windows) - (len(windows[-1]) < len(windows[0]))
+    """How many steps there are at least: short windows may be dropped."""
+    return sum(len(window) == len(windows[0]) for window in windows)
 
 
 def by_steps(steps: Sequence[Stretch], windows: Sequence[MicroBatches]) -> dict[int, Place]:

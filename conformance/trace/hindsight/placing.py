@@ -6,17 +6,20 @@ evaluation takes no place in the plan, whatever mode the model is in.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
 from typing import Any
 
 from conformance.trace.events import MalformedEvent
+from conformance.trace.hindsight.beside import beside
 from conformance.trace.hindsight.by_rows import are_as_planned, by_rows
 from conformance.trace.hindsight.by_steps import by_steps, end_windows, fewest_of, run_out, stretches, without_forwards
 from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.position import MicroBatches, Place
 from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import Line, forwarded, trained
-from conformance.workloads.plan import planned_windows, rows
+from conformance.workloads.plan import count_windows, planned_windows, rows
 
 
 def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
@@ -40,9 +43,11 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
 
 def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[dict[str, Any]]:
     plan = _windows(spec, rank)
+    of_windows = [*(window.number for window in planned_windows(spec, rank)), count_windows(spec)]
     first, end = _of_life(spec, len(plan))
+    inside = spec.get("resumed_inside", 0) if "life" in spec else 0
     lines = without_rehearsals(without_copies(lines), fewest_of(plan[first:end]), end - first)
-    trains, begins = _places_in_life(plan, first, end, lines, _has_uneven_end(spec, rank))
+    trains, begins = _places_in_life(spec, plan, first, end, inside, lines, of_windows)
     events: list[dict[str, Any]] = []
     # Events refer to others by their numbers, which the start moves.
     numbers = {-1: -1}
@@ -91,35 +96,53 @@ def _of_life(spec: Mapping[str, Any], windows: int) -> tuple[int, int]:
 
 
 def _places_in_life(
-    plan: Sequence[MicroBatches], first: int, end: int, lines: Sequence[Line], others_go_on: bool
+    spec: Mapping[str, Any],
+    plan: Sequence[MicroBatches],
+    first: int,
+    end: int,
+    inside: int,
+    lines: Sequence[Line],
+    numbers: Sequence[int],
 ) -> tuple[Set[int], dict[int, Place]]:
     """As `_places`, for a process that should train the windows from ``first`` to ``end``. If its rows are those of
     other windows, such as all of them, it has lost its place, and these are the places: as near as possible, as epochs
-    may have the same rows."""
+    may have the same rows. ``inside``: how many micro-batches it trains further, or begins later. ``numbers``: those of
+    the windows, and that of the next one."""
+    windows, skipped = plan[first:end], 0
+    if inside and end < len(plan):
+        windows = [*windows, plan[end][:inside]]
+    elif inside:
+        windows, skipped = [plan[first][inside:], *windows[1:]], inside
     if (first, end) != (0, len(plan)):
         training, rows_of = trained(lines), forwarded(lines)
         nearest = sorted(range(len(plan)), key=lambda begin: abs(begin - first))
-        for begin, until in ((first, end), *((begin, len(plan)) for begin in nearest)):
-            windows = plan[begin:until]
-            if are_as_planned(windows, by_rows(windows, lines, training), rows_of, training):
-                first, end = begin, until
+        asked = windows, first, end, skipped
+        for found in (asked, *((plan[begin:], begin, len(plan), 0) for begin in nearest)):
+            if are_as_planned(found[0], by_rows(found[0], lines, training), rows_of, training):
+                windows, first, end, skipped = found
                 break
-    trains, begins = _places(plan[first:end], lines, others_go_on and end == len(plan))
-    return trains, {index: (window + first, micro_batch) for index, (window, micro_batch) in begins.items()}
+    trains, begins = _places(spec, windows, lines, numbers[first : first + len(windows) + 1])
+    return trains, {
+        index: (window, micro_batch + skipped if window == numbers[first] and micro_batch is not None else micro_batch)
+        for index, (window, micro_batch) in begins.items()
+    }
 
 
 def _places(
-    windows: Sequence[MicroBatches], lines: Sequence[Line], others_go_on: bool
+    spec: Mapping[str, Any], windows: Sequence[MicroBatches], lines: Sequence[Line], numbers: Sequence[int]
 ) -> tuple[Set[int], dict[int, Place]]:
     """The forwards that train, and the lines where windows and micro-batches begin, with their places.
 
     Rows show where they belong. Where they do not, as they were transformed or read in another order, a window is what
-    a step ends; where steps are missing, gradients that are cleared end it, too. Where other ranks have more windows,
-    all that comes after the last one here is in the next one.
+    a step ends; where steps are missing, gradients that are cleared end it, too. Where other ranks have a window after
+    one of these, all that comes after the one here, and before the next one, is in theirs.
     """
     trains = trained(lines)
     places = by_rows(windows, lines, trains)
     begins: dict[int, Place] = {}
+    if not are_as_planned(windows, places, forwarded(lines), trains):
+        others = beside(windows, _together(spec, numbers[:-1]), lines, trains)
+        trains, places = trains - others, by_rows(windows, lines, trains - others) if others else places
     if not are_as_planned(windows, places, forwarded(lines), trains):
         by_step, by_clearing = (stretches(lines, trains, clearing_ends=ends) for ends in (False, True))
         # Where no forward is seen, there is nothing else to go by.
@@ -137,18 +160,17 @@ def _places(
         elif line["event"] == "forward" and line["forward"] in places:
             # Reentrant checkpointing goes forward within the backward.
             begins.setdefault(index if backward is None else backward, places[line["forward"]])
-    if others_go_on:
-        end = run_out(stretches(lines, trains), places, len(windows) - 1, lines)
-        if end is not None:
-            begins = {index: place for index, place in begins.items() if index < end}
-            begins[end] = len(windows), None
-    return places.keys(), begins
-
-
-def _has_uneven_end(spec: Mapping[str, Any], rank: int) -> bool:
-    """Whether the data of this rank end some windows before those of others."""
-    lengths = [len(planned_windows(spec, one)) for one in range(len(spec["orders"][0]))]
-    return lengths[rank] < max(lengths)
+    beyond = range(numbers[-1], numbers[-1] + len(lines) + 1)
+    number_of = [*numbers[:-1], *beyond]
+    found = {index: (number_of[window], micro_batch) for index, (window, micro_batch) in begins.items()}
+    for window, (number, following) in enumerate(pairwise(numbers)):
+        if following > number + 1:
+            end = run_out(stretches(lines, trains), places, window, lines)
+            if end is not None:
+                has_more = window + 1 < len(windows)
+                found = {at: place for at, place in found.items() if at < end or (has_more and place[0] >= following)}
+                found.setdefault(end, (number + 1, None))
+    return places.keys(), found
 
 
 def _without(line: Line, head: Line) -> dict[str, Any]:
@@ -165,3 +187,13 @@ def _windows(spec: Mapping[str, Any], rank: int) -> list[MicroBatches]:
         for key, window in {id(window): window for window in planned}.items()
     }
     return [known[id(window)] for window in planned]
+
+
+def _together(spec: Mapping[str, Any], numbers: Sequence[int]) -> list[Counter[int]]:
+    """The rows of these windows on all ranks."""
+    row_of, found = rows(spec), {number: Counter[int]() for number in numbers}
+    for rank in range(len(spec["orders"][0])):
+        for window in planned_windows(spec, rank):
+            if window.number in found:
+                found[window.number].update(row_of[sample] for one in window.micro_batches for sample in one)
+    return list(found.values())

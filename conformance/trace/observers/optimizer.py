@@ -8,17 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from conformance.trace.common import note_skip
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import caller, harmless
-from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.importing import when_imported
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.state import deepspeed
 from conformance.trace.state.horovod import synchronizes
+from conformance.trace.state.kept import bytes_kept
+from conformance.trace.state.parts import Parted
 from conformance.trace.state.watched import Found, Watched, held_by
 from conformance.trace.values import Number, own_part
 
@@ -30,6 +35,12 @@ def observe(recording: Recording) -> Seams:
     steps = _Steps(recording)
     yield register_optimizer_step_pre_hook(harmless(steps.before))
     yield register_optimizer_step_post_hook(harmless(steps.after))
+    for module, name in deepspeed.WRAPPERS.items():
+        yield when_imported(module, partial(_seams_of_wrapper, steps, name))
+
+
+def _seams_of_wrapper(steps: _Steps, name: str, module: ModuleType) -> Seams:
+    yield replaced(getattr(module, name), "step", steps.in_parts)
 
 
 @dataclass
@@ -48,6 +59,11 @@ class _Running:
     weights: list[Number] | None = None
     unfinished: dict[str, list[int]] = field(default_factory=dict)
     scalars_in_tensors: bool = False
+    stepped: list[torch.optim.Optimizer] = field(default_factory=list)
+
+    def steps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is the step of a wrapper around this optimizer, of which it shows the parts."""
+        return isinstance(self.optimizer, Parted) and self.optimizer.inner is optimizer
 
     def begin(self, doing: AbstractContextManager[None]) -> None:
         """`doing` lasts as long as the step."""
@@ -75,30 +91,65 @@ class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._here = _Here()
+        self._parted: dict[int, tuple[object, Parted | None]] = {}
 
     @property
     def _running(self) -> list[_Running]:
         return self._here.steps
 
+    def in_parts(self, original: Callable[..., Any], wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        """Around a step of a wrapper, in which its optimizer steps parts of masters, perhaps group by group."""
+        here, known = sys._getframe(), self._parted
+        if id(wrapper) not in known:
+            # It is kept alive, so that its identity stays its own.
+            known[id(wrapper)] = wrapper, deepspeed.parted(wrapper, self._recording.watched)
+        _, optimizer = known[id(wrapper)]
+        if optimizer is None:
+            return original(wrapper, *args, **kwargs)
+        optimizer.take()
+        self._begin(optimizer, here)
+        self._running[-1].begin(self._recording.inside("step"))
+        self._recording.scale = scale = deepspeed.loss_scale(wrapper)
+        try:
+            result = original(wrapper, *args, **kwargs)
+            if deepspeed.has_skipped(wrapper):
+                self._running.pop().end()
+                note_skip(self._recording, optimizer, scale, are_cleared=True)
+            else:
+                self.after(optimizer, args, kwargs)
+            if scale is not None:
+                self._note_update(wrapper, scale)
+        finally:
+            self._recording.scale = None
+        return result
+
     def before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Torch's global pre-hook; `args` begins with the optimizer."""
-        running = caller(sys._getframe())
-        self._forget_interrupted(running)
-        recording = self._recording
-        parameters = recording.watched.find(optimizer)
-        numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
-        step = _Running(running, optimizer, parameters, numbers, synchronizes(optimizer))
-        self._running.append(step)
-        if parameters is None:
-            self._note_other(optimizer)
+        step = self._begin(optimizer, caller(sys._getframe()))
+        if step.parameters is None:
             return None
-        recording.optimizer(optimizer)
         _have_bases_hooked(type(optimizer))
         # Torch calls the optimizer's own pre-hooks after the global ones: they may still average, clip or unscale.
         step.last = optimizer.register_step_pre_hook(harmless(partial(self._last, step), __name__))
         return None
+
+    def _begin(self, optimizer: torch.optim.Optimizer, running: FrameType | None) -> _Running:
+        self._forget_interrupted(running)
+        recording = self._recording
+        outer = next((step for step in self._running if step.steps(optimizer)), None)
+        parameters = recording.watched.find(optimizer) if outer is None else None
+        numbers = [] if parameters is None else recording.watched.numbers(held_by(optimizer))
+        step = _Running(running, optimizer, parameters, numbers, synchronizes(optimizer))
+        self._running.append(step)
+        if outer is not None:
+            self._read_parts(outer)
+        elif parameters is None:
+            self._note_other(optimizer)
+        else:
+            recording.optimizer(optimizer)
+        return step
 
     def _last(
         self, step: _Running, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -115,12 +166,16 @@ class _Steps:
         """Torch's global post-hook."""
         ended = self._running.pop()
         ended.end()
+        outermost = next(iter(self._running), ended)
+        outermost.stepped.append(optimizer)
         if ended.parameters is None or any(step.parameters is not None for step in self._running):
             return
         recording = self._recording
         recording.watched.stepped(ended.parameters)
         if not ended.is_applied:
             return
+        if recording.splits_state:
+            recording.state_bytes = bytes_kept(ended.stepped)
         weights = recording.watched.weights()
         if not (recording.has_gradients or recording.steps or _any(ended)):
             recording.note("state_init", weights=weights)
@@ -132,7 +187,7 @@ class _Steps:
                 step=recording.steps,
                 gradients=ended.gradients,
                 weights=weights,
-                lr=_learning_rate(optimizer, recording.watched),
+                **_learning_rate(optimizer, recording.watched),
                 scale=recording.scale,
                 optimizer=recording.optimizer(optimizer),
                 parameters=ended.numbers,
@@ -172,6 +227,28 @@ class _Steps:
         outermost.scalars_in_tensors = _scalars_in_tensors(optimizer)
         outermost.weights = None if _any(outermost) else self._recording.watched.weights(parameters)
         outermost.is_applied = overflow is None or not bool(overflow)
+
+    def _note_update(self, wrapper: Any, scale: float) -> None:
+        # Its rule is a wrapper's own, so what becomes of the scale counts as given; an overflow may leave it as it is.
+        recording = self._recording
+        recording.note(
+            "update",
+            scale_before=scale,
+            scale_after=deepspeed.loss_scale(wrapper),
+            growth_factor=2.0,
+            backoff_factor=1.0,
+            growth_interval=1,
+            scaler=recording.numbers.of("scaler of a wrapper", wrapper),
+            given=True,
+        )
+
+    def _read_parts(self, step: _Running) -> None:
+        """Read the gradients that a wrapper's optimizer is about to use."""
+        optimizer, watched = step.optimizer, self._recording.watched
+        if isinstance(optimizer, Parted) and step.parameters is not None:
+            optimizer.take_gradients()
+            step.gradients = watched.gradients(step.parameters, only=step.numbers)
+            step.scalars_in_tensors = _scalars_in_tensors(optimizer)
 
     def _runs_torchs(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the innermost step that is running is that of a class of torch's."""
@@ -271,9 +348,9 @@ def _any(step: _Running) -> bool:
     return any(bool(own_part(gradient).any()) for gradient in gradients if gradient is not None)
 
 
-def _learning_rate(optimizer: torch.optim.Optimizer, watched: Watched) -> float | None:
-    for group in optimizer.param_groups:
-        if watched.numbers(group["params"]):
-            rate = group.get("lr")
-            return None if rate is None else float(rate)
-    return None
+def _learning_rate(optimizer: torch.optim.Optimizer, watched: Watched) -> dict[str, Any]:
+    """That of the first group with watched parameters, and which these are, if others are in other groups."""
+    groups = [(group, own) for group in optimizer.param_groups if (own := watched.numbers(group["params"]))]
+    if not groups or (rate := groups[0][0].get("lr")) is None:
+        return {"lr": None}
+    return {"lr": float(rate), **({"lr_of": groups[0][1]} if len(groups) > 1 else {})}

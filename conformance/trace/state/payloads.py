@@ -72,7 +72,7 @@ class Payloads:
 
     def originals(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The parameters of the watched model, and the gradients that there are."""
-        parameters = [parameter for parameter in self._watched.current if parameter is not None]
+        parameters = [parameter for parameter in self._watched.exchanged if parameter is not None]
         return parameters, [parameter.grad for parameter in parameters if parameter.grad is not None]
 
     def issued(self, work: Work) -> None:

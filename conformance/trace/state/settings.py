@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from conformance.trace.state.parts import kind_of
 from conformance.trace.state.watched import Watched
 from conformance.trace.values import number
 
@@ -15,7 +16,7 @@ _NUMBERS = (int, float)
 
 def algorithm(optimizer: torch.optim.Optimizer) -> str | None:
     """The torch optimizer that its class is, or is derived from; None if it is none of torch's."""
-    for kind in type(optimizer).__mro__:
+    for kind in kind_of(optimizer).__mro__:
         if kind.__module__.startswith("torch.optim.") and kind is not torch.optim.Optimizer:
             return kind.__name__
     return None

@@ -70,6 +70,8 @@ class Watched:
         # Keep them alive, so that their identities stay theirs.
         self._optimizers: list[torch.optim.Optimizer] = []
         self._stand_ins: list[torch.Tensor] = []
+        # The parameters, by the identity of the parts of their masters.
+        self._in_parts: dict[int, Found] = {}
         self._replaced: list[torch.Tensor] = []
         self._followers: list[Callable[[torch.nn.Module], None]] = []
         self.reading = RLock()
@@ -113,15 +115,18 @@ class Watched:
             return False
         own = tuple(_parameters(module).values())
         known = self._found.get(id(own[0])) if own else None
-        if known is not None and not self.is_copys(known):
-            self.add(module)
-        elif known is not None or self._is_copy(own):
-            self._models[id(module)] = weakref.ref(module)
-            self._copied[id(module)] = self._hand_out(own, are_copies=True)
-            for act in self._followers:
-                act(module)
-        else:
+        if known is None and not self._is_copy(own):
             return False
+        # With another number, as where a tied parameter has become two, it is known by those that it has in common.
+        has_all = known is None or len(own) == len(known)
+        if known is not None and not self.is_copys(known):
+            if has_all:
+                self.add(module)
+            return True
+        self._models[id(module)] = weakref.ref(module)
+        self._copied[id(module)] = self._hand_out(own, are_copies=True) if known is None or has_all else known
+        for act in self._followers:
+            act(module)
         return True
 
     def goes_forward(self, module: torch.nn.Module) -> bool:
@@ -200,9 +205,24 @@ class Watched:
     @property
     def computing(self) -> Found:
         """The parameters that backwards add gradients to: those of `current`, or that these are the masters of."""
+        if (whole := self._in_parts.get(id(self.current))) is not None:
+            return whole
         if self._own_went_forward:
             return tuple(self._own[0].parameters()) if self._is_ones_copy else self.current
         return self._latest if self.is_copys(self._latest) else self.current
+
+    def model_of(self, identity: int) -> Found:
+        """All parameters of the watched model that has the one of this `id`; none if it is not watched."""
+        return self._found.get(identity, ())
+
+    def stepped_in_parts(self, whole: Found, parts: Found) -> None:
+        """A wrapper's optimizer steps `parts` of the masters of these parameters."""
+        self._in_parts[id(self._hand_out(parts))] = whole
+
+    @property
+    def exchanged(self) -> Found:
+        """The parameters that ranks send one another, or the gradients of."""
+        return self._in_parts.get(id(self.current), self.current)
 
     @property
     def _is_ones_copy(self) -> bool:
@@ -217,7 +237,7 @@ class Watched:
     def owners(self, gradients: Iterable[torch.Tensor]) -> list[int]:
         """The positions of the parameters whose `.grad` is among `gradients`."""
         identities = {id(gradient) for gradient in gradients}
-        return [n for n, p in enumerate(self.current) if p is not None and id(p.grad) in identities]
+        return [n for n, p in enumerate(self.exchanged) if p is not None and id(p.grad) in identities]
 
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
         """The watched parameters that `optimizer` holds: the task's own, else those of a copy."""
@@ -344,11 +364,19 @@ class Watched:
         """`used`, or the masters that these are, rounded to another format."""
         own = _parameters(self._own[0]) if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
+        if id(self.current) in self._in_parts:
+            # What is gathered only where it is used has no values elsewhere.
+            known = zip(map(_or_stepped, used, self.current), self._names, self.current, strict=False)
         return tuple(
             # Mostly there is but one.
             one if one is stepped is own.get(name) else _master(one, _cast_from(one), stepped, own.get(name))
             for one, name, stepped in known
         )
+
+    def copies(self) -> list[Number] | None:
+        """What the model computes with, where parts of its masters were stepped last; None elsewhere."""
+        whole = self._in_parts.get(id(self.current))
+        return None if whole is None else self.weights(whole)
 
     def own_weights(self) -> list[Number] | None:
         """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
@@ -406,6 +434,11 @@ def _master(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torc
     return next((one for one in others if _equal(used, one) or _is_shard(one, used)), used)
 
 
+def _or_stepped(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch.Tensor | None:
+    """`used`, or what is stepped of it while it has no values."""
+    return used if used is None or own_part(used).numel() else stepped
+
+
 def _cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """The leaf that a tensor of a graph was cast from, with no other operation in between."""
     cast = None if tensor is None else tensor.grad_fn
@@ -442,10 +475,11 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
     """Whether `one` is what this rank holds of a tensor that was gathered into `used`, in another format."""
-    if used is None or one.shape != used.shape:
+    at = None if used is None else places(one)
+    if used is None or at is None:
         return False
-    at, part = places(one), own_part(one).to(used.dtype).flatten()
-    return at is not None and len(at) == len(part) and torch.equal(part, own_part(used).flatten()[list(at)])
+    part, whole = own_part(one).to(used.dtype).flatten(), own_part(used).flatten()
+    return len(at) == len(part) and max(at, default=-1) < len(whole) and torch.equal(part, whole[list(at)])
 
 
 def _plain(value: Any) -> Any:
