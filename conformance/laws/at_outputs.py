@@ -112,10 +112,10 @@ def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> 
     if forward.computes not in _EPSILON:
         return ()
     unit, least = _EPSILON[forward.computes]
-    windows = plan.windows[forward.rank]
-    if forward.window is None or forward.window >= len(windows):
+    window = next((one for one in plan.windows[forward.rank] if one.number == forward.window), None)
+    if window is None:
         return ()
-    samples = _by_row(plan)[plan.spec["epochs"][windows[forward.window].epoch]]
+    samples = _by_row(plan)[plan.spec["epochs"][window.epoch]]
     found = defaultdict[int, list[Term]](list)
     for row, output, gradient in zip(forward.rows, outputs, gradients, strict=True):
         if row not in samples or not isinstance(output, float) or not isinstance(gradient, float) or not gradient:

@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeGuard
 
 from conformance.laws.run import Plan, Rank, fact
 from conformance.trace.events import Attempt, Forward, Start
-from conformance.workloads.precision import FP16, Precision
+from conformance.workloads.model import Model
+from conformance.workloads.precision import FP16
 
 Vector = tuple[int, ...]
 Matrix = tuple[Vector, ...]
@@ -22,7 +23,7 @@ Rounding = tuple[float, float]
 """The rounding error of an element of a gradient relative to the sum of its terms' absolute values, and its absolute
 error where small numbers underflow."""
 
-#: How often one element of a gradient is rounded to the format of forward and backward, with a margin.
+#: How often one element of a gradient is rounded to the format of forward and backward in each layer, with a margin.
 _ROUNDINGS = 8
 
 
@@ -63,12 +64,13 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Slope:
-    """The gradient of a squared error as a function of the weights: ``matrix @ weights - offset``.
+    """The gradient of a squared error as a function of the folded weights of a model: ``matrix @ folded - offset``.
 
     ``size`` and ``size_offset`` are the same sums over absolute values; rounding errors are relative to them. All are
     integers, ``denominator`` times too large, because fractions are slow.
     """
 
+    model: Model
     matrix: Matrix
     offset: Vector
     size: Matrix
@@ -76,19 +78,24 @@ class Slope:
     denominator: int
 
     def at(self, weights: Sequence[float], rounding: Rounding) -> Gradient:
+        """The gradient by the weights."""
         ratios = [weight.as_integer_ratio() for weight in weights]
         # All denominators are powers of two.
         scale = max(denominator for _, denominator in ratios)
         whole = [numerator * (scale // denominator) for numerator, denominator in ratios]
-        absolute = list(map(abs, whole))
-        unit = self.denominator * scale
-        values = [
-            sum(map(mul, row, whole)) - constant * scale for row, constant in zip(self.matrix, self.offset, strict=True)
+        # Folded weights have a factor for each layer, and a slope has one less.
+        absolute, depth = list(map(abs, whole)), len(self.model.layers)
+        folded, sizes_of_folded = self.model.folded(whole), self.model.folded(absolute)
+        unit, one = self.denominator * scale ** (2 * depth - 1), scale**depth
+        by_folded = [
+            sum(map(mul, row, folded)) - constant * one for row, constant in zip(self.matrix, self.offset, strict=True)
         ]
-        sizes = [
-            sum(map(mul, row, absolute)) + constant * scale
+        sizes_by_folded = [
+            sum(map(mul, row, sizes_of_folded)) + constant * one
             for row, constant in zip(self.size, self.size_offset, strict=True)
         ]
+        values = self.model.slopes(by_folded, whole)
+        sizes = self.model.slopes(sizes_by_folded, absolute)
         relative, least = rounding
         return Gradient(
             tuple(_quotient(value, unit) for value in values),
@@ -110,7 +117,7 @@ class Expectations:
         identities = tuple(map(id, shares))
         if identities not in self._known:
             samples = sum(len(micro_batch) for share in shares for micro_batch in share)
-            self._known[identities] = tuple(self._slopes(shares)), _rounding(self._plan.precision, samples)
+            self._known[identities] = tuple(self._slopes(shares)), _rounding(self._plan, samples)
         slopes, rounding = self._known[identities]
         return tuple(slope.at(weights, rounding) for slope in slopes)
 
@@ -133,6 +140,7 @@ class Expectations:
         vectors = [(*model.row(samples["x"][index], 1.0), samples["y"][index]) for index in coefficients]
         moments, sizes, denominator = _moments(vectors, list(coefficients.values()))
         return Slope(
+            model,
             tuple(row[:-1] for row in moments[:-1]),
             moments[-1][:-1],
             tuple(row[:-1] for row in sizes[:-1]),
@@ -192,8 +200,9 @@ def _quotient(numerator: int, denominator: int) -> float:
         return inf
 
 
-def _rounding(precision: Precision, samples: int) -> Rounding:
+def _rounding(plan: Plan, samples: int) -> Rounding:
+    precision, roundings = plan.precision, _ROUNDINGS * len(plan.model.layers)
     formats = (precision.compute, precision.wire)
     coarsest = max(one.unit_roundoff for one in formats)
     least = samples * FP16.quantum if FP16 in formats else 0
-    return float(_ROUNDINGS * coarsest + samples * precision.master.unit_roundoff), float(least)
+    return float(roundings * coarsest + samples * precision.master.unit_roundoff), float(least)

@@ -34,7 +34,7 @@ from conformance.trace.events import (
     Vector,
     read,
 )
-from conformance.trace.lives import lives
+from conformance.trace.lives import by_life
 from conformance.workloads.model import Model, model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows, rows
 from conformance.workloads.precision import PRECISIONS, Precision
@@ -103,12 +103,14 @@ class Plan:
         return clip
 
     @property
-    def has_schedule(self) -> bool:
-        return self.spec["schedule"] is not None
+    def schedule_by(self) -> str | None:
+        """What the learning-rate schedule counts, "step" or "epoch"; None without one."""
+        is_scheduled = self.spec["schedule"] or any(group.get("schedule") for group in self.spec["groups"])
+        return str(self.spec["schedule_by"]) if is_scheduled else None
 
     @cached_property
     def learning_rates(self) -> tuple[tuple[float, ...], ...]:
-        """By step, those of all parameter groups, the first one's first; of all steps alike without a schedule."""
+        """By step or epoch, those of all parameter groups, the first one's first; one for all without a schedule."""
         groups = [self.spec["optimizer"], *self.spec["groups"]]
         multipliers = [group.get("schedule") or self.spec["schedule"] or [1.0] for group in groups]
         rates = [group["lr"] for group in groups]
@@ -126,9 +128,12 @@ class Plan:
         return model_of(self.spec["model"])
 
     def micro_batches(self, rank: int, window: int) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the samples in each micro-batch that ``rank`` should read in ``window``; () after the last."""
-        windows = self.windows[rank]
-        return windows[window].micro_batches if window < len(windows) else ()
+        """The numbers of the samples in each micro-batch that ``rank`` should read in ``window``; () if it has none."""
+        return self._numbered[rank].get(window, ())
+
+    def epoch(self, window: int) -> int:
+        """That of a window."""
+        return next(one.epoch for one in self.windows[0] if one.number == window)
 
     def with_data(self, window: int) -> int:
         """How many ranks should read samples in ``window``."""
@@ -137,13 +142,17 @@ class Plan:
     def rows(self, rank: int) -> Iterator[list[list[int]]]:
         """The rows of each micro-batch of each window that ``rank`` should read; samples with equal inputs are one."""
         row_of = rows(self.spec)
-        for window in self.windows[rank]:
-            yield [[row_of[sample] for sample in micro_batch] for micro_batch in window.micro_batches]
+        for window in self.windows[0]:
+            yield [[row_of[sample] for sample in one] for one in self.micro_batches(rank, window.number)]
 
     @cached_property
     def windows(self) -> tuple[Sequence[PlannedWindow], ...]:
-        """All windows that each rank should go through."""
+        """The windows that each rank should go through; the first rank has samples in all."""
         return tuple(planned_windows(self.spec, rank) for rank in range(self.world_size))
+
+    @cached_property
+    def _numbered(self) -> Sequence[Mapping[int, tuple[tuple[int, ...], ...]]]:
+        return [{window.number: window.micro_batches for window in windows} for windows in self.windows]
 
 
 _seq = attrgetter("seq")
@@ -196,7 +205,8 @@ class Window(_Events):
 
     events: from its first training forward, or the first sign of its gradients, up to the next window's.
     index: its position among the rank's windows.
-    ended: whether the rank finished or began its next window, so that the events of this one are complete.
+    ended: whether the rank finished or began its next window, so that the events of this one are complete. Of a window
+    inside which training is resumed they never are.
     forwards: its training forwards; none if the trainer computes without the model's `forward`. backwards: the
     beginnings of its backward passes, those of other models left out.
     attempts: optimizer steps, including those that a GradScaler skipped.
@@ -206,8 +216,9 @@ class Window(_Events):
         super().__init__(events)
         number = events[0].window
         assert number is not None
-        self.number, self.rank, self.index, self.ended = number, rank, index, ended
+        self.number, self.rank, self.index = number, rank, index
         self.run, self.plan = rank.run, rank.run.plan
+        self.ended = ended and not (self.plan.spec.get("resumed_inside") and number == self.plan.spec["resumed_at"])
         self.forwards = [event for event in self.of(Forward) if not event.extra]
         others = backwards_of_others(rank)
         self.backwards = [event for event in self.of(BackwardBegin) if event.backward not in others]
@@ -261,6 +272,8 @@ class Window(_Events):
         following = self.following
         if following is None:
             return next(iter(self.of(Finished)), None)
+        if self.rank.has_run_out(self.number + 1):
+            return None
         return following.forwards[0] if following.forwards else None
 
 
@@ -284,12 +297,13 @@ class Rank(_Events):
             index += len(list(same))
         setup, *bodies = (events[a:b] for a, b in zip(starts, [*starts[1:], len(events)], strict=True))
         self.setup = setup
-        own = [body for body in bodies if not self._has_run_out(body[0].window)]
+        own = [body for body in bodies if not self.has_run_out(body[0].window)]
         self.windows = tuple(
             Window(self, index, body, ended=self.finished or body is not bodies[-1]) for index, body in enumerate(own)
         )
 
-    def _has_run_out(self, window: int | None) -> bool:
+    def has_run_out(self, window: int | None) -> bool:
+        """Whether other ranks have samples in a window, and this one has none left."""
         plan = self.run.plan
         return window is not None and not plan.micro_batches(self.number, window) and plan.with_data(window) > 0
 
@@ -341,8 +355,7 @@ class Run:
     @classmethod
     def lives(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> tuple[Run, ...]:
         """As `read`, a run for each life of the ranks: no law needs to know that there are others."""
-        parts = [lives(spec.get("resumed_at"), lines) for lines in ranks]
-        return tuple(cls.read(spec, life) for life in zip_longest(*parts, fillvalue=()))
+        return tuple(cls.read(of_life, life) for of_life, life in by_life(spec, ranks))
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:

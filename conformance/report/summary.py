@@ -70,8 +70,8 @@ def extent(results: Results) -> str | None:
         return None
     return (
         f"{len(ran)} of the {plural(declared, 'case')} that can be run. What a run chooses by itself has each path in "
-        "each precision, and each workload with each world size, accumulation and precision that it can have; --case "
-        "names others, --thorough runs all."
+        "each precision, and each workload with each world size, accumulation and precision that it can have, with "
+        "--thorough any three of kind of model, recipe, world size, accumulation and precision; --case names others."
     )
 
 

@@ -85,6 +85,10 @@ class Sent:
         return any(row.sent.is_there or row.received.is_there for row in self.rows)
 
     @property
+    def has_state(self) -> bool:
+        return any(row.bytes.state is not None for row in self.rows)
+
+    @property
     def has_collectives(self) -> bool:
         return any(row.reduced.is_there for row in self.rows)
 

@@ -92,7 +92,8 @@ class CaseRecord:
     ] = None
     resumed: Annotated[
         str,
-        "`once`, `twice` from one checkpoint, or after its processes were `killed` while they saved the next one",
+        "`once`, `twice` from one checkpoint, after its processes were `killed` while they saved the next one, or on "
+        "another number of ranks, such as `on-3-ranks`",
     ] = "once"
     possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
     declared: Annotated[int, "how many of these the trainer declares"] = 0
@@ -255,6 +256,9 @@ class Traffic:
 
     gradient: Annotated[int, "bytes of all gradients, in the type that is sent"]
     ranks: Annotated[tuple[RankTraffic, ...], "one for each rank, in order"]
+    state: Annotated[
+        int | None, "bytes of the optimizer's state for all parameters; null where nothing is split over the ranks"
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,7 @@ class RankTraffic:
     expected_sent: Annotated[float | None, "`sent` by the formula of the backend"] = None
     expected_received: Annotated[float | None, "`received` by the formula"] = None
     expected_reduced: Annotated[float | None, "`reduced` by the formula"] = None
+    state: Annotated[int | None, "bytes of the optimizer's state that it keeps itself"] = None
 
 
 @dataclass(frozen=True)

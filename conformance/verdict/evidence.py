@@ -269,7 +269,7 @@ def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] | None:
-    unused = _unused(events)
+    unused = cleared(events)
     rows, used = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
     for event in events:
         if event["event"] == "forward" and not event.get("extra"):
@@ -282,7 +282,7 @@ def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] |
     return {at: frozenset(used.get(at) or every) for at, every in rows.items()}
 
 
-def _unused(events: Sequence[dict[str, Any]]) -> set[int]:
+def cleared(events: Sequence[dict[str, Any]]) -> set[int]:
     """The forwards whose gradients were cleared before a step."""
     unused, waiting = set[int](), set[int]()
     for event in events:

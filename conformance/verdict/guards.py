@@ -9,15 +9,17 @@ from math import isclose
 
 from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
-from conformance.oracle.accepted_readings import fewest_steps
+from conformance.oracle.accepted_readings import must_step
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
+from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, in_orders_of_their_own
+from conformance.verdict.own_order import not_once
 from conformance.verdict.resuming import lost_place, other_gradients, other_scale, other_state, other_weights
-from conformance.verdict.shards import kept_over_step, split_apart
+from conformance.verdict.shards import copies_apart, kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
@@ -28,7 +30,10 @@ RESTORED = "resumed as it was stopped"
 WEIGHTS = "weights change in steps only"
 MULTIPLE = "gradients of each window"
 PARAMETERS = "each parameter"
+BUFFERS = "buffers of the model"
 COLLECTIVES = "collectives while training"
+DRAWS = "random numbers after the resume"
+AVERAGES = "averages of weights after the resume"
 _MOST_NAMED = 3
 
 
@@ -55,6 +60,8 @@ Check = Callable[[Case, Sequence[RankEvidence]], Guard]
 def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
     checks: list[Check] = [_stepped]
+    if case.problem.workload.own_order:
+        checks.append(_each_sample)
     if not BACKENDS[case.backend].is_seen:
         checks += [_exchanged, _shards]
     else:
@@ -62,6 +69,8 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     if case.resumed_at is not None:
         checks += [_goes_on, _restores_scale]
     checks += [_step_count, _moved, _left_alone]
+    if any(one.get("copies") for rank in ranks for one in rank.outcome.events):
+        checks.append(_copies)
     return tuple(check(case, ranks) for check in checks)
 
 
@@ -83,17 +92,27 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     return _on_every_rank("optimizer steps seen", without, text)
 
 
+def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    wrong = not_once(case) or ""
+    return Guard(SAMPLES, not wrong, "once in each epoch", wrong or "once in each epoch", wrong)
+
+
 def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    reached = [rank.world_size or 1 for rank in ranks]
+    processes = [
+        (life.world_size, asked)
+        for rank in ranks
+        for life, asked in zip(rank.lives or (rank,), case.world_sizes, strict=False)
+    ]
+    asked = next((asked for reached, asked in processes if (reached or 1) != asked), case.world_size)
+    sizes = _sizes([reached or 1 for reached, of_life in processes if of_life == asked])
     return Guard(
         "world size reached",
-        all(size == case.world_size for size in reached),
-        str(case.world_size),
-        _sizes(reached),
-        f"the trainer has world size {_sizes(reached)} instead of {case.world_size}; "
-        "initialise the process group in every rank",
+        sizes == str(asked),
+        str(asked),
+        sizes,
+        f"the trainer has world size {sizes} instead of {asked}; initialise the process group in every rank",
         # Ranks may meet without torch.distributed's own groups.
-        may_be_unseen=all(rank.world_size in (None, case.world_size) for rank in ranks),
+        may_be_unseen=all(reached in (None, size) for reached, size in processes),
     )
 
 
@@ -119,13 +138,24 @@ def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     return _on_every_rank("gradients from elsewhere", own, text)
 
 
+def _copies(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    expected, apart = "the same on all ranks", copies_apart(case, ranks)
+    return Guard("copies at the end", apart is None, expected, apart or expected, apart or "")
+
+
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     expected = "no two ranks train on the same"
     if (apart := in_orders_of_their_own(case, ranks)) is not None:
         return Guard(SHARDS, False, expected, apart, apart)
     if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
+    if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
+        return _adds_to(left)
     return Guard(SHARDS, False, expected, found.text, found.text, may_be_setup=not found.always)
+
+
+def _adds_to(left: str, *, gives_way: bool = False) -> Guard:
+    return Guard("gradients of no window", False, "none", left, left, gives_way=gives_way)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -145,7 +175,7 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     windows = case.problem.windows
     tried = {attempt.window for rank in ranks for attempt in rank.attempts}
     left_out = [one for one in windows if one.index not in tried and any(map(has_infinite_loss, one.batch))]
-    fewest = fewest_steps(case.problem) - len(left_out)
+    fewest = len(must_step(case.problem)) - len(left_out)
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     unseen |= all(rank.attempts and rank.steps_by_hand for rank in ranks)
     counts = sorted({len(rank.attempts) for rank in ranks})
@@ -217,7 +247,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     if early is not None:
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
-        other = other_weights(ranks) or other_gradients(ranks) or other_state(case.problem.workload.model, ranks)
+        other = other_weights(ranks) or other_gradients(case, ranks) or other_state(case.problem.workload.model, ranks)
         if other is not None:
             return Guard(RESTORED, False, "on every rank", other, other, gives_way=True)
     kept = kept_over_step(ranks[difference.rank], difference.step)
@@ -225,6 +255,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
         return Guard(
             "forwards use what was stepped", False, "in each window", "what was gathered before", kept, gives_way=True
         )
+    left = left_over(case, ranks, right.steps[difference.step].window)
+    if left is not None:
+        return _adds_to(left, gives_way=True)
     order = in_first_order(case, ranks)
     if order is not None:
         return Guard("order of each epoch", False, "another one", "that of the first", order, gives_way=True)
@@ -325,6 +358,8 @@ def _rate(case: Case, step: int, right: Trajectory) -> float | None:
     workload = case.problem.workload
     if workload.groups or right.skips:
         return None
+    if workload.schedule_by == "epoch":
+        step = next(one.epoch for one in case.problem.windows if one.index == right.steps[step].window)
     return float(workload.optimizer.lr * (workload.schedule[step] if workload.schedule else 1))
 
 

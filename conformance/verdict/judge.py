@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
+from typing import Any
 
-from conformance.cases.case import Case
+from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case
 from conformance.laws.checking import Finding, Verified, check_all, findings, without_harmless
 from conformance.laws.run import Run, no_cyclic_collection
 from conformance.laws.sharing import averages_weights
-from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Reading, fewest_steps, readings
+from conformance.oracle.accepted_readings import SCALARS_IN_TENSORS, Reading, must_step, readings
 from conformance.oracle.affine import Unbounded
+from conformance.oracle.averaged_weights import AVERAGES_WEIGHTS
 from conformance.oracle.power import PROBE, Power, bounded, power, shows_least_harm
 from conformance.oracle.recurrence import ScalerHistory, Trajectory
 from conformance.oracle.rounding import odd_part
@@ -21,14 +25,23 @@ from conformance.results.records import PAIR, PASSED, Behaviour, Verdict
 from conformance.runner.outcome import Outcome, malformed
 from conformance.trace.events import MalformedEvent, check_inside
 from conformance.trace.hindsight.shards import joined
+from conformance.trace.lives import by_life
 from conformance.trace.words import enumerated
+from conformance.verdict import own_order
+from conformance.verdict.as_one import as_one, crosses
+from conformance.verdict.averages import resumed_averages
 from conformance.verdict.behaviour import observed
+from conformance.verdict.buffers import Fate, fate
 from conformance.verdict.comparison import Difference, Divergence, first_difference, first_divergence, matches
 from conformance.verdict.diagnosis import HORIZON, Suspects, acquitted, suspects
+from conformance.verdict.draws import resumed_draws
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.guards import (
+    AVERAGES,
+    BUFFERS,
     COLLECTIVES,
+    DRAWS,
     MULTIPLE,
     PARAMETERS,
     PLACE,
@@ -42,7 +55,7 @@ from conformance.verdict.guards import (
 )
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
-from conformance.verdict.lives import evidence
+from conformance.verdict.lives import as_it_ran, evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.resuming import how_resumed, other_stop, other_window
@@ -50,6 +63,7 @@ from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
 from conformance.workloads.behaviour import Way
+from conformance.workloads.model import Counting, Linear, Model, WithDropout
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Clip
 
@@ -85,6 +99,8 @@ class Judgement:
 _OPEN_TO_LAWS = ("PASS (exact)", "PASS (bounded)", "INCONCLUSIVE")
 _WEIGHTS_ALONE = "only weights were compared: the gradients that the steps used could not be read"
 _REPORTED = "weights that cannot be seen were judged as the trainer reports them, with `task.report`"
+_ONE_FILE = "nothing was killed between two files: the second checkpoint is one file, or none of rank 0's own process"
+_FIRST_OF_TWO = "training was resumed twice from one checkpoint, and this is the first time"
 _BEGAN_HIGHER = (
     "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
     "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
@@ -105,10 +121,20 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
     """Check in this order: evidence from every rank, the guards, the ranks' agreement, the numbers. Then check the laws
     on the ranks' traces: a broken law explains wrong numbers, and fails a trainer with right ones if another run of it
     would go wrong. Last comes what the trainer declares: ``declares``, as `Declaration.behaviour`. Evidence that no
-    recorder wrote is a CRASH.
+    recorder wrote is a CRASH. Of two runs from one checkpoint, the second counts only if the first passes.
     """
+    if outcome.earlier is not None:
+        judgement = judge(case, outcome.earlier, declares)
+        if judgement.verdict not in PASSED:
+            judgement.notes.append(_FIRST_OF_TWO)
+            return judgement
     try:
-        return _judged(case, outcome, declares)
+        case, outcome = own_order.as_read(case, outcome)
+        found = _judged(case, outcome, declares)
+        if found.verdict in PASSED or (other := as_one(case)) is None or not outcome.recorded:
+            return found
+        again = _judged(other, outcome.placed(other.spec()), declares)
+        return again if again.verdict in PASSED or crosses(case, other, outcome) else found
     except Exception:
         # Looking into every field takes long, so it is done only for evidence that cannot be judged.
         for rank in outcome.ranks:
@@ -121,11 +147,12 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
 
 @no_cyclic_collection()
 def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgement:
-    whole = joined([rank.events for rank in outcome.ranks])
+    whole = _joined(case, outcome)
     ranks = zip(outcome.ranks, whole, strict=True)
     outcome = replace(outcome, ranks=tuple(replace(rank, events=events) for rank, events in ranks))
+    case = as_it_ran(case, outcome)
     runs = Run.lives(case.spec(), whole)
-    judgement = _by_numbers(case, outcome, runs)
+    judgement = _by_numbers(case, outcome, runs, carries=declares.get("last_window") == "carry")
     judgement.runs = runs
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if judgement.verdict not in PASSED:
@@ -143,6 +170,8 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     _look_for_mistake(case, judgement)
     if any(rank.reported for rank in judgement.ranks):
         judgement.notes.append(_REPORTED)
+    if case.resumed == BETWEEN_FILES and case.resumed_at is None:
+        judgement.notes.append(_ONE_FILE)
     if judgement.mistake is None or judgement.mistake.kind != "report":
         judgement.notes += _denied(judgement)
     # Windows that hold other samples than planned end elsewhere, so laws about them would say nothing.
@@ -153,6 +182,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     judgement.laws = check_all(runs)
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
+        _look_beside_weights(case, judgement)
         _give_way_to_numbers(judgement)
     # Those that give way to right numbers prove nothing without wrong ones.
     forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
@@ -160,12 +190,43 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
         _overrule(judgement, "FAIL (law)", f"{forbidden[0].law.id}: {forbidden[0].broken.however}")
     if has_right_numbers:
         # Other numbers do not show how the trainer reads what is open.
+        if case.problem.workload.own_order:
+            judgement.ways = (*judgement.ways, *own_order.ways(case))
+        elif not case.problem.in_order:
+            judgement.ways = (*judgement.ways, "epoch_end=crossed")
         judgement.behaviour, against = observed(judgement.ways, runs[-1], declares)
         if against and judgement.verdict in PASSED:
             _overrule(judgement, "FAIL (law)", against[0])
     if judgement.verdict == "FAIL (numerics)" and (unknown := _rounded(case, judgement)) is not None:
         _overrule(judgement, "INCONCLUSIVE", unknown)
     return judgement
+
+
+def _look_beside_weights(case: Case, judgement: Judgement) -> None:
+    """What became of what a model has beside its weights, where these are right."""
+    model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
+    if isinstance(model, Counting):
+        fates.append((BUFFERS, "each trained sample counts once", fate(case, runs)))
+    if isinstance(model, WithDropout) and len(runs) > 1:
+        fates.append((DRAWS, "those that come next", resumed_draws(runs)))
+    # A process that is killed may have updated its averages after what it had saved, and other ranks have other parts.
+    if case.resumed in ("once", "twice", INSIDE_WINDOW) and len(runs) > 1:
+        at_epoch = any(end.index + 1 == case.resumed_at for end in case.problem.ends)
+        fates.append((AVERAGES, "those of the stop", resumed_averages(runs, at_epoch=at_epoch)))
+    for name, expected, found in fates:
+        if found.owner is not None:
+            judgement.ways = (*judgement.ways, found.owner)
+        if found.unknown is not None:
+            _overrule(judgement, "INCONCLUSIVE", found.unknown)
+        if found.wrong is not None:
+            judgement.guards += (Guard(name, False, expected, found.wrong, found.wrong),)
+            _overrule(judgement, "FAIL (numerics)", found.wrong)
+
+
+def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:
+    """The events of each rank with whole weights. In each life other ranks may hold other parts of them."""
+    lives = [joined(life) for _, life in by_life(case.spec(), [rank.events for rank in outcome.ranks])]
+    return [[*chain(*(life[at] for life in lives if at < len(life)))] for at in range(len(outcome.ranks))]
 
 
 def _give_way_to_numbers(judgement: Judgement) -> None:
@@ -216,10 +277,19 @@ def _rounded(case: Case, judgement: Judgement) -> str | None:
         )
     if odd_part(case.world_size) == 1 or not averages_weights(judgement.runs[0]):
         return None
+    if not _fits_averaged_weights(case.problem, judgement.ranks):
+        return None
     return (
-        f"the ranks average their weights after each step, which rounds them where there are {case.world_size}, and no "
-        "bound is derived for that; run the case on 2 or 4 ranks"
+        f"the numbers are right but for what averaging weights after each step may round on {case.world_size} ranks: "
+        "run the case on 2 or 4"
     )
+
+
+def _fits_averaged_weights(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the weights are within the bound for ranks that average them after each step."""
+    accepted, history = _accepted(problem, ranks)
+    without = _without_gradients(ranks)
+    return any(matches(without, _trajectory(reading.by(None, AVERAGES_WEIGHTS), history).steps) for reading in accepted)
 
 
 def _fits_uneven_scale(problem: Problem, ranks: Sequence[RankEvidence]) -> bool:
@@ -295,17 +365,19 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
     judgement.verdict, judgement.headline = verdict, headline
 
 
-def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
+def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], *, carries: bool) -> Judgement:
+    """``carries``: the trainer declares that short windows go into the next epoch."""
     ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
     ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
     if ended is not None:
         lost = other_window(case, ranks) if len(runs) > 1 else None
         after = "this was after training had been stopped and resumed"
         notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
-        frozen = [tensor.name for tensor in case.problem.workload.model.tensors if tensor.frozen]
-        if frozen and ended[0] == "CRASH":
-            notes.append(f"in this case {enumerated(frozen)} are frozen: they have no gradient, and `.grad` is None")
+        if ended[0] == "CRASH":
+            notes += _without_gradients_in(case.problem.workload.model)
         verdict, headline = ended
+        if verdict == "CRASH":
+            headline += _parameters_of(case.problem.workload.model, headline)
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED":
             headline += f"; {context}"
         return Judgement(verdict, headline, ranks, notes=notes)
@@ -313,7 +385,7 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
-        _numbers(case, judgement, wrong)
+        _numbers(case, judgement, wrong, carries)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
@@ -330,6 +402,28 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run]) -> Judgement:
         if rank.outcome.exit != "exited 0"
     ]
     return judgement
+
+
+def _without_gradients_in(model: Model) -> Iterator[str]:
+    """Which parameters may have no gradient, on which a trainer may have crashed."""
+    frozen = [tensor.name for tensor in model.tensors if tensor.frozen]
+    unused = [tensor.name for tensor in model.tensors if tensor.block is not None]
+    if frozen:
+        yield f"in this case {enumerated(frozen)} are frozen: they have no gradient, and `.grad` is None"
+    if unused:
+        yield f"in this case some samples do not use {enumerated(unused)}, so that `.grad` may be None"
+
+
+def _parameters_of(model: Model, headline: str) -> str:
+    """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
+    names = [tensor.name for tensor in model.tensors]
+    if not re.search(rf"too many values to unpack|not enough values to unpack .*got {len(names)}\)", headline):
+        return ""
+    others = "" if model.name == Linear.name else ", or declare the `models` that the trainer can take"
+    return (
+        f"; in this case the model has {len(names)} parameter{'s' if len(names) > 1 else ''}, {enumerated(names)}: "
+        f"take as many as `model.parameters()` has{others}"
+    )
 
 
 def _without_oracle(judgement: Judgement) -> list[str]:
@@ -378,7 +472,7 @@ def _give_way(judgement: Judgement, wrong: list[str]) -> None:
         wrong[int(others) : int(others)] = [guard.text for guard in broken]
 
 
-def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
+def _numbers(case: Case, judgement: Judgement, wrong: list[str], carries: bool) -> None:
     """Compare with the oracle, and append what is wrong to ``wrong``.
 
     Raises:
@@ -386,7 +480,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
     """
     problem, ranks, known = case.problem, judgement.ranks, len(wrong)
     workload, scaled = problem.workload, problem.precision.scaled
-    accepted, history = _accepted(problem, ranks)
+    accepted, history = _accepted(problem, ranks, carries=carries)
     for reading in accepted if not wrong else ():
         trajectory = _trajectory(reading, history)
         if _fits(judgement, trajectory, is_linear=isinstance(workload.optimizer, SGD)):
@@ -402,7 +496,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
             if not wrong:
                 _passed(reading, trajectory, judgement)
             return
-    strictest, right = _closest([(reading, _trajectory(reading, history)) for reading in accepted], ranks)
+    answers = [(reading, _trajectory(reading, history)) for reading in accepted]
+    strictest, right = _closest(answers, ranks)
     judgement.trajectory = right
     judgement.difference = first_difference(ranks, right.steps)
     if judgement.difference is not None:
@@ -411,6 +506,8 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str]) -> None:
         )
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
+        if not judgement.suspects.explained_by and len(right.steps) < len(answers[0][1].steps):
+            judgement.suspects = _with_short_windows(*answers[0], judgement.suspects, ranks, diverged)
         if right.certificate.exact and not judgement.suspects.explained_by:
             judgement.suspects = _by_weights_alone(strictest, right, ranks, diverged) or judgement.suspects
         is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
@@ -447,8 +544,8 @@ def _judge_scaler(
 def _closest(
     trajectories: Sequence[tuple[Reading, Trajectory]], ranks: Sequence[RankEvidence]
 ) -> tuple[Reading, Trajectory]:
-    """The strictest answer; but if ranks have run out of data, the one that the numbers leave last, as which divisor is
-    theirs is open until then."""
+    """The strictest answer with as many steps; but if ranks have run out of data, the one that the numbers leave last,
+    as which divisor is theirs is open until then."""
 
     def left(one: tuple[Reading, Trajectory]) -> tuple[int, int, int]:
         difference = first_difference(ranks, one[1].steps)
@@ -457,7 +554,8 @@ def _closest(
 
     joining = [one for one in trajectories if "last_batch=join" in one[0].ways]
     if not joining or any(first_difference(ranks, right.steps) is None for _, right in joining):
-        return trajectories[0]
+        as_many = (one for one in trajectories if len(one[1].steps) == len(ranks[0].steps))
+        return next(as_many, trajectories[0])
     return max(joining, key=left)
 
 
@@ -480,6 +578,17 @@ def _without_gradients(ranks: Sequence[RankEvidence]) -> tuple[RankEvidence, ...
     )
 
 
+def _with_short_windows(
+    reading: Reading, right: Trajectory, found: Suspects, ranks: Sequence[RankEvidence], diverged: bool
+) -> Suspects:
+    """What a trainer that has as few steps as one that drops short windows may have done with them instead."""
+    difference = first_difference(ranks, right.steps)
+    if difference is None:
+        return found
+    of_all = suspects(reading, right, difference, ranks, diverged)
+    return of_all if any(PAIR not in name for name in of_all.explained_by) else found
+
+
 def _by_weights_alone(
     reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool
 ) -> Suspects | None:
@@ -491,13 +600,15 @@ def _by_weights_alone(
     return found if found and any(PAIR not in name for name in found.explained_by) else None
 
 
-def _accepted(problem: Problem, ranks: Sequence[RankEvidence]) -> tuple[Sequence[Reading], ScalerHistory | None]:
+def _accepted(
+    problem: Problem, ranks: Sequence[RankEvidence], *, carries: bool = False
+) -> tuple[Sequence[Reading], ScalerHistory | None]:
     """The accepted readings, and the skips and loss scales of rank 0, along which the right answers are."""
     problem = as_dealt(problem, ranks)
     history = _history(problem, ranks[0])
     early = all(rank.averaged_early for rank in ranks)
     # Averaging early has a wider bound, which only trainers that do it get.
-    accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset())
+    accepted = readings(problem, padded(problem, ranks), history.skips if history else frozenset(), carries=carries)
     # So has a step whose scalars are tensors.
     if any(rank.scalars_in_tensors for rank in ranks):
         accepted = tuple(replace(one, deviations=(*one.deviations, SCALARS_IN_TENSORS)) for one in accepted)
@@ -513,7 +624,7 @@ def _history(problem: Problem, rank: RankEvidence) -> ScalerHistory | None:
     scales = {attempt.window: scale for attempt in attempts if (scale := exactly(attempt.scale))}
     skips = frozenset(range(problem.workload.steps)) - stepped
     attempted = {attempt.window for attempt in attempts}
-    dropped = {window for window in skips - attempted if window >= fewest_steps(problem)}
+    dropped = skips - attempted - must_step(problem)
     if len(scales) < len(attempts):
         return ScalerHistory(skips - dropped)
     # A window that was left out has the scale of the next one.

@@ -1,13 +1,17 @@
-"""What the ranks read in a last window that leaves it open: which samples they repeated, and how they shared it out."""
+"""What the ranks read in the last window of an epoch that leaves it open: which samples they repeated, and how they
+shared it out."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, cycle, islice
 
+from conformance.oracle.accepted_readings import Ends
 from conformance.verdict.evidence import RankEvidence
+from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Sample
 
@@ -17,45 +21,61 @@ _Rows = Sequence[int | None]
 
 
 def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
-    """The problem with the last window split evenly, if ranks that should have no samples of it took their part."""
+    """The problem with last windows split evenly, if ranks that should have no samples of them took their part."""
     if not problem.layout.in_whole_shares:
         return problem
-    last, numbers = problem.windows[-1], row_numbers(problem)
-    read = _read_last(problem, ranks, numbers)
-    if read is None or not any(rows for rows, share in zip(read, last.shares, strict=True) if not share):
-        return problem
-    if Counter(chain.from_iterable(read)) != Counter(numbers[sample.x] for sample in last.batch):
-        return problem
+    numbers = row_numbers(problem)
+    for last, read in zip(problem.ends, _read_last(problem, ranks, numbers), strict=False):
+        if not any(rows for rows, share in zip(read, last.shares, strict=True) if not share):
+            return problem
+        if Counter(chain.from_iterable(read)) != Counter(numbers[sample.x] for sample in last.batch):
+            return problem
     return replace(problem, layout=replace(problem.layout, in_whole_shares=False))
 
 
-def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[tuple[Sample, ...]]:
-    """What the samples of the last window may be if ranks repeated some to fill it up; empty if none was repeated, or
+def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
+    """What the last window of each epoch may be if ranks repeated samples to fill it up; empty if none was repeated, or
     the rows do not show it.
 
     If several samples have the repeated row, it may be those of the window or the first of all, or those that a rank
     without data of its own has read before.
     """
-    last, size = problem.windows[-1], problem.layout.accumulation * problem.layout.micro_batch_size
-    if len(last.batch) == last.world_size * size:
+    if all(len(window.batch) == problem.workload.batch_size for window in problem.ends):
         return []
     numbers = row_numbers(problem)
     read = _read_last(problem, ranks, numbers)
+    repeated = [_repeated(problem, last, rows, numbers) for last, rows in zip(problem.ends, read, strict=False)]
+    found = list[Ends]()
+    for of_epochs in zip(*repeated, strict=True):
+        if all(of_epochs):
+            filled = map(partial(problem.layout.filled_up, problem.workload), problem.ends, of_epochs)
+            ends = {window.index: window for window in filled}
+            if all(len(window.batch) % window.world_size == 0 for window in ends.values()) and ends not in found:
+                found.append(ends)
+    return found
+
+
+def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[list[int]]:
+    """Which samples ranks may have repeated in the last window of an epoch; empty lists for those that none has."""
+    size = problem.layout.accumulation * problem.layout.micro_batch_size
     planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
-    trained = Counter(chain.from_iterable(read or ()))
+    trained = Counter(chain.from_iterable(read))
     repeated = trained - planned
-    if read is None or None in repeated or planned - trained or any(len(rows) > size for rows in read):
-        return []
-    of_all = _by_row(chain(*problem.workload.batches), numbers)
-    of_window = of_all | _by_row(last.batch, numbers)
-    found = [
-        [*chain.from_iterable(islice(cycle(samples[row]), count) for row, count in repeated.items())]
-        for samples in (of_window, of_all)
-    ]
+    if len(last.batch) == last.world_size * size or None in repeated or planned - trained:
+        return [[], [], []]
+    if any(len(rows) > size for rows in read):
+        return [[], [], []]
+    samples = list(chain.from_iterable(problem.workload.batches))
+    of_all = _by_row(enumerate(samples), numbers)
+    of_window = of_all | _by_row(zip(last.samples, last.batch, strict=True), numbers)
     without = [rank for rank, share in enumerate(last.shares) if not share and read[rank]]
-    found.append([*chain.from_iterable(_read_before(problem, rank, read[rank], numbers) for rank in without)])
-    whole = ((*last.batch, *samples) for samples in found if samples)
-    return list(dict.fromkeys(samples for samples in whole if len(samples) % last.world_size == 0))
+    return [
+        *(
+            [*chain.from_iterable(islice(cycle(of_rows[row]), count) for row, count in repeated.items())]
+            for of_rows in (of_window, of_all)
+        ),
+        [*chain.from_iterable(_read_before(problem, last.epoch, rank, read[rank], numbers) for rank in without)],
+    ]
 
 
 def row_numbers(problem: Problem) -> _Numbers:
@@ -66,15 +86,26 @@ def row_numbers(problem: Problem) -> _Numbers:
     return numbers
 
 
-def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Numbers) -> list[_Rows] | None:
-    """The rows that each rank trained on in the last window; None if they read other rows than planned before it."""
-    *earlier, _ = problem.windows
-    read = [_rows(rank) for rank in ranks]
-    before = [sum(map(len, chain(*(window.shares[rank] for window in earlier)))) for rank in range(len(read))]
-    begun = Counter(chain.from_iterable(rows[:count] for rows, count in zip(read, before, strict=True)))
-    if begun != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
-        return None
-    return [rows[count:] for rows, count in zip(read, before, strict=True)]
+def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Numbers) -> list[list[_Rows]]:
+    """The rows that each rank trained on in the last window of each epoch, if it read as many more or fewer than
+    planned in each; none if they read other rows than planned before it."""
+    read, found = [_rows(rank) for rank in ranks], list[list[_Rows]]()
+    positions = [0] * len(read)
+    for last in problem.ends:
+        *earlier, _ = [window for window in problem.windows if window.epoch == last.epoch]
+        of_epoch = list[_Rows]()
+        for rank, rows in enumerate(read):
+            of_plan = [sum(map(len, window.shares[rank])) for window in problem.windows if window.epoch == last.epoch]
+            of_run = sum(len(micro_batch) for window in problem.windows for micro_batch in window.shares[rank])
+            end = positions[rank] + sum(of_plan) + (len(rows) - of_run) // len(problem.ends)
+            of_epoch.append(rows[positions[rank] : end])
+            positions[rank] = end
+        before = [sum(map(len, chain(*(window.shares[rank] for window in earlier)))) for rank in range(len(read))]
+        begun = Counter(chain.from_iterable(rows[:count] for rows, count in zip(of_epoch, before, strict=True)))
+        if begun != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
+            return []
+        found.append([rows[count:] for rows, count in zip(of_epoch, before, strict=True)])
+    return found
 
 
 def _rows(rank: RankEvidence) -> _Rows:
@@ -83,19 +114,22 @@ def _rows(rank: RankEvidence) -> _Rows:
     return [row for event in forwards for row in event["rows"]]
 
 
-def _by_row(samples: Iterable[Sample], numbers: _Numbers) -> defaultdict[int | None, list[Sample]]:
-    """The samples of each row, in order."""
-    found = defaultdict[int | None, list[Sample]](list)
-    for sample in samples:
-        found[numbers[sample.x]].append(sample)
+def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> defaultdict[int | None, list[int]]:
+    """The numbers of the samples of each row, in order."""
+    found = defaultdict[int | None, list[int]](list)
+    for number, sample in samples:
+        found[numbers[sample.x]].append(number)
     return found
 
 
-def _read_before(problem: Problem, rank: int, rows: _Rows, numbers: _Numbers) -> list[Sample]:
-    """The first samples of ``rank`` that have these rows one after the other; none if there are none."""
-    samples = [window.batch[index] for window in problem.windows for index in chain(*window.shares[rank])]
+def _read_before(problem: Problem, epoch: int, rank: int, rows: _Rows, numbers: _Numbers) -> list[int]:
+    """The first samples of ``rank`` in an epoch that have these rows one after the other; none if there are none."""
+    windows = [window for window in problem.windows if window.epoch == epoch]
+    samples = [
+        (window.samples[index], window.batch[index]) for window in windows for index in chain(*window.shares[rank])
+    ]
     for begin in range(len(samples) - len(rows) + 1):
         taken = samples[begin : begin + len(rows)]
-        if [numbers[sample.x] for sample in taken] == rows:
-            return taken
+        if [numbers[sample.x] for _, sample in taken] == rows:
+            return [number for number, _ in taken]
     return []

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 
-from conformance.cases.case import Case
+from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.laws.run import Run
 from conformance.runner.outcome import Outcome, RankOutcome
-from conformance.trace.lives import Events, lives
+from conformance.trace.lives import Events, by_life, lives
 from conformance.verdict.evidence import Attempt, RankEvidence, read
 from conformance.verdict.reported import with_reports
 from conformance.verdict.watched_weights import with_watched_weights
@@ -20,38 +19,60 @@ from conformance.verdict.watched_weights import with_watched_weights
 
 def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
     """What each rank did; ``runs``: one for each life, or the only one."""
-    parts = zip_longest(*(lives(case.resumed_at, rank.events) for rank in outcome.ranks), fillvalue=())
+    parts = by_life(case.spec(), [rank.events for rank in outcome.ranks])
     found = [
         with_watched_weights(
-            [_read(case, rank, own, number) for rank, own in zip(outcome.ranks, life, strict=True)], run
+            [_read(case, rank, own, number) for rank, own in zip(outcome.ranks, life, strict=False)], run
         )
-        for number, (life, run) in enumerate(zip(parts, runs, strict=True))
+        for number, ((_, life), run) in enumerate(zip(parts, runs, strict=True))
     ]
-    joined = [_joined(rank, of_rank) for rank, *of_rank in zip(outcome.ranks, *found, strict=True)]
+    joined = [
+        _joined(rank, [life[at] if at < len(life) else _in_place_of_none(life[0]) for life in found])
+        for at, rank in enumerate(outcome.ranks)
+    ]
     return with_reports(case, found[0] if len(found) == 1 else joined, runs)
 
 
+def _in_place_of_none(first: RankEvidence) -> RankEvidence:
+    """What stands for a rank in a life that does not have it: the numbers of the first rank, which are those of all."""
+    return replace(first, collectives={}, trained=first.trained and {}, contributed=None, changes=())
+
+
+def as_it_ran(case: Case, outcome: Outcome) -> Case:
+    """The case; of one that is killed between two files, with the checkpoint that it goes on from, or with no stop if
+    its checkpoints are one file."""
+    first, *others = lives(case.resumed_at, outcome.ranks[0].events)
+    if case.resumed != BETWEEN_FILES:
+        return case
+    windows = [event["window"] for event in first if event["window"] is not None]
+    return replace(case, resumed_at=windows[-1] + 1 if windows else 0) if others else replace(case, resumed_at=None)
+
+
 def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:
-    windows = case.problem.windows
+    windows = case.problem.windows_of_lives[life if case.problem.resumed_layout else 0]
     if life:
         # It may go on elsewhere than it should.
         first = next((event["window"] for event in events if event["window"] is not None), case.resumed_at)
         windows = windows[first:]
     elif case.resumed_at is not None:
-        windows = windows[: case.resumed_at]
+        windows = windows[: case.resumed_at + bool(case.resumed_inside)]
     found = read(replace(rank, events=events), windows)
-    if not any(tensor.frozen for tensor in case.problem.workload.model.tensors):
+    if not any(tensor.frozen or tensor.block is not None for tensor in case.problem.workload.model.tensors):
         return found
-    return replace(found, attempts=tuple(_with_frozen(case, attempt) for attempt in found.attempts))
+    return replace(found, attempts=tuple(_with_missing(case, attempt) for attempt in found.attempts))
 
 
-def _with_frozen(case: Case, attempt: Attempt) -> Attempt:
-    """With gradients of zero for the parameters that are frozen, which may have none."""
+def _with_missing(case: Case, attempt: Attempt) -> Attempt:
+    """With gradients of zero for the parameters that may have none: those that are frozen, or not used."""
     if attempt.gradients is None:
         return attempt
-    workload = case.problem.workload
+    workload, batch = case.problem.workload, case.problem.windows[attempt.window].batch
+    needed = [
+        workload.trains(tensor, attempt.window) and workload.uses(tensor, batch)
+        for tensor in range(len(workload.model.tensors))
+    ]
     gradients = tuple(
-        0.0 if seen is None and not workload.trains(tensor, attempt.window) else seen
+        0.0 if seen is None and not needed[tensor] else seen
         for tensor, seen in zip(workload.model.tensor_of, attempt.gradients, strict=True)
     )
     return replace(attempt, gradients=gradients)
@@ -63,7 +84,6 @@ def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:
         parts[-1],
         outcome=rank,
         attempts=tuple(attempt for part in parts for attempt in part.attempts),
-        world_size=min((part.world_size for part in parts), key=lambda size: size or 0),
         updates=tuple(update for part in parts for update in part.updates),
         collectives=_summed([part.collectives for part in parts]),
         trained=_united([part.trained for part in parts]),

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from conformance.cases.case import Case
-from conformance.oracle.accepted_readings import fewest_steps
+from conformance.oracle.accepted_readings import must_step
 from conformance.results.records import Vector
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
@@ -29,6 +29,11 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             "rank 0 wrote no file of more than 64 bytes in its own process after it was to save again, so it was not "
             "killed while it saved: save in rank 0, after each of `task.save_after` windows"
         )
+    if case.problem.workload.own_order and case.orders is None:
+        return (
+            "the order of the samples is the trainer's own, and the forwards do not show which samples went in, so the "
+            "numbers cannot be compared; pass the model the inputs as they are in the batch"
+        )
     for rank in ranks:
         in_life = [any(event["event"] == "model" for event in life.outcome.events) for life in rank.lives]
         if in_life == [True, False]:
@@ -39,7 +44,8 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
         took_model = any(event["event"] == "model" for event in rank.outcome.events)
-        if took_model and rank.shard is None and any(None in weights for weights in held):
+        is_split = rank.shard is None and any(None in weights for weights in held)
+        if took_model and is_split and not rank.reported:
             return (
                 f"the parameters are split over the ranks: rank {rank.outcome.rank} does not hold whole weights, so "
                 "they cannot be compared, and nothing says which part it holds; shard them with `fully_shard` (FSDP2), "
@@ -52,7 +58,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
                 "process does cannot be seen, so train in the one that calls the function under `@trainer`"
             )
-    if (missing := unreported(ranks, fewest_steps(case.problem))) is not None:
+    if (missing := unreported(ranks, must_step(case.problem))) is not None:
         return missing
     processes = [life for rank in ranks if not rank.reported for life in rank.lives or (rank,)]
     for rank in processes:
@@ -92,7 +98,7 @@ def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     if not case.arithmetic.scaled:
         return None
     for rank in ranks:
-        has_gaps = 0 < len(rank.attempts) < fewest_steps(case.problem)
+        has_gaps = 0 < len(rank.attempts) < len(must_step(case.problem))
         if has_gaps and all(attempt.scale is None for attempt in rank.attempts) and not _are_placed(case, rank):
             return (
                 f"rank {rank.outcome.rank} took {len(rank.attempts)} steps in {len(case.problem.windows)} windows, and "
@@ -111,7 +117,8 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
             rows[event["window"]] += event["rows"]
     windows, of = case.problem.windows, row_numbers(case.problem)
     batches = {window.index: {of[sample.x] for sample in window.batch} for window in windows}
-    planned = {window.index: sum(map(len, window.shares[rank.outcome.rank])) for window in windows}
+    number = rank.outcome.rank
+    planned = {window.index: sum(map(len, window.shares[number])) for window in windows if number < window.world_size}
     return all(
         len(seen) == planned.get(at) if None in seen else batches.get(at, set()).issuperset(seen)
         for at, seen in rows.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 
@@ -16,11 +16,11 @@ _Rows = frozenset[int]
 def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """That later epochs have the order of the first one, which they should not; None if the rows do not show it."""
     read = [rank.trained for rank in ranks if rank.trained is not None]
-    if not case.problem.workload.shuffle or len(read) < len(ranks):
+    if not (case.problem.workload.shuffle and case.problem.in_order) or len(read) < len(ranks):
         return None
     planned = [frozenset(rows) for rows in _planned(case)]
     found = [_Rows().union(*(of_rank.get(window, ()) for of_rank in read)) for window in range(len(planned))]
-    batches = len(case.problem.workload.batches)
+    batches = case.problem.workload.windows_of_epoch
     other = [window for window, rows in enumerate(found) if rows != planned[window]]
     if not other or any(found[window] != planned[window % batches] for window in other):
         return None
@@ -33,7 +33,9 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Which ranks read samples of each other, but in other windows of an epoch, while no rank reads some others; None
     if no two do, or the rows do not show it."""
-    planned, batches = _planned(case), len(case.problem.workload.batches)
+    if not case.problem.in_order or all(_is_its_own(case, rank) for rank in ranks):
+        return None
+    planned, batches = _planned(case), case.problem.workload.windows_of_epoch
     # A last window may be filled up by repeating samples.
     whole = [window for window, rows in enumerate(planned) if rows.total() == case.problem.workload.batch_size]
     for epoch in range(case.problem.workload.epochs):
@@ -56,6 +58,20 @@ def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | N
                     "the samplers of all ranks the same seed, and the same epoch with `set_epoch`"
                 )
     return None
+
+
+def _is_its_own(case: Case, rank: RankEvidence) -> bool:
+    """Whether a rank reads its own windows of one epoch after the other, though it may leave some out, or read on."""
+    row_of, epoch = row_numbers(case.problem), 0
+    own: dict[int, list[set[int]]] = defaultdict(list)
+    for window in case.problem.windows:
+        if rank.outcome.rank < window.world_size:
+            own[window.epoch].append({row_of[window.batch[at].x] for at in chain(*window.shares[rank.outcome.rank])})
+    for one in rank.outcome.events:
+        if one["event"] == "forward" and not one.get("extra"):
+            while epoch in own and not any(share.issuperset(one["rows"]) for share in own[epoch]):
+                epoch += 1
+    return epoch == max(own, default=None)
 
 
 def _planned(case: Case) -> list[Counter[int]]:

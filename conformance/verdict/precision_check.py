@@ -59,7 +59,7 @@ def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) ->
     """Whether ``precision`` shows in ``steps``, which ``rule`` gives without it; clipped steps are not considered."""
     weights = rule.problem.workload.start
     for step in steps:
-        window = rule.problem.windows[step.window]
+        window = next(one for one in rule.problem.windows if one.index == step.window)
         form = rule.form(window, rule.coefficients(window))
         cast = tuple(nearest(weight, precision.compute) for weight in weights)
         low = (nearest(entry, precision.wire) for entry in form.gradient(cast))

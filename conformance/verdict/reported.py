@@ -3,7 +3,7 @@ rounded, and for nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from conformance.cases.case import Case
@@ -20,7 +20,13 @@ def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run])
     """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
     that of the first rank that does."""
     said = [
-        {event.step: values(event.weights) for run in runs for event in run.ranks[at].of(Report) if event.weights}
+        {
+            event.step: values(event.weights)
+            for run in runs
+            for rank in run.ranks[at : at + 1]
+            for event in rank.of(Report)
+            if event.weights
+        }
         for at in range(len(ranks))
     ]
     whole = [
@@ -30,13 +36,13 @@ def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run])
     return tuple(_completed(case, rank, runs, own) if own else rank for rank, own in zip(ranks, whole, strict=True))
 
 
-def unreported(ranks: Sequence[RankEvidence], fewest: int) -> str | None:
-    """Which of the ``fewest`` windows that must be stepped is neither seen nor reported, where others are reported."""
+def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None:
+    """Which of the windows that must be stepped is neither seen nor reported, where others are reported."""
     if not any(rank.reported for rank in ranks):
         return None
     for rank in ranks:
         known = {attempt.window for attempt in rank.attempts if None not in attempt.weights}
-        missing = sorted({*range(fewest)} - known)
+        missing = sorted(must_step - known)
         if missing:
             return (
                 f"rank {rank.outcome.rank} does not report all of its weights after window {missing[0]}, which cannot "
@@ -86,7 +92,8 @@ def _shown(rank: RankEvidence, runs: Sequence[Run]) -> dict[int, Vector]:
     windows = [
         window
         for run in runs
-        for window in run.ranks[rank.outcome.rank].windows
+        for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1]
+        for window in own.windows
         if window.forwards and window.backwards
     ]
     after = {window.number: window.shown_after for window in windows}

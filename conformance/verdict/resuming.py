@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from conformance.cases.case import Case
+from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.oracle.overflow import Scaler
 from conformance.trace.events import Number
 from conformance.trace.words import number
@@ -26,7 +26,15 @@ def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         before, after = map(_windows, rank.lives) if rank.lives else ([], [])
         stop = case.resumed_at or 0
-        if before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
+        if case.resumed_inside:
+            last = _micro_batches(rank.lives[0])[-1:] if rank.lives else []
+            if last and last != [(stop, case.resumed_inside - 1)]:
+                return (
+                    f"Your last micro-batch before the stop was number {last[0][1]} of window {last[0][0]}, and should "
+                    f"be number {case.resumed_inside - 1} of window {stop}: train `task.stop_after` windows and "
+                    "`task.stop_inside` micro-batches of the next one, save in `task.checkpoint_dir`, and return."
+                )
+        elif before and (before[-1] >= stop or after[:1] == [before[-1] + 1] != [stop]):
             return (
                 f"You stopped after {_count(before[-1] + 1)}; this case asks for a stop after {stop}: train "
                 "`task.stop_after` windows, skipped ones included, save in `task.checkpoint_dir`, and return."
@@ -40,6 +48,17 @@ def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
         return (
             "before that the processes were killed while they saved the next checkpoint, and the one of "
             f"{_count(case.resumed_at or 0)} was whole: write each beside the last one, and rename it when it is whole"
+        )
+    if case.resumed == BETWEEN_FILES:
+        return (
+            "before that the processes were killed between two files of the next checkpoint, and the one of "
+            f"{_count(case.resumed_at or 0)} was whole: write the files of each into a new folder, and rename that last"
+        )
+    before, after = case.world_sizes
+    if before != after:
+        return (
+            f"it was stopped on {before} ranks, and resumed on {after}: what a rank saves or counts for itself "
+            "alone is lost on others, or is another number"
         )
     if altered:
         return (
@@ -72,13 +91,18 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 f"rank {rank} was stopped before window {case.resumed_at}, and resumed with window {window}: "
                 "save how many windows were trained, and skip those, no more and no fewer"
             )
+        if case.resumed_inside and window not in {one.window for one in ranks[rank].lives[1].attempts}:
+            return (
+                f"rank {rank} was stopped inside window {window}, and after the resume no step ends it: windows begin "
+                "where training is resumed; save how many micro-batches of the window were trained, too"
+            )
     return None
 
 
 def _is_in_first_epoch(case: Case, windows: Sequence[int]) -> bool:
     """Whether as many windows as were left, and at the same place of an epoch, are those of the first one."""
     workload, stop = case.problem.workload, case.resumed_at or 0
-    is_there = windows[0] == stop % len(workload.batches) != stop
+    is_there = windows[0] == stop % workload.windows_of_epoch != stop
     return workload.shuffle and is_there and len(windows) == workload.steps - stop
 
 
@@ -102,15 +126,21 @@ def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
     )
 
 
-def other_gradients(ranks: Sequence[RankEvidence]) -> str | None:
+def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """On which ranks the first backward of the second life adds to gradients; None if on none."""
-    found = [
-        rank.outcome.rank
-        for rank in ranks
-        if rank.lives
-        and next((one["gradients"] for one in rank.lives[1].outcome.events if one["event"] == "backward_begin"), None)
-        == "some"
-    ]
+    found = (
+        []
+        if case.resumed_inside
+        else [
+            rank.outcome.rank
+            for rank in ranks
+            if rank.lives
+            and next(
+                (one["gradients"] for one in rank.lives[1].outcome.events if one["event"] == "backward_begin"), None
+            )
+            == "some"
+        ]
+    )
     if not found:
         return None
     return (
@@ -123,7 +153,7 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
     """What an optimizer held or kept otherwise before its first step in the second life than after its last one in the
     first; None if nothing."""
     for rank in ranks:
-        before, after = (_kept(life) for life in rank.lives or (None, None))
+        before, after = (_kept(model, ranks, rank, number) for number in (0, 1))
         for parameter in before.keys() & after.keys():
             name = model.tensors[parameter].name
             then, now = before[parameter], after[parameter]
@@ -139,7 +169,10 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
                         f"rank {rank.outcome.rank} resumed with other settings of parameter groups: {name} has "
                         f"{what}={now['settings'][what]} in place of {value}"
                     )
-            if (other := _other(then["values"], now["values"])) is not None:
+            # Weights may change after the last step, as where each is sent by the rank that steps it.
+            final = rank.lives[0].final_weights if rank.lives else None
+            ended = final and [final[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
+            if (other := _other(then["values"], now["values"])) is not None and now["values"] != ended:
                 return (
                     f"the optimizer of rank {rank.outcome.rank} resumed with other values of {name} than those of the "
                     f"stop, {other}: save and load what the optimizer steps, in the type that it has, also where it "
@@ -148,11 +181,48 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
-def _kept(life: RankEvidence | None) -> dict[int, dict[str, Any]]:
-    """What was last noted of each parameter."""
-    events = life.outcome.events if life else ()
-    kept = [one for event in events if event["event"] == "optimizer_state" for one in event["kept"]]
+def _kept(model: Model, ranks: Sequence[RankEvidence], rank: RankEvidence, number: int) -> dict[int, dict[str, Any]]:
+    """What was last noted of each parameter in a life of a rank. Of one that is split over the ranks, what they hold
+    together, as it may be split otherwise in another life."""
+    if not rank.lives or rank.lives[number].shard is None:
+        return _noted(rank.lives[number]) if rank.lives else {}
+    return _put_together(model, [(one.lives[number].shard, _noted(one.lives[number])) for one in ranks if one.lives])
+
+
+def _noted(life: RankEvidence) -> dict[int, dict[str, Any]]:
+    kept = [one for event in life.outcome.events if event["event"] == "optimizer_state" for one in event["kept"]]
     return {one["parameter"]: one for one in kept}
+
+
+def _put_together(
+    model: Model, parts: Sequence[tuple[frozenset[int] | None, dict[int, dict[str, Any]]]]
+) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for parameter in range(len(model.tensors)):
+        own = [
+            (sorted(at for at in shard or () if model.tensor_of[at] == parameter), noted[parameter])
+            for shard, noted in parts
+            if parameter in noted
+        ]
+        names = {name for _, one in own for name in one["state"]}
+        if own:
+            found[parameter] = {
+                "settings": own[0][1]["settings"],
+                "values": _whole([(places, one["values"]) for places, one in own]),
+                "state": {
+                    name: _whole([(places, one["state"].get(name, ())) for places, one in own]) for name in names
+                },
+            }
+    return found
+
+
+def _whole(parts: Sequence[tuple[Sequence[int], Sequence[Number]]]) -> Sequence[Number]:
+    """The values of all ranks, by their places; what is no value for each place, such as a count of steps, is that of
+    the first rank that has it."""
+    if any(values and len(values) != len(places) for places, values in parts):
+        return next(values for _, values in parts if values)
+    together = {place: value for places, values in parts for place, value in zip(places, values, strict=False)}
+    return [together[place] for place in sorted(together)]
 
 
 def _other(then: Sequence[Number], now: Sequence[Number] | None) -> str | None:
@@ -211,6 +281,12 @@ def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
 def _windows(life: RankEvidence) -> list[int]:
     """Those in which a life trained, in order."""
     return list(dict.fromkeys(event["window"] for event in life.outcome.events if event["window"] is not None))
+
+
+def _micro_batches(life: RankEvidence) -> list[tuple[int, int]]:
+    """Those in which a life trained, in order, each with its window before it."""
+    events = [event for event in life.outcome.events if event["event"] == "backward_begin"]
+    return [(event["window"], event["micro_batch"]) for event in events if event["micro_batch"] is not None]
 
 
 def _count(windows: int) -> str:

@@ -70,6 +70,8 @@ def _other_rows(runs: Sequence[Run]) -> str | None:
     Rows that were lost or read twice are a bug of the trainer, and so are windows that end elsewhere.
     """
     run = runs[0]
+    if len({one.plan.world_size for one in runs}) > 1:
+        return None
     read = [
         [tuple(event.rows) for life in of_rank for event in life.of(Forward) if not event.extra]
         for of_rank in zip(*(one.ranks for one in runs), strict=True)
@@ -242,7 +244,7 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     )
 
 
-_ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW"}
+_ALGORITHMS = {"sgd": "SGD", "adamw": "AdamW", "adagrad": "Adagrad"}
 
 
 def _other_optimizer(rank: Rank, explained_by: Sequence[str]) -> str | None:

@@ -39,6 +39,18 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
+def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """Says so if the ranks' models end with different weights, of whose masters each rank has stepped a part."""
+    ends = [next((one["copies"] for one in rank.outcome.events if one.get("copies")), ()) for rank in ranks]
+    for name, *copies in zip(case.problem.workload.model.elements, *ends, strict=False):
+        if len({value for value in copies if value is not None}) > 1:
+            return (
+                f"the ranks' models end with different values of {name}: {', '.join(map(str, copies))}; after the last "
+                "step, too, each must get what the others have stepped"
+            )
+    return None
+
+
 def kept_over_step(rank: RankEvidence, step: int) -> str | None:
     """Says so if the forwards after step ``step - 1`` use the weights that were gathered before it."""
     if rank.shard is None or step == 0:

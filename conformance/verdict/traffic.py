@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from conformance.laws.run import GlobalWindow, Run, Window
-from conformance.oracle.traffic import Split, expected, ring_collective
+from conformance.oracle.traffic import Split, expected, ring_collective, state
 from conformance.results.records import RankTraffic, Traffic
-from conformance.trace.events import Collective, Contribution, Send, Step
+from conformance.trace.events import Collective, Contribution, Finished, Send, Step
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -30,8 +30,10 @@ def traffic(run: Run) -> Traffic | None:
     width = PRECISIONS[run.plan.spec["precision"]].wire.width
     stepped = Fraction(sum(bool(here.windows[0].of(Step)) for here in together), len(together))
     formula = expected(run.plan.backend, ranks, run.plan.model.numel, width, _split(run, together), stepped)
+    whole = state(run.plan.backend, run.plan.model.numel, run.plan.spec["optimizer"], run.plan.precision.master.width)
     return Traffic(
         gradient=run.plan.model.numel * width,
+        state=whole,
         ranks=tuple(
             RankTraffic(
                 **{
@@ -41,6 +43,7 @@ def traffic(run: Run) -> Traffic | None:
                 expected_sent=None if formula is None else formula[rank].sent,
                 expected_received=None if formula is None else formula[rank].received,
                 expected_reduced=None if formula is None else float(formula[rank].reduced),
+                state=next((event.state_bytes for event in run.ranks[rank].of(Finished)), None) if whole else None,
             )
             for rank, total in enumerate(totals)
         ),

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations, permutations, zip_longest
+from itertools import chain, combinations, permutations
 
 from conformance.cases.case import Case
 from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.outliers import has_infinite_loss
-from conformance.workloads.plan import planned_windows, rows, stream
+from conformance.workloads.plan import rows
 
 _NONE = frozenset[int]()
 
 
 @dataclass(frozen=True)
 class Redundant:
-    """Which ranks did work of another one's, in words. ``always``: in all windows."""
+    """Which ranks did work of another one's, in words. ``window``: the first in which they did; ``always``: in all."""
 
     text: str
+    window: int
     always: bool
 
 
@@ -28,17 +29,27 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
 
     A rank may train on other samples than planned, as long as no other rank trains on them too. Ranks may fill up a
     last window of fewer samples by repeating some. Rows that are none of the samples, such as transformed ones, do not
-    tell which samples a rank trained on.
+    tell which samples a rank trained on. On other numbers of ranks a window has other shares, so each life has its own.
     """
+    stop = case.resumed_at or 0
+    if case.problem.resumed_layout is None or not all(rank.lives for rank in ranks):
+        return _redundant(case, ranks, len(case.problem.windows))
+    lives = zip(zip(*(rank.lives for rank in ranks), strict=True), case.world_sizes, strict=True)
+    before, after = (life[:size] for life, size in lives)
+    return _redundant(case, before, stop) or _redundant(case, after, len(case.problem.windows) - stop)
+
+
+def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redundant | None:
+    """``asked``: the number of windows that they should train."""
     allowed, planned = _planned(case)
     windows = _full_windows(case, ranks)
     # A window that no step ends, as where a scaler of the trainer's own skips it, is counted with the next one.
-    are_whole = len(set[int]().union(*(rank.trained or () for rank in ranks))) == len(case.problem.windows)
+    are_whole = len(set[int]().union(*(rank.trained or () for rank in ranks))) == asked
     for one, two in combinations(ranks, 2):
         mine, others = one.trained or {}, two.trained or {}
         together = [at for at in windows if _repeated(mine.get(at, _NONE) & others.get(at, _NONE), allowed)]
         if together and (are_whole or together == windows):
-            return Redundant(_both(one, two, together, _in(together, windows)), together == windows)
+            return Redundant(_both(one, two, together, _in(together, windows)), together[0], together == windows)
     for idle, busy in permutations(ranks, 2):
         trained, others = idle.trained, busy.trained or {}
         if trained is None:
@@ -55,7 +66,7 @@ def redundant(case: Case, ranks: Sequence[RankEvidence]) -> Redundant | None:
                 f"{idle.outcome.rank} on none{_in(instead, windows)}; every rank must compute the gradients of its own "
                 "shard"
             )
-            return Redundant(text, instead == windows)
+            return Redundant(text, instead[0], instead == windows)
     return None
 
 
@@ -86,10 +97,10 @@ def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 
 def _full_windows(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
-    """The windows in which a rank trained, without a last one that has fewer samples than the others."""
-    windows = sorted(set[int]().union(*(rank.trained or () for rank in ranks)))
-    batches = case.problem.workload.batches
-    return windows if len(batches[-1]) == len(batches[0]) else windows[:-1]
+    """The windows in which a rank trained, without those that have fewer samples than the others."""
+    size = case.problem.workload.batch_size
+    small = {window.index for window in case.problem.windows if len(window.batch) < size}
+    return sorted(set[int]().union(*(rank.trained or () for rank in ranks)) - small)
 
 
 def _in(windows: Sequence[int], of: Sequence[int]) -> str:
@@ -115,26 +126,22 @@ def _repeated(shared: frozenset[int], allowed: Counter[int]) -> bool:
 
 def _planned(case: Case) -> tuple[Counter[int], list[dict[int, frozenset[int]]]]:
     """How often a row occurs in one global window, at most; and the rows of each window, for each rank."""
-    spec = case.spec()
-    row_of, allowed = rows(spec), Counter[int]()
-    windows = [planned_windows(spec, rank) for rank in range(case.world_size)]
-    for together in zip_longest(*windows):
-        shares = (chain(*window.micro_batches) for window in together if window is not None)
-        allowed |= Counter(row_of[sample] for sample in chain(*shares))
-    return allowed, [
-        {
-            number: frozenset(row_of[sample] for sample in chain(*window.micro_batches))
-            for number, window in enumerate(of_rank)
-        }
-        for of_rank in windows
-    ]
+    row_of, allowed = rows(case.spec()), Counter[int]()
+    planned: list[dict[int, frozenset[int]]] = [{} for _ in range(max(case.world_sizes))]
+    for window in case.problem.windows:
+        found = [row_of[sample] for sample in window.samples]
+        allowed |= Counter(found)
+        for of_rank, share in zip(planned, window.shares, strict=False):
+            of_rank[window.index] = frozenset(found[index] for index in chain(*share))
+    return allowed, planned
 
 
 def gave_nothing(case: Case, ranks: Sequence[RankEvidence]) -> list[int]:
     """The ranks that put nothing but zeros into every exchange of gradients, though their samples count."""
-    spec = case.spec()
-    weights = spec["samples"]["weight"]
     counting = {
-        rank for rank, samples in stream(spec) if spec["loss"] == "mean" or any(map(weights.__getitem__, samples))
+        rank
+        for window in case.problem.windows
+        for rank, share in enumerate(window.shares)
+        if any(case.problem.workload.loss == "mean" or window.batch[index].weight for index in chain(*share))
     }
     return [rank.outcome.rank for rank in ranks if rank.contributed is False and rank.outcome.rank in counting]

@@ -188,6 +188,8 @@ def _second_step(window: Window) -> Broken | None:
             if between
             else f"Window {window.number} is stepped all the same, along gradients that overflow."
             if isinstance(earlier, Skip)
+            else "At least one of them does not go along the gradients of the window."
+            if None not in (earlier.gradients, event.gradients) and earlier.gradients != event.gradients
             else f"The gradients of window {window.number} are applied twice.",
         )
     return None

@@ -40,24 +40,20 @@ _FIX = """
     fix=_FIX,
 )
 def cleared_between_windows(window: Window) -> Outcomes:
-    previous = window.previous
-    if previous is None or not window.backwards or window.backwards[0].gradients is None:
+    if not window.backwards or window.backwards[0].gradients is None:
         return
     # What is put into place by hand is no rest of the window before.
     if window.of(GradientChange, before=window.backwards[0]):
+        return
+    if window.backwards[0].gradients == "some" and (left := _left(window)):
+        yield _left_by(left, window)
+        return
+    if (previous := window.previous) is None:
         return
     # Gradients that no step used need not be cleared.
     if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:
         return
     if _clears_before_its_end(previous):
-        further = previous.backwards[-1]
-        # Fewer before the step are a step that comes too early.
-        if (
-            window.backwards[0].gradients == "some"
-            and len(previous.backwards) > previous.planned
-            and not _clears(window)
-        ):
-            yield _left_by(further, window)
         return
     if window.backwards[0].gradients != "some":
         yield OK
@@ -71,6 +67,22 @@ def _held(window: Window) -> set[int]:
     found = {parameter for event in window.attempts for parameter in held.get(event.optimizer, ())}
     # If there is no step, or its optimizer is unknown, require at least the first parameter.
     return found or {0}
+
+
+def _left(window: Window) -> Sequence[BackwardBegin]:
+    """The backwards since the step before whose gradients those of this window are added to; none if they too were
+    added to some."""
+    previous, rank, first = window.previous, window.rank, window.backwards[0]
+    ends = () if previous is None else (*previous.backwards[-1:], *previous.attempts[-1:])
+    # Fewer before the step are a step that comes too early.
+    own = previous.backwards if previous is not None and len(previous.backwards) <= previous.planned else ()
+    through = {event.backward for event in rank.of(BackwardEnd) if event.forwards} - {event.backward for event in own}
+    left = [
+        event
+        for event in rank.of(BackwardBegin, after=ends[-1] if ends else None, before=first)
+        if event.backward in through and not _held(window) <= _parameters(rank.of(ZeroGrad, after=event, before=first))
+    ]
+    return left if left and left[0].gradients != "some" else ()
 
 
 def _clears_before_its_end(window: Window) -> bool:
@@ -121,16 +133,17 @@ def _not_cleared(previous: Window, window: Window) -> Broken:
     )
 
 
-def _left_by(further: BackwardBegin, window: Window) -> Broken:
+def _left_by(left: Sequence[BackwardBegin], window: Window) -> Broken:
     first = window.backwards[0]
+    several = f"{len(left)} backwards, the first of them {left[0]}" if left[1:] else left[0]
     return Broken(
         first,
         must="gradients must be cleared between two windows",
         because="a backward adds to the existing gradients",
-        however=f"{first} of window {window.number} added to the gradients of {further}, which came after they had "
-        "been cleared, and belongs to no micro-batch",
-        shows=(further, first),
-        effect=f"Window {window.number} steps along the sum of its own gradients and those of another backward.",
+        however=f"{first} of window {window.number} added to the gradients of {several}, which no step has "
+        "used, and which belong to no micro-batch",
+        shows=(left[0], first),
+        effect=f"Window {window.number} steps along the sum of its own gradients and those of other backwards.",
     )
 
 

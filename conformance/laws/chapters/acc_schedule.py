@@ -31,7 +31,7 @@ from conformance.trace.words import number
 )
 def schedule_per_step(window: Window) -> Outcomes:
     may_skip = window.plan.spec["scaler"] is not None or bool(window.rank.of(Skip))
-    for taken in _taken(window.rank)[window.number] if window.plan.has_schedule else ():
+    for taken in _taken(window.rank)[window.number] if window.plan.schedule_by == "step" else ():
         # A schedule may advance when the scaler skips a step; that it is taken all the same is for another law.
         if any(skip.optimizer == taken.step.optimizer for skip in window.of(Skip, before=taken.step)):
             continue
@@ -41,12 +41,46 @@ def schedule_per_step(window: Window) -> Outcomes:
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
         if taken.calls_once(may_skip=may_skip):
             yield OK
-        elif not any(
-            isclose(_rate(taken.step), rate, rel_tol=1e-6)
-            for one in counts
-            for rate in _planned_rates(window.plan, one)
-        ):
-            yield _wrongly_scheduled(window, taken)
+        elif not any(_has_rate(window.plan, taken.step, one) for one in counts):
+            yield _wrongly_scheduled(
+                window,
+                taken,
+                taken.number,
+                must="a scheduler must step once for each step that was taken",
+                because="the schedule counts steps",
+            )
+
+
+@law(
+    "acc/schedule-per-epoch",
+    "A learning-rate scheduler that counts epochs MUST step once for each epoch.",
+    why="""Such a schedule gives the learning rate of epoch k. A scheduler that steps for every window is n times as far
+        after epochs of n windows, and often at its end within the first one.""",
+    source='PyTorch, torch.optim, "How to adjust learning rate": its loops call scheduler.step() after each epoch',
+    fix="""
+        for epoch in range(epochs):
+            for batch in loader:
+                ...
+                optimizer.step()
+            scheduler.step()
+        """,
+)
+def schedule_per_epoch(window: Window) -> Outcomes:
+    plan = window.plan
+    for taken in _taken(window.rank)[window.number] if plan.schedule_by == "epoch" else ():
+        epoch = plan.epoch(window.number)
+        before = epoch if taken.previous is None else epoch - plan.epoch(taken.previous.window or 0)
+        # If the learning rate is right, it was set in another way, or the scheduler was resumed.
+        if len(taken.calls) == before:
+            yield OK
+        elif not _has_rate(plan, taken.step, epoch):
+            yield _wrongly_scheduled(
+                window,
+                taken,
+                epoch,
+                must="a scheduler that counts epochs must step once for each epoch",
+                because="the schedule counts epochs",
+            )
 
 
 @dataclass(frozen=True)
@@ -104,14 +138,20 @@ def _rate(step: Step) -> float:
     return step.lr if isinstance(step.lr, int | float) else float("nan")
 
 
-def _planned_rates(plan: Plan, step: int) -> tuple[float, ...]:
-    """Those of all parameter groups, the first one's first: which one an optimizer has is not known here."""
-    return plan.learning_rates[min(step, len(plan.learning_rates) - 1)]
+def _has_rate(plan: Plan, step: Step, place: int) -> bool:
+    return any(isclose(_rate(step), rate, rel_tol=1e-6) for rate in _planned_rates(plan, step, place))
 
 
-def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
+def _planned_rates(plan: Plan, step: Step, number: int) -> Sequence[float]:
+    """Those of the parameter groups that the parameters with this step's rate are in, the first one's first."""
+    rates = plan.learning_rates[min(number, len(plan.learning_rates) - 1)]
+    groups = {plan.model.tensors[one].group(len(rates)) for one in step.lr_of or step.parameters}
+    return [rates[group] for group in sorted(groups)] or rates
+
+
+def _wrongly_scheduled(window: Window, taken: _Taken, place: int, *, must: str, because: str) -> Broken:
     step, previous, made = taken.step, taken.previous, taken.calls
-    right = _planned_rates(window.plan, taken.number)[0]
+    right = _planned_rates(window.plan, step, place)[0]
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
     skipped = window.rank.of(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
@@ -130,8 +170,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken) -> Broken:
         however += f", though {skipped[0]} was no step"
     return Broken(
         made[-1] if made else step,
-        must="a scheduler must step once for each step that was taken",
-        because=f"the schedule counts steps: number {taken.number} has the learning rate {number(right)}",
+        must=must,
+        because=f"{because}: number {place} has the learning rate {number(right)}",
         however=however,
         shows=(*([previous] if previous else []), *skipped[:1], *made[-2:], step),
         effect=f"Step {taken.number} uses the learning rate {number(_rate(step))}.",

@@ -232,6 +232,42 @@ def _changed(window: Window, before: Event, after: Event) -> Broken:
 
 
 @law(
+    "amp/one-scaler",
+    "One scaler SHOULD scale the gradients of an optimizer throughout training.",
+    why="""A new one begins at its first scale. What the old one had found out is lost: windows that overflow at the
+        first scale are skipped once more.""",
+    source='PyTorch recipe "Automatic Mixed Precision": "The same GradScaler instance should be used for the entire '
+    'convergence run"',
+    fix="""
+        scaler = torch.amp.GradScaler(device.type)  # once, before the first epoch
+        for epoch in range(epochs):
+            ...
+        """,
+    needs=(ScalerStep, Update),
+)
+def one_scaler(window: Window) -> Outcomes:
+    if window.previous is None:
+        return
+    left = {update.scaler: update for update in window.previous.of(Update)}
+    earlier = {step.optimizer: left[step.scaler] for step in window.previous.of(ScalerStep) if step.scaler in left}
+    pairs = [(earlier[step.optimizer], step) for step in window.of(ScalerStep) if step.optimizer in earlier]
+    for update, step in pairs:
+        if step.scaler != update.scaler and step.scale != update.scale_after:
+            yield Broken(
+                step,
+                "one scaler should serve an optimizer throughout",
+                "a new one knows nothing of earlier overflows",
+                f"{step} is taken by a new scaler, at the scale {number(step.scale)}, where {update} had left "
+                f"{number(update.scale_after)}",
+                (update, step),
+                "Windows that overflow at that scale are skipped once more.",
+            )
+            return
+    if pairs:
+        yield OK
+
+
+@law(
     "amp/same-scale-on-all-ranks",
     "In each window the loss scale MUST be the same on all ranks.",
     why="""The ranks average S₁·g₁, …, Sₙ·gₙ, and rank r divides the average by its own Sᵣ: (Σ Sᵢ·gᵢ) / (n·Sᵣ) is not

@@ -113,6 +113,7 @@ _PARTED_BY = (
     "amp/all-ranks-skip",
     "amp/same-scale-on-all-ranks",
     "acc/schedule-per-step",
+    "acc/schedule-per-epoch",
     "acc/step-after-all-backwards",
     "hvd/broadcast-before-first-step",
     "hvd/synchronize-before-clip",

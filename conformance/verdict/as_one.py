@@ -1,0 +1,51 @@
+"""Trainers that go on with an accumulation window over the end of an epoch, as they read all epochs as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, chain
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.runner.outcome import Outcome
+from conformance.trace.hindsight.by_steps import stretches
+from conformance.trace.hindsight.training import forwarded, trained
+from conformance.workloads.layout import Window
+
+
+def as_one(case: Case) -> Case | None:
+    """The case as it is for a trainer that reads all epochs as one; None if its windows are the same."""
+    ends = case.problem.ends
+    if (
+        len(ends) == 1
+        or case.orders is not None
+        or case.resumed_at is not None
+        or all(len(share) == end.nominal for end in ends for share in end.shares)
+    ):
+        return None
+    spec = case.spec()
+    deals = [[spec["orders"][at][rank] for at in spec["epochs"]] for rank in range(case.world_size)]
+    return replace(case, orders=(tuple(tuple(map(tuple, chain(*deal))) for deal in deals),))
+
+
+def crosses(case: Case, other: Case, outcome: Outcome) -> bool:
+    """Whether the steps of each rank end windows of ``other``, and not those of ``case``."""
+    shown = [set(_rows_before_steps(rank.events)) for rank in outcome.recorded]
+    own, others = ([_ends(one.problem.windows, rank) for rank in range(len(shown))] for one in (case, other))
+    return all(rows <= ends for rows, ends in zip(shown, others, strict=True)) and not all(
+        rows <= ends for rows, ends in zip(shown, own, strict=True)
+    )
+
+
+def _ends(windows: Sequence[Window], rank: int) -> set[int]:
+    return set(accumulate(len(list(chain(*window.shares[rank]))) for window in windows))
+
+
+def _rows_before_steps(lines: Sequence[dict[str, Any]]) -> Iterator[int]:
+    """How many rows a rank has trained on at each of its steps."""
+    rows, count = forwarded(lines), 0
+    for stretch in stretches(lines, trained(lines)):
+        count += sum(len(rows[forward]) for forward in stretch.forwards)
+        if stretch.end is not None:
+            yield count

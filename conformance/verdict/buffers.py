@@ -1,0 +1,219 @@
+"""What became of a model's buffers: a count of its samples, and a sum over them.
+
+Who owns them is open: DistributedDataParallel sends those of rank 0 to all, Horovod leaves each rank its own. What is
+judged is that each sample that is trained counts once, and that nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count, pairwise, takewhile
+from typing import TypeAlias
+
+from conformance.cases.case import Case
+from conformance.laws.run import Rank, Run
+from conformance.trace.events import Buffers, Forward, Vector
+from conformance.workloads.behaviour import Way
+from conformance.workloads.model import Counting
+
+#: A number of samples, and what is summed up of them.
+Sums: TypeAlias = tuple[Fraction, Fraction]
+
+#: What forwards are for that gradients flow through.
+_TRAIN = ("trained", "recomputed")
+#: The rounding error of float32, relative to what is rounded.
+_UNIT = Fraction(1, 2**24)
+
+
+@dataclass(frozen=True)
+class Fate:
+    """``wrong``: what was lost, or counted or drawn too often, in words. ``unknown``: why that cannot be told.
+    ``owner``: whose buffers all ranks have."""
+
+    wrong: str | None = None
+    unknown: str | None = None
+    owner: Way | None = None
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """One forward. ``why``: what it is for. ``life``: of a run that is resumed."""
+
+    before: Sums
+    after: Sums
+    why: str
+    life: int
+    model: int
+    training: bool
+
+    @property
+    def added(self) -> Sums:
+        return self.after[0] - self.before[0], self.after[1] - self.before[1]
+
+
+_Chain: TypeAlias = Sequence[_Counted]
+
+
+def fate(case: Case, runs: Sequence[Run]) -> Fate:
+    """Of the buffers in a run with right numbers."""
+    lives = [[run.ranks[at] for run in runs] for at in range(case.world_size)]
+    if any(None in map(_exactly, event.after) for own in lives for rank in own for event in rank.of(Buffers)):
+        return Fate(unknown="the values of the model's buffers cannot be read")
+    chains = list(map(_chain, lives))
+    for rank, chain in enumerate(chains):
+        if not chain:
+            return Fate(
+                unknown=f"no forward of the model with buffers is seen in rank {rank}, so what becomes of them cannot "
+                "be told: call the module that task.model() returns, or a copy of it"
+            )
+        if _alternates(chain):
+            return Fate(
+                unknown=f"rank {rank} trains copies of the model in turn, and what becomes of the buffers of each "
+                "cannot be told: train one at a time"
+            )
+    wrong = next(filter(None, map(_miscounted, count(), _shares(case), chains)), None) or _rounded(case, chains)
+    return Fate(wrong) if wrong else _between_forwards(chains)
+
+
+def _shares(case: Case) -> Iterator[int]:
+    """How many samples each rank trains."""
+    for rank in range(case.world_size):
+        yield sum(len(batch) for window in case.problem.windows for batch in window.shares[rank])
+
+
+def _chain(lives: Sequence[Rank]) -> _Chain:
+    """The forwards of the models that train, but for those whose effect was taken back at once."""
+    found = [_counted(event, rank, life) for life, rank in enumerate(lives) for event in rank.of(Buffers)]
+    trains = {(one.life, one.model) for one in found if one.why in _TRAIN}
+    kept: list[_Counted] = []
+    for one in found:
+        if (one.life, one.model) not in trains:
+            continue
+        # Another rank's sum may have taken the place of this one's since.
+        aside = list(takewhile(lambda before: before.why not in ("trained", "at the end"), reversed(kept)))
+        back = [number for number, before in enumerate(aside, start=1) if before.before[0] == one.before[0]]
+        if back:
+            del kept[-back[-1] :]
+        kept.append(one)
+    return kept
+
+
+def _counted(event: Buffers, rank: Rank, life: int) -> _Counted:
+    why: str = event.how
+    if why == "with gradients":
+        forwards = rank.of(Forward, before=event)
+        why = "trained" if forwards and not forwards[-1].extra else "aside"
+    return _Counted(_sums(event.before), _sums(event.after), why, life, event.model, event.training)
+
+
+def _alternates(chain: _Chain) -> bool:
+    """Whether models are called in turn: what one of them counts is no loss of another's."""
+    for life in {one.life for one in chain}:
+        models = [one.model for one in chain if one.life == life]
+        if sum(one != two for one, two in pairwise(models)) >= len(set(models)):
+            return True
+    return False
+
+
+def _miscounted(rank: int, due: int, chain: _Chain) -> str | None:
+    """Samples that count twice, not at all, or in a forward that trains nothing."""
+    samples = sum(one.added[0] for one in chain)
+    counted = f"rank {rank} trains {due} samples, and its model's buffers count {samples}"
+    if samples < due:
+        if any(one.why in _TRAIN and not one.training for one in chain):
+            return f"{counted}: the model is left in evaluation mode; call `model.train()` before it trains"
+        return f"{counted}: the others were not counted, or were taken out again"
+    if samples > due:
+        if any(one.why == "recomputed" and one.added[0] for one in chain):
+            return f"{counted}: forwards that a backward computes again update them, too; restore them after it"
+        return f"{counted}: forwards that train nothing update them, too; call `model.eval()` before them"
+    return None
+
+
+def _rounded(case: Case, chains: Sequence[_Chain]) -> str | None:
+    """Sums in too few digits. Ranks may train each other's samples."""
+    due = Counting.SCALE * sum(value**2 for window in case.problem.windows for one in window.batch for value in one.x)
+    total = sum(one.added[1] for chain in chains for one in chain)
+    # Means over the ranks may have digits that additions round off.
+    room = sum(len(chain) * _UNIT * max(abs(one.after[1]) for one in chain) for chain in chains)
+    if abs(total - due) <= room:
+        return None
+    return (
+        f"the model's buffers should sum up {float(due)} of the samples that are trained, and sum up {float(total)}: "
+        "leave them in 32 bits"
+    )
+
+
+def _between_forwards(chains: Sequence[_Chain]) -> Fate:
+    """Who owns the buffers, by how they change between forwards."""
+    jumps = [_jumps(chain) for chain in chains]
+    # What forwards have left: what ranks hold at the end or begin with, all may have got from elsewhere.
+    held = [{one.after for one in chain if one.why != "at the end"} for chain in chains]
+    owner: Way = "buffers=own"
+    known = chains[0][0].before
+    for index in sorted({index for own in jumps for index in own}):
+        had = [chain[min(index, len(chain)) - 1].after for chain in chains]
+        has = [own.get(index, values) for own, values in zip(jumps, had, strict=True)]
+        for rank in (rank for rank, own in enumerate(jumps) if index in own):
+            is_resume = chains[rank][index].life != chains[rank][index - 1].life
+            others = [at for at in range(len(chains)) if at != rank]
+            if has[rank][0] >= had[rank][0] and any(has[rank] in {*held[at], had[at]} for at in others):
+                owner = owner if is_resume or owner == "buffers=reduced" else "buffers=one rank"
+            elif others and _is_reduced(has[rank], had, known):
+                owner = "buffers=reduced"
+            else:
+                counted = sum(one.added[0] for chain in chains for one in chain[:index])
+                return Fate(_changed(rank, had[rank], has[rank], int(counted), is_resume))
+        if len(set(has)) == 1:
+            known = has[0]
+    return Fate(owner=owner if len(chains) > 1 else None)
+
+
+def _jumps(chain: _Chain) -> dict[int, Sums]:
+    """What forwards begin with that is not what the ones before them left, by their numbers."""
+    return {at: two.before for at, (one, two) in enumerate(pairwise(chain), start=1) if one.after != two.before}
+
+
+def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
+    """Whether these are the mean of all ranks', or what was ``known`` to all and all that each has added to it."""
+    for at, (now, old, values) in enumerate(zip(has, known, zip(*had, strict=True), strict=True)):
+        # A mean of counts is rounded to an integer, and one of sums to 24 bits in each addition.
+        room = Fraction(1) if at == 0 else len(values) * _UNIT * sum(map(abs, values))
+        if now != old + sum(value - old for value in values) and abs(now - sum(values) / len(values)) > room:
+            return False
+    return True
+
+
+def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> str:
+    """What is wrong with a change between forwards. ``counted``: by the forwards of all ranks before it."""
+    had, has = (f"{samples} samples that sum up to {float(total):g}" for samples, total in (before, after))
+    if is_resume:
+        return (
+            f"the model's buffers were not restored: rank {rank} goes on with {has}, and stopped at {had}; a "
+            "checkpoint must have them, as `model.state_dict()` does"
+        )
+    if after[0] > counted:
+        return (
+            f"samples count twice in the model's buffers: those of rank {rank} are set to {has} when the forwards of "
+            f"all ranks have counted {counted}; add up what is new alone"
+        )
+    if after[0] < before[0]:
+        return (
+            f"the model's buffers were lost: those of rank {rank} had counted {had}, and then {has}; "
+            "keep them where the model is copied, made anew or given other weights"
+        )
+    return (
+        f"the model's buffers were changed between two forwards: those of rank {rank} had counted {had}, and then "
+        f"{has}, which is neither another rank's nor a sum or mean over the ranks"
+    )
+
+
+def _sums(values: Vector) -> Sums:
+    samples, total = (_exactly(value) or Fraction(0) for value in values)
+    return samples, total
+
+
+def _exactly(value: float | str | None) -> Fraction | None:
+    return Fraction(value) if isinstance(value, float | int) else None
