@@ -29,6 +29,7 @@ MIXED_PRECISION = {"fp64": "no", "fp32": "no", "bf16": "bf16"}
     precisions=("fp64", "fp32", "bf16"),
     layouts=("batched", "accumulated"),
     losses=("mean", "weighted"),
+    own_order=True,
     requires=("accelerate",),
 )
 def train(task: Task) -> None:
@@ -41,24 +42,29 @@ def train(task: Task) -> None:
     )
     model = task.model()
     optimizer = task.optimizer(model.parameters())
-    model, optimizer, loader, scheduler = accelerator.prepare(
-        model, optimizer, task.global_dataloader(), task.scheduler(optimizer)
+    # Its sampler deals out the batches of a loader that shuffles, in another order each time.
+    data = (
+        DataLoader(task.dataset(), task.micro_batch_size, shuffle=True) if task.own_order else task.global_dataloader()
     )
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, data, task.scheduler(optimizer))
+    # The task's own loader has all epochs in one pass.
+    passes = len(list(task.epochs())) if task.own_order else 1
     if task.loss_name == "weighted":
         weighted(task, accelerator, model, optimizer, loader, scheduler)
     else:
         # The loop of the guide's "finished code".
-        for batch in loader:
-            with accelerator.accumulate(model):
-                loss = task.loss(model(batch.inputs), batch)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    clip(task, accelerator, model)
-                # These two do nothing within a window.
-                optimizer.step()
-                optimizer.zero_grad()
-                if accelerator.sync_gradients:
-                    scheduler.step()
+        for _ in range(passes):
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    loss = task.loss(model(batch.inputs), batch)
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        clip(task, accelerator, model)
+                    # These two do nothing within a window.
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if accelerator.sync_gradients:
+                        scheduler.step()
     accelerator.end_training()
 
 

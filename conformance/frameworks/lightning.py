@@ -12,6 +12,7 @@ import lightning as L
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from conformance import Batch, Task, trainer
 
@@ -42,6 +43,7 @@ class Regression(L.LightningModule):
     precisions=("fp64", "fp32", "bf16", "fp16"),
     layouts=("batched", "accumulated"),
     losses=("mean",),
+    own_order=True,
     requires=("lightning",),
 )
 def train(task: Task) -> None:
@@ -54,16 +56,17 @@ def train(task: Task) -> None:
         accumulate_grad_batches=task.accumulation,
         gradient_clip_val=task.clip.threshold if task.clip else None,
         gradient_clip_algorithm=task.clip.kind if task.clip else None,
-        # The sampler that the Trainer would put in shuffles, whatever the loader's own does. This loader has
-        # this rank's samples alone, in order.
-        use_distributed_sampler=False,
-        max_epochs=1,
+        # The sampler that the Trainer puts in shuffles, whatever the loader's own does. The task's loader has
+        # this rank's samples alone, in order, and all epochs.
+        use_distributed_sampler=task.own_order,
+        max_epochs=len(list(task.epochs())) if task.own_order else 1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    fitter.fit(Regression(task), task.dataloader())
+    loader = DataLoader(task.dataset(), task.micro_batch_size, shuffle=True) if task.own_order else task.dataloader()
+    fitter.fit(Regression(task), loader)
 
 
 def fp16(task: Task) -> MixedPrecision:

@@ -25,7 +25,11 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    unused_parameters=True,
+    sparse=True,
+    buffers=True,
     resume=True,
+    random_state=True,
 )
 def train(task: Task) -> None:
     model = task.model()
@@ -41,6 +45,7 @@ def train(task: Task) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
+        torch.set_rng_state(saved["random"])
 
     for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
@@ -79,5 +84,6 @@ def train(task: Task) -> None:
             "optimizer": optimizer.state_dict(),
             "scheduler": scheduler.state_dict(),
             "scaler": scaler.state_dict(),
+            "random": torch.get_rng_state(),
         }
         torch.save(saved, task.checkpoint_dir / "checkpoint.pt")

@@ -11,6 +11,8 @@ from conformance import Task, trainer
     layouts=("batched",),
     losses=("mean", "weighted"),
     schedule_on_skip="wait",
+    unused_parameters=True,
+    sparse=True,
 )
 def train(task: Task) -> None:
     model = task.model()

@@ -4,7 +4,7 @@ DDP averages gradients over the ranks while the backward runs. Under accumulatio
 window, in the backward of the last micro-batch; `no_sync()` holds it back in the others.
 
 All ranks hold the same weights and states, so rank 0 writes the checkpoint of a run that is stopped, and every rank of
-the one that resumes it loads it.
+the one that resumes it loads it. What the next random numbers are each rank writes for itself.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from conformance import Task, trainer
     last_batch="use",
     schedule_on_skip="wait",
     resume=True,
+    random_state=True,
+    elastic=True,
+    unused_parameters=True,
+    sparse=True,
+    buffers=True,
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)
@@ -39,7 +44,8 @@ def train(task: Task) -> None:
 def fit(task: Task) -> None:
     # Construction broadcasts rank 0's weights. From here on only the wrapper is called: a forward through the
     # inner module would leave its gradients out of the all-reduce.
-    model = DistributedDataParallel(task.model())
+    # It waits for the gradient of every parameter, unless it looks which of them the outputs depend on.
+    model = DistributedDataParallel(task.model(), find_unused_parameters=task.unused_parameters)
     optimizer = task.optimizer(model.parameters())
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
@@ -53,6 +59,9 @@ def fit(task: Task) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
+        # A rank that there was not before the stop begins with numbers of its own.
+        if (drawn := task.resume_from / f"random-{task.rank}.pt").exists():
+            torch.set_rng_state(torch.load(drawn, weights_only=True))
 
     for window in islice(task.windows(), trained, task.stop_after):
         # Once a window: within it gradients add up.
@@ -89,6 +98,9 @@ def fit(task: Task) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
 
+    if task.checkpoint_dir is not None:
+        # Ranks may draw numbers of their own, for dropout.
+        torch.save(torch.get_rng_state(), task.checkpoint_dir / f"random-{task.rank}.pt")
     if task.checkpoint_dir is not None and task.rank == 0:
         saved = {
             "trained": task.stop_after,

@@ -7,8 +7,14 @@ once a window; until then each rank keeps whole gradients.
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -24,6 +30,9 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    buffers=True,
+    resume=True,
+    elastic=True,
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)
@@ -50,7 +59,19 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
-    for window in task.windows():
+    trained = 0
+    if task.resume_from is not None:
+        # It reads what this rank holds now, from the files of whichever ranks held it.
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": 0}
+        saved: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, **others}
+        load(saved, checkpoint_id=task.resume_from)
+        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        scaler.load_state_dict(saved["scaler"])
+        trained = saved["trained"]
+
+    for window in islice(task.windows(), trained, task.stop_after):
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
@@ -80,6 +101,11 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
         # A skipped step lowers the scale. The schedule counts only the steps that were taken.
         if scaler.get_scale() >= scale:
             scheduler.step()
+
+    if task.checkpoint_dir is not None:
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": task.stop_after}
+        save({"model": model_state, "optimizer": optimizer_state, **others}, checkpoint_id=task.checkpoint_dir)
 
 
 def policy(task: Task) -> MixedPrecisionPolicy:

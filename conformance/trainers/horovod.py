@@ -21,6 +21,9 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    unused_parameters=True,
+    sparse=True,
+    buffers=True,
     requires=("horovod",),
 )
 def train(task: Task) -> None:

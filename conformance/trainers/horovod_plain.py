@@ -25,6 +25,7 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     clips=(),
+    schedules=("step", "epoch"),
     requires=("horovod",),
 )
 def train(task: Task) -> None:
@@ -72,6 +73,9 @@ def train(task: Task) -> None:
 
             # Waits for the averages. In a window shorter than backward_passes_per_step it also starts them.
             optimizer.step()
+            if task.schedule_by == "step":
+                scheduler.step()
+        if task.schedule_by == "epoch":
             scheduler.step()
 
     hvd.shutdown()

@@ -24,6 +24,7 @@ from conformance import Task, trainer
     last_window="step",
     last_batch="use",
     schedule_on_skip="wait",
+    buffers=True,
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)
