@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,9 +150,22 @@ MANY = {"kind": "many-tensors", "features": 18, "weights": [[0.0] * 18]}
 def test_frozen_parameters_do_not_require_gradients():
     task = Task(make_spec(model={**MANY, "frozen": True}, unfreeze_at=3), 0)
     frozen = {name for name, parameter in task.model().named_parameters() if not parameter.requires_grad}
-    assert frozen == {"temperature", "embedding.weight", "convolution.weight"}
+    assert frozen == {"temperature", "scale", "convolution.weight"}
     assert task.unfreeze_at == 3
     assert Task(make_spec(), 0).unfreeze_at is None
+
+
+def test_an_expert_that_no_sample_takes_has_no_gradient():
+    task = Task(make_spec(model={**MANY, "experts": True}, unused_parameters=True), 0)
+    assert task.unused_parameters
+    model = task.model()
+    for taken in ([0.0], [1.0], [0.0, 1.0]):
+        inputs = torch.ones(len(taken), 18, dtype=task.dtype)
+        inputs[:, 6] = torch.tensor(taken)
+        model.zero_grad()
+        model(inputs).sum().backward()
+        gradients = [expert.weight.grad for expert in model.experts]
+        assert [number for number, gradient in enumerate(gradients) if gradient is not None] == taken
 
 
 def settings_of(optimizer, names=("lr", "momentum", "weight_decay")):
@@ -329,8 +343,9 @@ SHUFFLED = Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_sampler_gives_each_epoch_as_planned(rank):
-    task = Task(SHUFFLED.spec(), rank)
+@pytest.mark.parametrize("workload", ["many-tensors", "sampler-pads", "sampler-drops"])
+def test_the_sampler_gives_each_epoch_as_planned(workload, rank):
+    task = Task(replace(SHUFFLED, workload=workload).spec(), rank)
     sampler = task.sampler()
     loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
     read = []

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 
 from conformance.cases.case import Case
+from conformance.trace.lives import as_resumed
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
 
@@ -16,7 +17,7 @@ ID = re.compile(
     r"(?P<path>(?P<device>cuda-)?(?P<backend>single|ddp|horovod)(-w(?P<world_size>[2-9]))?"
     r"(-acc(?P<accumulation>[2-9])|-(?P<kind>samples|batched))?)"
     rf"-(?P<precision>{'|'.join(sorted(PRECISIONS, key=len, reverse=True))})"
-    rf"-(?P<workload>{'|'.join(STANDARD)})(-resumed-at-(?P<resumed_at>[1-9])(-(?P<resumed>twice|killed))?)?"
+    rf"-(?P<workload>{'|'.join(STANDARD)})(-resumed-at-(?P<resumed_at>[1-9])(-(?P<resumed>twice|killed|killed-between-files|inside-window|on-[1-4]-ranks?))?)?"
 )
 
 EXAMPLES = {
@@ -30,8 +31,14 @@ EXAMPLES = {
     "single-acc2-fp16-growing-scale-resumed-at-3": Case(
         "single", "accumulated", 1, 2, "fp16", "growing-scale", resumed_at=3
     ),
+    "single-acc2-fp32-momentum-resumed-at-3-killed-between-files": Case(
+        "single", "accumulated", 1, 2, "fp32", "momentum", resumed_at=3, resumed="killed-between-files"
+    ),
     "ddp-w2-acc2-fp32-momentum-resumed-at-3-killed": Case(
         "ddp", "accumulated", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"
+    ),
+    "ddp-w2-fp32-momentum-resumed-at-3-on-1-rank": Case(
+        "ddp", "batched", 2, 1, "fp32", "momentum", resumed_at=3, resumed="on-1-rank"
     ),
 }
 SPECS = ["momentum", "weighted", "clip-norm", "clip-value", "adamw", "overflow", "short-window", "ranks-start-apart"]
@@ -164,3 +171,16 @@ def test_ranks_are_told_different_weights_where_a_broadcast_must_make_them_one()
     assert one != other
     same, again = spec("momentum")["model"]["weights"]
     assert same == again
+
+
+def test_a_case_that_is_resumed_on_other_ranks_shares_the_same_batches_out_to_them():
+    case = Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors", resumed_at=4, resumed="on-3-ranks")
+    assert case.world_sizes == (2, 3)
+    assert [window.world_size for window in case.problem.windows] == [2, 2, 2, 2, 3, 3]
+    through = Case("ddp", "accumulated", 3, 2, "fp32", "many-tensors").problem.windows
+    assert [window.samples for window in case.problem.windows] == [window.samples for window in through]
+    spec = case.spec()
+    assert (spec["world_size"], spec["micro_batch_size"], len(spec["model"]["weights"])) == (2, 6, 3)
+    resumed = as_resumed(spec)
+    assert (resumed["world_size"], resumed["micro_batch_size"], len(resumed["orders"][0])) == (3, 4, 3)
+    assert resumed["orders"] == Case("ddp", "accumulated", 3, 2, "fp32", "many-tensors").spec()["orders"]

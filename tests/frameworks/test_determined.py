@@ -13,7 +13,8 @@ TARGET = "conformance.frameworks.determined"
 
 DECAYING = (
     *("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow"),
-    *("many-groups", "many-adamw", "frozen", "large-tensors"),
+    *("many-groups", "many-adamw", "frozen", "large-tensors", "two-layers-decay"),
+    *(f"groups-{recipe}" for recipe in ("clip-value", "clip-norm", "overflow")),
 )
 # As many as an adapter without Horovod has; the published report has them all.
 CASES = (
@@ -26,10 +27,12 @@ CASES = (
     ),
 )
 
-# Those of apex, which needs CUDA, of shards, of checkpoints, and the one of a gradient norm that is only looked at.
+# Those of apex, which needs CUDA, of shards, of checkpoints, of schedules by epoch, and the one of a gradient norm that
+# is only looked at.
 NOT_CHECKED = {
     *("apex/delay-unscale", "apex/one-optimizer", "apex/step-in-skip-synchronize", "apex/synchronize-in-scale-loss"),
     *("ddp/wrap-after-apex", "amp/unscale-before-inspection", "clip/norm-of-all-shards"),
+    "acc/schedule-per-epoch",
     "save/one-writer",
 }
 

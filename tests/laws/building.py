@@ -35,6 +35,7 @@ SPEC = {
     "groups": [],
     "optimizer": {"kind": "sgd", "lr": 0.5},
     "schedule": None,
+    "schedule_by": "step",
     "clip": None,
     "scaler": None,
 }

@@ -94,6 +94,24 @@ class TestClearing:
         early = [[micro_batch(n, gradients="some" if n else "none"), step(), clear(), micro_batch()] for n in range(2)]
         assert broken(a_run([hold(0, 0, 1), early], **TWO)) == {"acc/step-after-all-backwards"}
 
+    @pytest.mark.parametrize(("held", "laws"), [("some", {"acc/cleared-between-windows"}), ("none", set())])
+    def test_what_an_evaluation_leaves(self, held, laws):
+        """Before the first window, and between two; the gradients of the step before have been cleared."""
+        aside = [forward(extra=True, forward=9, rows=[2, 3]), backward(forwards=[9])]
+        first, second = (micro_batch(n, gradients=held) for n in range(2))
+        for run in (
+            a_run([hold(0, 0, 1), aside, first, step()]),
+            a_run([hold(0, 0, 1), micro_batch(0), step(), clear(), aside, second, step()]),
+        ):
+            assert broken(run) == laws
+            if laws:
+                assert "belong to no micro-batch" in found(run, "acc/cleared-between-windows").broken.however
+
+    def test_what_an_evaluation_adds_to_is_the_rest_of_a_window(self):
+        aside = [forward(extra=True, forward=9, rows=[2, 3]), backward(forwards=[9], gradients="some")]
+        run = a_run([hold(0, 0, 1), micro_batch(0), step(), aside, micro_batch(1, gradients="some"), step()])
+        assert "the gradients of window 0, which step" in found(run, "acc/cleared-between-windows").broken.however
+
     def test_cleared_for_each_micro_batch(self):
         run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
         assert broken(run) == {"acc/not-cleared-inside"}

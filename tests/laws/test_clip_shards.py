@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .building import a_run, backward, event, forward, step
+from .building_ddp import ALL_REDUCE
 from .findings import broken_of, checked
 
 LAW = "clip/norm-of-all-shards"
@@ -29,13 +30,23 @@ def test_each_clips_by_its_own_norm(run):
     assert broken_of({"clip"}, run) == {LAW}
 
 
+@pytest.mark.parametrize("factor", [0.25, None])
+def test_all_clip_by_the_largest_of_their_norms(factor):
+    """Also where a norm that is an entry of the gradients hides what a rank did."""
+    [*before, used] = rank(1, [1.0, 0.5], factor)
+    exchanged = [] if factor else [ALL_REDUCE]
+    ranks = [rank(0, [1.0, 0.5], 0.25), [*before, exchanged, used]]
+    assert broken_of({"clip"}, a_run(*ranks, backend="fsdp2", clip={"kind": "norm", "threshold": 1.0})) == {LAW}
+
+
 @pytest.mark.parametrize(
     "run",
     [
         two(0.2, 0.2, gradients=(0.6, 0.8)),
+        two(0.5, 0.5, gradients=(0.6, 0.9)),  # no clip
         two(0.2, 0.2 * (1 + 2**-9), gradients=(0.6, 0.8)),  # rounded apart
         two(0.2, None, gradients=(1.0, 0.0)),  # zeros show no factor
-        two(0.2, "nan"),
+        two(0.2, "nan", gradients=(0.6, 0.8)),
         two(0.2, 0.3, gradients=("inf", 1.0)),
         two(2.0, None),  # no clip
         two(0.5, 0.25, gradients=(0.5, 1.0)),

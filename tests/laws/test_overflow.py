@@ -31,6 +31,15 @@ BREAKING = {
         "grows": lambda: a_run([scaled(0), skipped(after=2 * S), last()]),
         "becomes infinite": lambda: a_run([scaled(0), skipped(after="inf"), last()]),
     },
+    "amp/one-scaler": {
+        "a new one in the second window": lambda: a_run(
+            [
+                [scaled(0), unscale(), skipped()],
+                [event("zero_grad"), scaled(1), unscale(scaler=1), event("scaler_step", scaler=1)],
+                [step(scale=S), event("update", scaler=1)],
+            ]
+        ),
+    },
     "amp/same-scale-on-all-ranks": {
         "from the beginning": lambda: two_ranks(
             [forward(0), event("loss_scaled", scale=128.0), backward(scaled=128.0), by_hand(), unscale(), taken()],
@@ -75,6 +84,13 @@ def test_every_law_is_broken_by_a_trace():
 
 #: What breaks no law of the chapter.
 ALLOWED = {
+    "a new scaler at the scale of the old one": lambda: a_run(
+        [
+            [scaled(0), unscale(), taken()],
+            [event("zero_grad"), scaled(1), unscale(scaler=1), event("scaler_step", scaler=1)],
+            [step(scale=S), event("update", scaler=1)],
+        ]
+    ),
     "one of several optimizers overflows": lambda: two_ranks(
         [
             [hold(0, 0), hold(1, 1), scaled(0), by_hand()],

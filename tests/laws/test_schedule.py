@@ -115,3 +115,48 @@ class TestSchedulePerStep:
             return [micro_batch(number), steps, clear(), self.schedule(), self.schedule(scheduler=1, optimizer=1)]
 
         assert broken(self.run(hold(0, 0), hold(1, 1), both(0, 0.5), both(1, 0.25))) == set()
+
+    def test_each_group_has_its_own(self):
+        """The rate is compared with those of the group that has it: where two meet, one may be ahead to the other's."""
+        groups = [{"lr": 0.5, "weight_decay": 0.0, "schedule": [0.5, 0.25, 0.125, 0.125]}]
+
+        def run(rate, of):
+            late = [micro_batch(1), step(lr=rate, lr_of=of), clear()]
+            return self.run(self.taken(0, 0.5), late, groups=groups)
+
+        assert broken(run(0.25, [0])) == broken(run(0.125, [1])) == set()
+        assert broken(run(0.125, [0])) == broken(run(0.25, [1])) == {self.ID}
+        assert broken(run(0.125, [0, 1])) == set(), "which of them it is for is not known"
+        assert found(run(0.25, [1]), self.ID).broken.because.endswith("0.125")
+
+
+class TestSchedulePerEpoch:
+    """Two epochs of two windows."""
+
+    ID = "acc/schedule-per-epoch"
+
+    def run(self, *rates, after):
+        """A run whose scheduler steps after these windows."""
+        schedule = {"orders": [[[[0], [1]]]], "epochs": [0, 0], "micro_batch_size": 1, "schedule_by": "epoch"}
+        windows = [
+            [micro_batch(number), step(lr=rate), clear(), *[event("schedule")] * after.count(number)]
+            for number, rate in enumerate(rates)
+        ]
+        return a_run([event("schedule", initial=True), *windows], **schedule, schedule=[1.0, 0.5, 0.25])
+
+    def test_kept(self):
+        run = self.run(0.5, 0.5, 0.25, 0.25, after=[1, 3])
+        assert broken(run) == set()
+        assert checked(run, self.ID) == 4
+
+    def test_for_each_step(self):
+        run = self.run(0.5, 0.25, 0.125, 0.125, after=[0, 1, 2])
+        assert broken(run) == {self.ID}
+        assert "stepped once" in found(run, self.ID).broken.contradiction
+
+    def test_never(self):
+        assert broken(self.run(0.5, 0.5, 0.5, 0.5, after=[])) == {self.ID}
+
+    def test_in_another_way(self):
+        """The rate is that of the epoch, whoever set it."""
+        assert broken(self.run(0.5, 0.5, 0.25, 0.25, after=[])) == set()

@@ -133,7 +133,7 @@ def test_two_of_one_name_are_refused(write, tmp_path, monkeypatch):
         named("mutants", "variants")
 
 
-ALL = named("mutants", "mutants/on_ray", "variants")
+ALL = named(*specimens.FOLDERS)
 
 
 @pytest.mark.parametrize("specimen", ALL.values(), ids=ALL)

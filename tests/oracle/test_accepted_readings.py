@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 
-from conformance.oracle.accepted_readings import readings
+from conformance.oracle.accepted_readings import must_step, readings
 from conformance.oracle.faults import CATALOGUE, applicable
 from conformance.oracle.power import separation
 from conformance.oracle.recurrence import ScalerHistory
@@ -17,7 +17,7 @@ from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
-from conformance.workloads.workload import SGD, Sample, Workload
+from conformance.workloads.workload import SGD, Group, Sample, Workload
 
 from .training import styles, train
 
@@ -28,6 +28,11 @@ def problem(name, *shape, precision="fp32"):
 
 def run(reading):
     return reading.recurrence().run()
+
+
+def filled_up(asked, repeated):
+    """The last window with the samples of these numbers, too."""
+    return {asked.windows[-1].index: asked.layout.filled_up(asked.workload, asked.windows[-1], repeated)}
 
 
 def ways(found):
@@ -49,7 +54,7 @@ def test_a_short_window_is_averaged_by_its_true_length_or_dropped(shape):
     full, shorter = run(averaged), run(dropped)
     assert (len(full.steps), len(shorter.steps)) == (6, 5)
     assert full.steps[:5] == shorter.steps
-    assert dropped.problem.workload.batches == asked.workload.batches[:5]
+    assert dropped.problem.windows == asked.windows[:5]
 
 
 @pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
@@ -144,21 +149,47 @@ def test_what_dropping_a_batch_leaves_may_be_a_short_window():
     assert [len(micro_batch) for micro_batch in stepped.problem.windows[-1].shares[0]] == [8]
 
 
+def test_each_epoch_may_end_in_the_same_way():
+    """Windows keep their numbers where short ones are left out."""
+    asked = problem("short-epochs", "accumulated", 2, 2)
+    stepped, dropped = readings(asked)
+    assert ways((stepped, dropped)) == [("last_window=step",), ("last_window=drop",)]
+    assert [[step.window for step in run(one).steps] for one in (stepped, dropped)] == [[*range(6)], [0, 1, 3, 4]]
+    assert all(run(one).certificate.exact for one in (stepped, dropped))
+    assert must_step(asked) == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize(("number", "of_left"), [(2, Fraction(1, 32)), (3, Fraction(1, 16))])
+def test_only_who_declares_it_adds_a_short_window_to_the_next_one(number, of_left):
+    """It has half of a window's 32 samples, and counts as part of a window or as a mean."""
+    asked = problem("short-epochs", "accumulated", 2, 2)
+    added = readings(asked, carries=True)[number]
+    assert added.ways == ("last_window=carry",)
+    recurrence = added.recurrence()
+    after = next(window for window in recurrence.problem.windows if window.index == 3)
+    assert after.samples == asked.windows[2].samples + asked.windows[3].samples
+    assert recurrence.coefficients(after) == (of_left,) * 16 + (Fraction(1, 32),) * 32
+    assert [step.window for step in recurrence.steps()] == [0, 1, 3, 4]
+
+
+def test_nothing_is_left_of_the_last_epoch():
+    assert len(readings(problem("short-window", "accumulated", 2, 2), carries=True)) == 2
+
+
 def test_a_batch_that_was_filled_up_counts_what_was_repeated():
     """Repeating each of its rows makes the numbers of a mean of means: then it is only read as what it is."""
     asked = problem("uneven-batch", "accumulated", 1, 2)
-    last = asked.windows[-1].batch
-    used, padded, *_ = readings(asked, [(*last, *last[8:])])
+    filled = filled_up(asked, asked.windows[-1].samples[8:])
+    used, padded, *_ = readings(asked, [filled])
     assert ways((used, padded)) == [("last_batch=use", "uneven_window=by samples"), ("last_batch=pad",)]
     by_micro_batch = readings(asked)[1]
     assert run(padded).steps == run(by_micro_batch).steps
-    assert not any(reading.ways == by_micro_batch.ways for reading in readings(asked, [(*last, *last[8:])]))
+    assert not any(reading.ways == by_micro_batch.ways for reading in readings(asked, [filled]))
 
 
 def test_a_short_window_that_was_filled_up_is_a_full_one():
     asked = problem("short-window", "accumulated", 1, 2)
-    last, first = asked.windows[-1].batch, asked.windows[0].batch
-    stepped, filled, dropped = readings(asked, [(*last, *first[: len(last)])])
+    stepped, filled, dropped = readings(asked, [filled_up(asked, range(len(asked.windows[-1].batch)))])
     assert ways((stepped, filled, dropped)) == [("last_window=step",), ("last_window=pad",), ("last_window=drop",)]
     assert filled.problem.windows[-1].length == 2
     assert separation(run(filled).steps[5], run(stepped).steps[5]) > 1
@@ -183,10 +214,10 @@ def test_ranks_without_data_count_in_the_average_or_not(shape, share):
 
 def test_ranks_that_go_on_with_repeated_data_have_full_windows():
     asked = problem("uneven-ranks", "batched", 2, 1)
-    last, first = asked.windows[-1].batch, asked.windows[0].batch
-    [filled] = [one for one in readings(asked, [(*last, *first[: len(last)])]) if "last_batch=pad" in one.ways]
+    last = len(asked.windows[-1].batch)
+    [filled] = [one for one in readings(asked, [filled_up(asked, range(last))]) if "last_batch=pad" in one.ways]
     assert (filled.ways, filled.problem.windows[-1].with_data) == (("last_batch=pad",), 2)
-    assert not any("last_batch=pad" in one.ways for one in readings(asked, [(*last, *first[:2])]))
+    assert not any("last_batch=pad" in one.ways for one in readings(asked, [filled_up(asked, range(2))]))
 
 
 @pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
@@ -203,6 +234,13 @@ def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
     assert [waits.recurrence(history).learning_rate(step) for step in range(len(stepped))] == [
         base * schedule[step] for step in range(len(stepped))
     ]
+
+
+def test_after_a_skipped_step_the_schedule_of_one_group_may_be_that_of_the_windows_too():
+    asked = problem("overflow", "accumulated", 1, 2, precision="fp16")
+    own = Group(Fraction(1), Fraction(0), schedule=asked.workload.schedule)
+    asked = replace(asked, workload=replace(asked.workload, groups=(own,), schedule=None))
+    assert ways(readings(asked, skips={2})) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
 
 
 @pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("overflow-clip", {2})])
@@ -236,3 +274,16 @@ def test_averaging_in_every_micro_batch_stays_in_its_bound(shape, precision, sty
     for step, gradient, weights in zip(right.steps, seen.gradients, seen.weights, strict=True):
         assert step.gradient.holds(gradient)
         assert step.weights.holds(weights)
+
+
+def test_a_sample_that_the_sampler_repeats_may_be_left_out():
+    asked = problem("sampler-pads", "accumulated", 2, 2)
+    trained, *left_out = readings(asked)
+    assert trained.ways == ("repeated_samples=trained",)
+    assert run(trained).certificate.exact
+    assert {reading.ways[0] for reading in left_out} == {"repeated_samples=left out"}
+    sizes = [len(window.batch) for window in left_out[0].problem.windows]
+    assert sizes == [8, 8, 7, 8, 8, 7]
+    once = [number for window in left_out[0].problem.windows[:3] for number in window.samples]
+    assert sorted(once) == list(range(23))
+    assert ways(readings(problem("sampler-drops", "accumulated", 2, 2))) == [()]

@@ -144,6 +144,25 @@ def test_shared_errors_cancel():
     assert min(independent.radius) > Fraction(2, 3) - Fraction(1, 2**45)
 
 
+def test_products_of_shared_errors():
+    """(2 + e)(3 + e) for any e in [-1, 1] is 6 + 5 e + e^2."""
+    one = Symbols().between([(Fraction(1), Fraction(3))])
+    product = one * one.plus(one.symbols.exactly([Fraction(1)]))
+    low, high = product.interval(0)
+    assert low <= 2 < 12 <= high
+    assert high - low < 12 + Fraction(1, 2**20)
+    # In the other direction the errors cancel, but for their squares.
+    difference = product.plus(one.scaled(Fraction(-5)))
+    assert difference.radius[0] < 1 + Fraction(1, 2**20)
+
+
+def test_entries_keep_their_errors_when_they_are_joined():
+    vector = Symbols().between([(Fraction(0), Fraction(2)), (Fraction(-4), Fraction(4))])
+    again = vector.symbols.joined(vector.entries())
+    assert again.plus(vector.scaled(Fraction(-1))).radius[1] < Fraction(1, 2**20)
+    assert again.interval(0) == vector.interval(0)
+
+
 def test_clamping_keeps_what_it_does_not_touch():
     symbols = Symbols()
     noisy = symbols.exactly([Fraction(0), Fraction(4)]).widen([Fraction(1, 2)] * 2)

@@ -183,6 +183,15 @@ def test_standard_bounded_workloads(name, precision, shape, record_property):
     assert found is not None and found.sufficient
 
 
+@pytest.mark.parametrize("shape", [("batched", 1, 1), ("accumulated", 1, 4), ("accumulated", 2, 2)])
+def test_weights_alone_show_each_fault_where_a_norm_is_clipped(shape):
+    """In the widest bounds: an optimizer of the trainer's own shows no gradients."""
+    workload, layout = standard("clip-norm", *shape)
+    reading = Reading(None, Problem(workload, layout, PRECISIONS["bf16"]))
+    found = power(reading, right_answer("clip-norm", "bf16", shape), by_weights=True)
+    assert found is not None and found.sufficient
+
+
 def test_multivariate_regression_in_fp32(record_property):
     """Sums of a thousand terms, over enough epochs for errors to build up."""
     workload = replace(standard("multivariate", "accumulated", 2, 2)[0], epochs=30)

@@ -13,6 +13,7 @@ from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.deviation import deviating, pairs
 from conformance.oracle.faults import CATALOGUE, applicable
+from conformance.oracle.faults.short_windows import AddsWhatIsLeft
 from conformance.oracle.power import Power, power, separation
 from conformance.oracle.recurrence import Recurrence, Step
 from conformance.workloads.layout import Layout
@@ -25,17 +26,23 @@ from conformance.workloads.workload import SGD, AdamW, Clip, Sample, Workload
 FAULTS = {fault.name: fault for fault in CATALOGUE}
 every_fault = pytest.mark.parametrize("name", FAULTS)
 
-#: Each with the window at which it is resumed.
+#: Each with the window at which it is resumed, and the micro-batches of that before the stop.
 PLACES = [
-    ("uneven-batch", ("accumulated", 2, 2), "fp32", None),
+    ("uneven-batch", ("accumulated", 2, 2), "fp32"),
     *(
-        (workload, ("accumulated", 2, 2), "fp32", None)
-        for workload in ("many-tensors", "many-groups", "two-groups-clip", "frozen", "unfrozen")
+        (workload, ("accumulated", 2, 2), "fp32")
+        for workload in ("many-tensors", "many-groups", "two-groups-clip", "frozen", "unfrozen", "unused", "two-layers")
     ),
+    ("sparse", ("batched", 2, 1), "fp32", None),
+    ("adagrad", ("accumulated", 2, 2), "fp32", None),
+    ("short-epochs", ("accumulated", 2, 2), "fp32", None),
+    ("epoch-schedule", ("accumulated", 2, 2), "fp32", None),
     ("many-tensors", ("accumulated", 2, 2), "fp32", 4),
     *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
+    ("momentum", ("accumulated", 2, 2), "fp32", 3, 1),
+    ("momentum", ("accumulated", 2, 2), "fp32", 3, 0, Layout(3, 2, 4)),
     *(
-        (workload, shape, precision, None)
+        (workload, shape, precision)
         for workload, shape, precision in product(
             [
                 "momentum",
@@ -114,6 +121,17 @@ def test_a_short_window_divided_by_the_nominal_length():
     assert coefficients("nominal-length", short, window=1) == [EIGHTH] * 4
     right = Recurrence(Problem(short, Layout(2, 2, 2), PRECISIONS["fp32"]))
     assert list(right.coefficients(right.problem.windows[1])) == [Fraction(1, 4)] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [("counts-on-in-next-epoch", [2, 2, 1, 1, 2, 2]), ("adds-what-is-left", [2, 2, 3, 2])],
+)
+def test_epochs_of_five_micro_batches_in_windows_of_two(name, lengths):
+    problem = Problem(*standard("short-epochs", "accumulated", 1, 2), PRECISIONS["fp32"])
+    windows = FAULTS[name].textbook(problem).read()
+    assert [window.length for window in windows] == lengths
+    assert [window.samples[at] for window in windows for at in window.shares[0][0]][:16] == list(range(16))
 
 
 def test_earlier_micro_batches_that_are_averaged_with_zeros_again():
@@ -200,14 +218,15 @@ def test_all_pairs_of_faults_can_be_made():
 @every_fault
 def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
     fault = FAULTS[name]
-    for workload_name, shape, precision, resumed_at in PLACES:
-        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision], resumed_at)
+    for workload_name, shape, precision, *resumed in PLACES:
+        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision], *resumed)
         if not fault.applies(problem):
             continue
         right = Recurrence(problem).run()
         wrong = fault.textbook(problem, right.history)
-        # A resumed run may have more or fewer steps.
-        gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=resumed_at is None)]
+        # A resumed run may have more or fewer steps, and one that takes short windows on has fewer.
+        has_as_many = not resumed and not issubclass(fault.textbook, AddsWhatIsLeft)
+        gaps = [separation(one, other) for one, other in zip(right.steps, wrong.steps(), strict=has_as_many)]
         assert any(gap > 1 for gap in gaps)
         return
     pytest.fail(f"{name} applies nowhere")

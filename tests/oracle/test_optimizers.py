@@ -15,7 +15,7 @@ from conformance.oracle.clipping import clipped
 from conformance.oracle.optimizers import AdamWRule, AdamWRuleOfTensors, update_rule
 from conformance.oracle.rounding import Ledger
 from conformance.workloads.precision import FP32, FP64
-from conformance.workloads.workload import SGD, AdamW, Clip
+from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip
 
 from .training import DTYPES, exactly
 
@@ -49,8 +49,17 @@ def adamw(draw):
     return AdamW(Fraction(lr), *map(Fraction, (*betas, eps, decay)))
 
 
+@st.composite
+def adagrad(draw):
+    lr, lr_decay = draw(st.sampled_from([1.0, 0.01])), draw(st.sampled_from([0.0, 0.1, 2.0]))
+    eps, decay = draw(st.sampled_from([1e-10, 1e-3])), draw(st.sampled_from([0.0, 0.1]))
+    return Adagrad(*map(Fraction, (lr, lr_decay, eps, decay)))
+
+
 def torchs(spec, parameter, flags):
     common = {"lr": float(spec.lr), "weight_decay": float(spec.weight_decay), **flags}
+    if isinstance(spec, Adagrad):
+        return torch.optim.Adagrad([parameter], lr_decay=float(spec.lr_decay), eps=float(spec.eps), **common)
     if isinstance(spec, AdamW):
         betas = (float(spec.beta1), float(spec.beta2))
         return torch.optim.AdamW([parameter], betas=betas, eps=float(spec.eps), **common)
@@ -59,7 +68,7 @@ def torchs(spec, parameter, flags):
 
 
 @settings(max_examples=200)
-@given(sgd() | adamw(), formats, seeds, implementations, st.integers(1, 7))
+@given(sgd() | adamw() | adagrad(), formats, seeds, implementations, st.integers(1, 7))
 def test_torchs_optimizers_stay_in_the_bound(spec, fmt, source, flags, steps):
     """In double precision the bias corrections of AdamW round as much as anything else: their difference cancels."""
     symbols = Symbols()

@@ -163,7 +163,7 @@ def test_the_readmes_lines_for_a_resume_work(tmp_path: Path) -> None:
     command = [script("conformance"), "run", "my_trainer.py", "--case", "resumed_at=3", "--case", "resumed_at=4"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "All 16 judged cases hold" in ran.stdout
+    assert re.search(r"All \d\d judged cases hold", ran.stdout), ran.stdout
 
 
 def test_links_inside_the_repository_lead_somewhere() -> None:

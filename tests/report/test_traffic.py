@@ -20,7 +20,10 @@ def rank(sent, received, formula=None):
 
 
 def case(trainer, backend, world, precision, ranks):
-    return {**passing(trainer, backend, world, 1, precision, "momentum"), "traffic": {"gradient": 12, "ranks": ranks}}
+    return {
+        **passing(trainer, backend, world, 1, precision, "momentum"),
+        "traffic": {"gradient": 12, "state": 12, "ranks": ranks},
+    }
 
 
 CASES = [
@@ -29,6 +32,7 @@ CASES = [
     case("wasteful", "ring", 2, "fp32", [rank(12, 12, 12)] * 2),
     case("wasteful", "ring", 2, "bf16", [rank(24.5, 24.5, 12)] * 2),
     case("mine", "elsewhere", 2, "fp32", [rank(5, 7), rank(7, 5)]),
+    case("split", "fsdp2", 2, "fp32", [{**rank(0, 0, 0), "state": 8}, {**rank(0, 0, 0), "state": 4}]),
     passing("ddp", "ddp", 2, 1, "fp32", "momentum"),
     passing("single", "single", 1, 1, "fp32", "momentum"),
 ]
@@ -44,7 +48,8 @@ def results(results_file: Path, tmp_path: Path):
 
 def test_rows(results):
     found = {one.trainer: one for one in traffic(results)}
-    assert set(found) == {"parameter_server", "wasteful", "mine", "ddp"}
+    assert set(found) == {"parameter_server", "wasteful", "mine", "split", "ddp"}
+    assert [name for name, one in found.items() if one.has_state] == ["split"]
     server = found["parameter_server"]
     assert [(row.ranks, row.sent.bytes, row.sent.formula, row.case.precision) for row in server.rows] == [
         ("rank 0", 24, 24, "fp32"),
@@ -73,5 +78,7 @@ def test_on_the_page(results, tmp_path):
     page = (tmp_path / "report.html").read_text().split('<section id="traffic">')[1].split("</section>")[0]
     assert '<td class="num off" data-name="sent">24.5 B<small>formula 12 B</small></td>' in page
     assert "1 path differs" in page
-    assert page.count("as it should be") == 2
+    assert page.count("as it should be") == 3
+    assert '<td class="num" data-name="optimizer\'s state">8 B of 12 B<small>share 6 B</small></td>' in page
+    assert page.count('data-name="optimizer\'s state"') == 2
     assert '<td class="num" data-name="a ring sends">12 B</td>' in page

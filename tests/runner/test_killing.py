@@ -5,7 +5,7 @@ from multiprocessing import get_context
 import pytest
 
 from conformance.runner.outcome import signal_name
-from conformance.runner.rank.killing import KILLED, LARGEST, killed_in_save
+from conformance.runner.rank.killing import KILLED, LARGEST, _FirstFile, killed_in_save
 
 
 def train(folder, spec, rank, saves):
@@ -47,3 +47,52 @@ def test_no_other_process_is_killed(tmp_path, changes):
 @pytest.mark.parametrize(("saves", "how"), [((), "exited"), ((4,), "exited"), ((2,), "exited"), ((1, 2, 3), KILLED)])
 def test_only_when_a_checkpoint_is_there_to_go_on_from(tmp_path, saves, how):
     assert ended(tmp_path / "saved", saves=saves) == how
+
+
+def train_in_files(folder, spec, files):
+    """Steps three times, and writes the files after the last two: of each one name, or two to rename."""
+    send = killed_in_save(lambda event: None, spec, 0)
+    for step in range(1, 4):
+        send({"event": "step", "optimizer": 0})
+        for name in files if step > 1 else ():
+            (folder / "new").write_bytes(str(step).encode() * 3 * LARGEST)
+            # As an observer may tell of each file.
+            send({"event": "save"})
+            (folder / "new").rename(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("files", "how", "left"),
+    [
+        (["a", "b", "c"], KILLED, {"a": "3", "b": "2", "c": "2", "new": "3"}),
+        (["a"], "exited", {"a": "3"}),
+        ([], "exited", {}),
+    ],
+)
+def test_it_is_killed_between_two_files(tmp_path, files, how, left):
+    life = {"checkpoint_dir": str(tmp_path), "save_after": [2, 3]}
+    process = get_context("fork").Process(
+        target=train_in_files, args=(tmp_path, {"resumed": "killed-between-files", "life": life}, files)
+    )
+    process.start()
+    process.join()
+    assert (f"killed by {signal_name(-process.exitcode)}" if process.exitcode < 0 else "exited") == how
+    assert {path.name: path.read_text()[0] for path in tmp_path.iterdir()} == left
+    assert all(path.stat().st_size == (1 if path.name == "new" else 3) * LARGEST for path in tmp_path.iterdir())
+
+
+def test_a_file_is_not_whole_while_it_is_open(tmp_path):
+    """Nor is it the first one of the next checkpoint that the last one has ended with."""
+    whole, first = [], _FirstFile(tmp_path, lambda: whole.append(True))
+    with (tmp_path / "some").open("wb") as file:
+        file.write(b"w" * 2 * LARGEST)
+        file.flush()
+        first.look(None, "return", None)
+        assert not whole
+    first.look(None, "call", None)
+    assert not whole
+    first.look(None, "c_return", None)
+    assert whole and first.is_whole
+    first.expect()
+    first.look(None, "return", None)
+    assert len(whole) == 1

@@ -51,13 +51,20 @@ def test_a_resumed_case_runs_up_to_the_stop_and_from_there():
     both = run_case(run, SPEC, 7.0)
     first, second = run.lives
     folder = first["checkpoint_dir"]
-    assert first == {"stop_after": 3, "checkpoint_dir": folder, "save_after": [3], "resume_from": None}
-    assert second == {"stop_after": None, "checkpoint_dir": None, "save_after": [], "resume_from": folder}
+    through = {"stop_after": None, "stop_inside": 0, "checkpoint_dir": None, "save_after": [], "resume_from": None}
+    assert first == {**through, "stop_after": 3, "checkpoint_dir": folder, "save_after": [3]}
+    assert second == {**through, "resume_from": folder}
     assert not Path(folder).exists()
     assert both.seconds == 1.0
     [rank] = both.ranks
     assert (rank.output, rank.exit) == ("one\ntwo\n", "aborted after it delivered: SIGABRT")
     assert [event["seq"] for event in rank.events] == [0, 1]
+
+
+def test_a_stop_inside_a_window():
+    run = Runs(outcome(), outcome())
+    run_case(run, {**SPEC, "resumed": "inside-window", "resumed_inside": 1}, 7.0)
+    assert [(life["stop_after"], life["stop_inside"]) for life in run.lives] == [(3, 1), (None, 0)]
 
 
 def test_nothing_is_resumed_that_failed_before_the_stop():
@@ -81,6 +88,7 @@ def test_a_case_is_resumed_twice_from_one_checkpoint():
     both = run_case(run, TWICE, 7.0)
     assert [life["resume_from"] is None for life in run.lives] == [True, False, False]
     assert (both.ranks[0].output, both.seconds, both.altered) == ("one\nthree\n", 1.5, ())
+    assert both.earlier.ranks[0].output == "one\ntwo\n"
 
 
 def test_what_the_first_run_that_is_resumed_does_to_the_checkpoint():
@@ -117,6 +125,25 @@ def test_a_case_is_resumed_if_it_was_killed_as_it_should_be(exit):
         assert (found.ranks[0].finished, found.ranks[0].exit) == (True, "exited 0")
     else:
         assert found is killed
+
+
+@pytest.mark.parametrize(("goes_on_at", "kept"), [(3, [2]), (4, [2, 3]), (5, [2]), (None, [2])])
+def test_after_a_kill_between_files_it_may_go_on_from_either_checkpoint(goes_on_at, kept):
+    def trained(windows, **how):
+        found = outcome(**how)
+        [rank] = found.ranks
+        steps = [
+            {**rank.events[0], "event": "step", "seq": seq, "window": window}
+            for seq, window in enumerate(windows, start=1)
+        ]
+        return replace(found, ranks=(replace(rank, events=[{**rank.events[0], "window": None}, *steps]),))
+
+    second = trained([] if goes_on_at is None else [goes_on_at])
+    run = Runs(trained([2, 3], finished=False, exit="killed by SIGXFSZ"), second)
+    found = run_case(run, {**SPEC, "resumed": "killed-between-files"}, 7.0)
+    assert (run.lives[0]["stop_after"], run.lives[0]["save_after"]) == (None, [3, 4])
+    windows = [event["window"] for event in found.ranks[0].events]
+    assert windows == [None, *kept, None, *([] if goes_on_at is None else [goes_on_at])]
 
 
 def test_no_folder_for_checkpoints(monkeypatch, tmp_path):

@@ -21,9 +21,12 @@ def no_apex(tmp_path_factory, monkeypatch):
 def test_every_case_is_unavailable_for_one_reason(conformance, cases):
     assert set(TRAINERS) < set(REFERENCE)
     ended = conformance("run", *TRAINERS)
-    results = [case for case in cases().values() if case["precision"] == "apex-O1"]
-    assert {case["trainer"] for case in results} == set(TRAINERS)
-    assert {(case["verdict"], case["device"]) for case in results} == {("UNAVAILABLE", "cuda")}
+    asked = [case for case in cases().values() if case["precision"] == "apex-O1"]
+    assert {case["trainer"] for case in asked} == set(TRAINERS)
+    assert {case["device"] for case in asked} == {"cuda"}
+    # What these trainers do not declare needs no apex to say so.
+    results = [case for case in asked if not case["headline"].startswith("the trainer does not declare the ability")]
+    assert {case["verdict"] for case in results} == {"UNAVAILABLE"}
     [reason] = {case["headline"] for case in results}
     assert reason.startswith("no apex with amp is installed, and amp needs a GPU; install it with: pip install ")
     assert "cuda-horovod-w2-acc2-apex-O1-overflow" in {case["id"] for case in results}

@@ -43,3 +43,21 @@ def test_every_trainer_of_the_package_that_is_no_frameworks_is_one_of_the_refere
     """A bare `conformance run` runs them."""
     modules = pkgutil.iter_modules(trainers.__path__)
     assert set(REFERENCE) == {module.name for module in modules}
+
+
+class Refusing(Servers):
+    """Servers of a machine that refuses bf16."""
+
+    def get(self, target, backend):
+        server = super().get(target, backend)
+        server.refused = {"bf16": "not here"}
+        return server
+
+
+def test_a_precision_that_the_machine_refuses_is_unavailable():
+    servers = Refusing()
+    items = [item for item in collect(servers, ["batched"], [], []) if item.case.device == "cpu"]
+    servers.close()
+    told = {(item.verdict, item.reason) for item in items if item.case.precision == "bf16"}
+    assert told == {("UNAVAILABLE", "not here")}
+    assert "UNAVAILABLE" not in {item.verdict for item in items if item.case.precision == "fp32"}

@@ -15,6 +15,9 @@ EVERYTHING = Declaration(
     losses=("mean", "weighted"),
     resume=True,
     survives_kill=True,
+    resumes_inside_windows=True,
+    random_state=True,
+    elastic=True,
 )
 PATHS = [(backend, device) for backend in BACKEND_NAMES for device in ("cpu", "cuda")]
 CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHING, backend, device)]

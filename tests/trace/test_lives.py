@@ -75,3 +75,33 @@ def test_numbers_go_on_and_the_lives_can_be_told_apart():
     assert [len(one) for one in lives(3, both)] == [len(first), len(second)]
     assert lives(None, both) == [both]
     assert lives(3, []) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("resumes", "read", "places"),
+    [
+        (False, [(0, 0), (0, 1), (1, 0)], [(0, 0), (0, 1), (1, 0)]),
+        (False, [(0, 0), (0, 1)], [(0, 0), (0, 1)]),
+        (True, [(1, 1), (2, 0), (2, 1)], [(1, 1), (2, 0), (2, 1)]),
+        (True, [(1, 0), (1, 1), (2, 0), (2, 1)], [(1, 0), (1, 1), (2, 0), (2, 1)]),
+        (True, [(2, 0), (2, 1)], [(2, 0), (2, 1)]),
+    ],
+)
+def test_a_stop_inside_a_window(resumes, read, places):
+    case = Case("single", "accumulated", 1, 2, "fp32", "momentum", resumed_at=1, resumed="inside-window")
+    rows = [list(window) for window in Plan(case.spec()).rows(0)]
+    lines = [{"event": "started", "pid": 1}]
+    for number, (window, micro_batch) in enumerate([*read, *((3, place) for place in (0, 1) if resumes)]):
+        lines += [
+            {"event": "forward", "forward": number, "rows": rows[window][micro_batch], "weights": [1.0]},
+            {"event": "backward_begin", "backward": number, "gradients": "none"},
+            {"event": "backward_end", "backward": number, "forwards": [number]},
+        ]
+        if micro_batch:
+            lines.append({"event": "step", "optimizer": 0, "step": number, "gradients": [1.0], "weights": [1.0]})
+    head = {"rank": 0, "where": None}
+    whole = [{**head, "seq": seq, "time": float(seq), **line} for seq, line in enumerate(lines)]
+    of_life = {"resume_from": "/nowhere"} if resumes else {"checkpoint_dir": "/nowhere", "save_after": [1]}
+    asked = {**case.spec(), "life": {"stop_after": None, "checkpoint_dir": None, "resume_from": None, **of_life}}
+    found = [event for event in placed(asked, 0, whole) if event["event"] == "forward"]
+    assert [(event["window"], event["micro_batch"]) for event in found][: len(places)] == places

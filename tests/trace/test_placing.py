@@ -308,6 +308,47 @@ def test_gradients_that_are_cleared_end_windows_where_steps_are_missing(entries,
     assert places(windows, *entries) == expected
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        pytest.param(
+            [[0, 1], (0,), [2, 3], (1,), (), [6, 7], (2,), [0, 1], (3,), [4, 5], (4,), [6, 7], (5,), (), [8], (6,), ()],
+            [(0, 0), (0, 1), None, None, (1, 0), (1, 1), (2, 0)],
+            id="between windows",
+        ),
+        pytest.param(
+            [[0, 1], [8], (0, 1), [0, 1, 2, 3], (2,), (), [4, 5], (3,), [6, 7], (4,), (), [8], (5,), (), [0, 1], (6,)],
+            [None, None, (0, 0), (1, 0), (1, 1), (2, 0), None],
+            id="before the first, and after the last",
+        ),
+        pytest.param(
+            [[0, 1], [2, 3], (0, 1), (), [0, None], (2,), [4, 5], [6, 7], (3, 4), (), [8], (5,), [4, 5], (6,)],
+            [(0, 0), (0, 1), None, (1, 0), (1, 1), (2, 0), None],
+            id="of other rows, and after a short window that is dropped",
+        ),
+        pytest.param(
+            [[0, 1, 2, 3], (0,), [9], (1,), (), [4, 5], (2,), [6, 7], (3,), (), [8], (4,), ()],
+            [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)],
+            id="after the rows of a window, and before its step",
+        ),
+    ],
+)
+def test_what_goes_backward_beside_the_windows(entries, expected):
+    assert places(WINDOWS, *entries) == expected
+
+
+def test_samples_of_another_rank_are_read_for_it():
+    """In its own windows; those of another window are beside them."""
+    own, other = [[[0], [1]], [[2], [3]]], [[[4], [5]], [[6], [7]]]
+
+    def found(first):
+        entries = [*first, [0], (1,), [1], (2,), (), [2], (3,), [3], (4,), ()]
+        return places_of(placed_from(own, lines(*entries), other))[0]
+
+    assert found([[4], (0,)]) == (0, 0)
+    assert found([[6], (0,)]) is None
+
+
 def test_windows_of_which_no_forward_was_seen():
     """They begin with the first sign of gradients, and each backward is a micro-batch."""
     exchange, begin, step = {"event": "collective"}, {"event": "backward_begin"}, {"event": "step"}

@@ -120,3 +120,9 @@ def test_of_a_large_tensor_no_element_goes_unseen(used, changed, expected):
 @pytest.mark.parametrize("tensor", [None, torch.ones(4), torch.empty(8, device="meta")])
 def test_of_a_large_tensor_that_is_not_whole_nothing_is_read(tensor):
     assert picked(tensor, (0, 7), 8) == [None] * 4
+
+
+def test_entries_of_a_sparse_tensor_add_up_and_it_stays_as_it_is():
+    sparse = torch.sparse_coo_tensor([[1, 1]], [1.0, 2.0], (2,), check_invariants=True)
+    assert elements(sparse) == [0.0, 3.0]
+    assert (sparse.is_coalesced(), sparse._nnz()) == (False, 2)

@@ -127,7 +127,7 @@ def follow(case: Callable[[str], Case]) -> Callable[..., Run]:
         return Run(
             chosen,
             right,
-            [_events(chosen, right, rank, rule.read()[:windows], rule) for rank in range(chosen.world_size)],
+            [_events(chosen, right, rank, rule.read()[:windows], rule) for rank in range(max(chosen.world_sizes))],
         )
 
     return made
@@ -138,7 +138,7 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
     workload = case.problem.workload
     scaled = case.arithmetic.scaled
     steps = iter(right.steps)
-    forwards = list(accumulate(len(window.shares[rank]) for window in windows))
+    forwards = list(accumulate(len(window.shares[rank]) if rank < window.world_size else 0 for window in windows))
     weights = [float(value) for value in workload.start]
     parameters = list(range(len(weights)))
     rows: dict[Any, int] = {}
@@ -146,7 +146,6 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
         for sample in batch:
             rows.setdefault(sample.x, len(rows))
     wrapper = "DistributedDataParallel" if case.world_size > 1 else None
-    reached = {"world_size": case.world_size, "rank_reached": rank, "via": "torch.distributed"}
     events: list[Event] = []
 
     def note(kind: str, window: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
@@ -155,16 +154,25 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
         fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
         events.append({**told, "micro_batch": micro_batch, "where": ["train.py", len(events), "train"], **fields})
 
+    def begin() -> None:
+        if events:
+            note("finished", weights=weights)
+        note("started", pid=1)
+        if wrapper:
+            note("collective", **_collective("broadcast_", "construction", case))
+            note("wrap", model=0, wrapper=wrapper, find_unused=False)
+        note("start", weights=weights)
+
     for turn, window in enumerate(windows):
-        if turn in (0, case.resumed_at):
-            if turn:
-                note("finished", weights=weights)
-            note("started", pid=1)
-            if wrapper:
-                note("collective", **_collective("broadcast_", "construction", case))
-                note("wrap", model=0, wrapper=wrapper, find_unused=False)
-            note("start", weights=weights)
+        if rank >= window.world_size:
+            # Of another life, before its own or after it.
+            weights = weights if events else _rounded(next(steps).weights, case)
+            continue
+        if turn == 0 or (turn == case.resumed_at and not case.resumed_inside):
+            begin()
         for number, micro_batch in enumerate(window.shares[rank]):
+            if (turn, number) == (case.resumed_at, case.resumed_inside) and number:
+                begin()
             at = {"window": window.index, "micro_batch": number}
             last = number == len(window.shares[rank]) - 1
             forward = forwards[turn] - len(window.shares[rank]) + number
@@ -185,7 +193,7 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
             at = {"window": window.index, "micro_batch": None}
             note("collective", **at, **_collective("allreduce_", "training", case))
         if turn in (0, case.resumed_at):
-            note("topology", **at, **reached)
+            note("topology", **at, world_size=window.world_size, rank_reached=rank, via="torch.distributed")
             note(
                 "optimizer", **at, optimizer=0, type="SGD", parameters=parameters, trainable=parameters, horovod=False,
                 backward_passes_per_step=None, state=False,

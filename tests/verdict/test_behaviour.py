@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.oracle.faults import MeanOfMicroBatchMeans
+from conformance.oracle.accepted_readings import MovesUnused
+from conformance.oracle.faults.weighted import MeanOfMicroBatchMeans
+from conformance.oracle.recurrence import Recurrence
 from conformance.verdict.judge import judge
 
 SHORT = "single-acc2-fp32-short-window"
@@ -38,6 +40,24 @@ def leftover(follow):
 def carried(leftover):
     leftover.remove(leftover.of("zero_grad")[5])
     return leftover
+
+
+@pytest.mark.parametrize(("textbook", "way"), [(Recurrence, "skip"), (MovesUnused, "move")])
+@pytest.mark.parametrize("missing", [0.0, None])
+def test_parameters_that_a_window_does_not_use(follow, textbook, way, missing):
+    run = follow("single-acc2-fp32-unused", textbook)
+    unused = [number for number, name in enumerate(run.case.problem.workload.model.elements) if "experts.1" in name]
+    for window in (2, 3):
+        for number in unused:
+            run.of("step")[window]["gradients"][number] = missing
+    assert seen(run) == ("PASS (exact)", [f"unused_parameters={way}"])
+
+
+def test_a_parameter_that_is_used_has_a_gradient(follow):
+    run = follow("single-acc2-fp32-unused")
+    run.of("step")[0]["gradients"][run.case.problem.workload.model.elements.index("experts.1.weight[0]")] = None
+    run.of("step")[0]["weights"][0] += 1.0
+    assert seen(run)[0] == "FAIL (numerics)"
 
 
 def test_what_did_not_show_is_not_named(follow):

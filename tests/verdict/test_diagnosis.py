@@ -8,7 +8,9 @@ import pytest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.deviation import deviating
-from conformance.oracle.faults import CATALOGUE, NotClipped, SumOverRanks, SumOverWindow, applicable
+from conformance.oracle.faults import CATALOGUE, applicable
+from conformance.oracle.faults.averaging import SumOverRanks, SumOverWindow
+from conformance.oracle.faults.clipping import NotClipped
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Window
 
@@ -31,6 +33,8 @@ CASES = (
     "ddp-w2-acc2-fp32-uneven-ranks",
     "ddp-w2-acc2-fp32-uneven-batch",
     "ddp-w2-acc2-fp32-momentum-resumed-at-3",
+    "ddp-w2-acc2-fp32-momentum-resumed-at-3-inside-window",
+    "ddp-w2-acc2-fp32-momentum-resumed-at-4-on-3-ranks",
     "single-acc2-fp32-adamw-resumed-at-3",
     "single-acc2-fp32-two-groups-resumed-at-4",
     "single-acc2-fp32-many-tensors",
@@ -39,6 +43,13 @@ CASES = (
     "single-acc2-fp32-many-groups",
     "single-acc2-fp32-frozen",
     "single-acc2-fp32-unfrozen",
+    "ddp-w2-acc2-fp32-unused",
+    "ddp-w2-fp32-sparse",
+    "single-acc2-fp32-adagrad",
+    "single-acc2-fp32-short-epochs",
+    "single-acc2-fp32-epoch-schedule",
+    "single-acc2-fp32-two-layers",
+    "ddp-w2-acc2-fp32-clip-norm",
 )
 
 

@@ -63,10 +63,40 @@ def test_a_crash_where_parameters_are_frozen_says_so(follow):
     raises(run, 0, "TypeError", "None is no tensor")
     assert run.judged(finished=False, exit="exited 1").notes == [
         (
-            "in this case temperature, embedding.weight and convolution.weight are frozen: they have no gradient, and "
+            "in this case temperature, scale and convolution.weight are frozen: they have no gradient, and "
             "`.grad` is None"
         )
     ]
+
+
+def test_a_crash_where_parameters_go_unused_says_so(follow):
+    run = follow("single-acc2-fp32-unused")
+    raises(run, 0, "TypeError", "None is no tensor")
+    assert run.judged(finished=False, exit="exited 1").notes == [
+        "in this case some samples do not use experts.0.weight and experts.1.weight, so that `.grad` may be None"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "said"),
+    [
+        ("single-batched-fp32-line", 1, "1 parameter, weight: take as many as `model.parameters()` has"),
+        (
+            "single-acc2-fp32-two-layers",
+            2,
+            (
+                "2 parameters, first.weight and second.weight: take as many as `model.parameters()` has, or declare "
+                "the `models` that the trainer can take"
+            ),
+        ),
+    ],
+)
+def test_a_crash_for_another_number_of_parameters_says_so(follow, name, count, said):
+    run = follow(name)
+    with pytest.raises(ValueError, match="unpack") as raised:
+        _weight, _bias, _gain = range(count)
+    raises(run, 0, "ValueError", str(raised.value))
+    assert run.judged(finished=False, exit="exited 1").headline.endswith(f"; in this case the model has {said}")
 
 
 def test_parameter_groups_that_the_trainer_cannot_have(follow):

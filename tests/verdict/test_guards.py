@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.oracle.faults import NotSynchronised
+from conformance.oracle.faults.averaging import NotSynchronised
 
 
 def broken(judgement):
@@ -102,6 +102,23 @@ def test_one_rank_reads_the_shard_of_another_too(follow):
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["shards differ"])
     assert judgement.headline == "rank 0 read its own samples and those of rank 1; every rank must read its own shard"
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_what_goes_backward_before_a_window(follow, clears):
+    """All ranks evaluate on samples of rank 0 in its first window."""
+    run = follow("ddp-w2-fp32-momentum")
+    rows = run.of("forward")[0]["rows"]
+    for rank in (0, 1):
+        first, end = run.of("forward", rank)[0], run.of("backward_end", rank)[0]
+        aside = [{**first, "forward": 90, "rows": rows}, {**end, "backward": 90, "forwards": [90]}]
+        run.before(first, *aside, *([dict(run.of("zero_grad", rank)[0])] if clears else []))
+        run.of("backward_begin", rank)[0]["gradients"] = "none" if clears else "some"
+        run.of("step", rank)[0]["gradients"][0] += 0.0 if clears else 1.0
+    judgement = run.judged()
+    assert broken(judgement) == ([] if clears else ["gradients of no window"])
+    if not clears:
+        assert judgement.headline.startswith("in window 0, rank 0 adds its gradients to those of a backward (train.py:")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.oracle.accepted_readings import CountsJoinedRanks
-from conformance.oracle.faults import AveragedAgain, WorldDividedTwice
+from conformance.oracle.faults.averaging import WorldDividedTwice
+from conformance.oracle.faults.short_windows import AveragedAgain
 from conformance.oracle.recurrence import Recurrence
 from conformance.verdict.judge import judge
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from conformance.oracle.accepted_readings import AveragedInEveryMicroBatch
-from conformance.oracle.faults import MeanOfMicroBatchMeans, NominalLength
+from conformance.oracle.faults.short_windows import NominalLength
+from conformance.oracle.faults.weighted import MeanOfMicroBatchMeans
 
 SHORT = (
     "single-acc2-fp32-short-window",

@@ -112,7 +112,7 @@ def test_what_a_pass_rests_on(follow):
     assert case.certificate.exact
     assert {stage.stage for stage in case.certificate.stages} >= {"forward", "backward", "all-reduce", "update"}
     assert all(stage.bits <= stage.available for stage in case.certificate.stages)
-    assert case.power.value == float("inf")
+    assert case.power.value > 1
     assert (case.skips, case.scales) == ((2,), (128.0, 128.0, 128.0, 64.0, 64.0, 64.0, 128.0))
     assert [step.window for step in case.steps] == [0, 1, 3, 4, 5]
     assert all(error == 0 for step in case.steps for error in (*step.error, *step.gradient_error, *step.ulp))

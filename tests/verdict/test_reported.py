@@ -77,6 +77,18 @@ def test_a_window_that_is_not_reported(follow, window):
     assert judgement.headline.startswith(f"rank 0 does not report all of its weights after window {window}, ")
 
 
+def test_a_parameter_that_no_rank_reports(follow):
+    """The last one is the bias."""
+    run = follow(CASE)
+    report(run)
+    hide(run)
+    for event in [*run.of("report", 0), *run.of("report", 1), *run.everywhere("finished", 0)]:
+        event["weights"][-1] = None
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.startswith("rank 0 does not report all of its weights after window 0, ")
+
+
 def test_a_rank_that_reports_nothing(follow):
     run = follow(CASE)
     report(run, ranks=(0,))

@@ -1,16 +1,25 @@
 """Cases that are stopped and resumed: what shows at the seam, and that it misleads nobody."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
-from conformance.oracle.faults import CATALOGUE, WindowLeftOut
+from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults.resuming_places import WindowLeftOut
+from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
+from conformance.verdict.judge import judge
+from conformance.verdict.resuming import other_state
 
 FAULTS = {fault.name: fault for fault in CATALOGUE}
 MOMENTUM = "ddp-w2-acc2-fp32-momentum-resumed-at-3"
 GROWING = "single-acc2-fp16-growing-scale-resumed-at-3"
 
 
-@pytest.mark.parametrize("name", [MOMENTUM, GROWING, "single-acc2-fp16-overflow-resumed-at-4"])
+@pytest.mark.parametrize(
+    "name", [MOMENTUM, f"{MOMENTUM}-inside-window", GROWING, "single-acc2-fp16-overflow-resumed-at-4"]
+)
 def test_a_run_that_goes_on_where_it_stopped_passes(follow, name):
     judgement = follow(name).judged()
     assert judgement.verdict == "PASS (exact)", judgement.headline
@@ -236,6 +245,11 @@ def fails(run):
             "; before that the processes were killed while they saved the next checkpoint, and the one of 3",
         ),
         (
+            "killed-between-files",
+            (),
+            "; before that the processes were killed between two files of the next checkpoint, and the one of 3",
+        ),
+        (
             "twice",
             ("w.pt",),
             "; this was the second run from one checkpoint, and the first has changed or removed w.pt",
@@ -255,10 +269,34 @@ def test_what_came_before_a_resume_that_fails(follow, how, altered, text):
     assert text in judgement.headline
 
 
+def test_the_first_of_two_runs_from_one_checkpoint_is_judged_too(follow):
+    name = "single-acc2-fp32-momentum-resumed-at-3-twice"
+    right, wrong = follow(name), follow(name, WindowLeftOut)
+    assert judge(right.case, replace(right.outcome(), earlier=right.outcome())).verdict == "PASS (exact)"
+    judgement = judge(right.case, replace(right.outcome(), earlier=wrong.outcome()))
+    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    assert judgement.notes[-1].endswith("this is the first time")
+
+
 def test_a_mistake_before_the_stop_has_nothing_to_do_with_the_kill(follow):
     judgement = follow("ddp-w2-acc2-fp32-momentum-resumed-at-3-killed", FAULTS["sum-over-ranks"].textbook).judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert "killed" not in judgement.headline
+
+
+def test_a_checkpoint_whose_other_files_are_not_there_may_be_gone_on_from(follow):
+    run = follow("single-acc2-fp32-momentum-resumed-at-4")
+    run.case = replace(run.case, resumed_at=3, resumed="killed-between-files")
+    assert run.judged().verdict == "PASS (exact)"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_checkpoint_of_one_file_is_not_killed_between_two(follow, wrong):
+    run = follow("single-acc2-fp32-momentum", FAULTS["momentum-lost"].textbook if wrong else Recurrence)
+    run.case = replace(run.case, resumed_at=3, resumed="killed-between-files")
+    judgement = run.judged()
+    assert judgement.verdict == ("FAIL (numerics)" if wrong else "PASS (exact)")
+    assert any("nothing was killed between two files" in note for note in judgement.notes)
 
 
 def test_a_process_that_was_not_killed_shows_nothing(follow):
@@ -267,3 +305,118 @@ def test_a_process_that_was_not_killed_shows_nothing(follow):
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline.startswith("rank 0 wrote no file of more than 64 bytes")
+
+
+INSIDE = "single-acc2-fp32-momentum-resumed-at-3-inside-window"
+
+
+@pytest.mark.parametrize("where", ["the last window", "further inside"])
+def test_a_stop_elsewhere_in_a_window_is_the_adapters_mistake(follow, where):
+    run = follow(INSIDE)
+    [finished, *_] = run.of("finished")
+    seam = run.ranks[0][run.ranks[0].index(finished) : run.ranks[0].index(run.of("start")[1]) + 1]
+    run.remove(*seam)
+    last = run.of("zero_grad")[2] if where == "the last window" else run.of("backward_end")[7]
+    run.after(last, *seam)
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake.kind) == ("SETUP", "stop")
+    place = "number 1 of window 2" if where == "the last window" else "number 1 of window 3"
+    was = f"Your last micro-batch before the stop was {place}, and should be number 0 of window 3"
+    assert judgement.headline.startswith(was)
+
+
+def test_a_window_that_is_trained_again_from_its_beginning(follow):
+    run = follow(INSIDE)
+    [_, started] = run.of("started")
+    first = [event for event in run.ranks[0] if (event["window"], event["micro_batch"]) == (3, 0)]
+    run.after(run.of("start")[1], *(dict(event) for event in first[:3]))
+    assert started in run.ranks[0]
+    assert run.judged().verdict == "PASS (exact)"
+
+
+def test_a_window_that_no_step_ends_after_the_resume(follow):
+    run = follow(INSIDE, FAULTS["half-window-lost"].textbook)
+    run.remove(run.of("step")[3])
+    assert "rank 0 was stopped inside window 3, and after the resume no step ends it" in run.judged().headline
+
+
+MORE = "ddp-w2-acc2-fp32-momentum-resumed-at-4-on-3-ranks"
+FEWER = "ddp-w3-acc2-fp32-many-tensors-resumed-at-4-on-2-ranks"
+
+
+@pytest.mark.parametrize("name", [MORE, FEWER, MORE.replace("4-on-3-ranks", "3-on-1-rank")])
+def test_a_run_that_goes_on_with_other_ranks_passes(follow, name):
+    judgement = follow(name).judged()
+    assert judgement.verdict == "PASS (exact)", judgement.headline
+    assert [len(run.ranks) for run in judgement.runs] == list(follow(name).case.world_sizes)
+    assert judgement.findings == ()
+
+
+@pytest.mark.parametrize("name", [MORE, FEWER])
+@pytest.mark.parametrize("fault", ["divides-by-ranks-of-the-stop", "multiplies-by-ranks-of-the-stop"])
+def test_the_ranks_of_the_stop_are_named(follow, name, fault):
+    assert follow(name, FAULTS[fault].textbook).judged().suspects.explained_by == (fault,)
+
+
+def test_windows_that_other_ranks_train_again_are_no_ones_else(follow):
+    """Their shares are others than before the stop."""
+    judgement = follow(FEWER, FAULTS["window-read-again"].textbook).judged()
+    assert judgement.headline.startswith("rank 0 was stopped before window 4, and resumed with window 3")
+    assert "it was stopped on 3 ranks, and resumed on 2" in judgement.headline
+
+
+def test_all_other_ranks_must_be_there(follow):
+    run = follow(MORE)
+    for rank in range(3):
+        for event in run.of("topology", rank)[-1:]:
+            event["world_size"] = 2
+    assert run.judged().headline.startswith("the trainer has world size 2 instead of 3")
+
+
+def test_a_rank_that_was_not_there_before_the_stop_may_diverge(follow):
+    run = follow(MORE)
+    for event in (*run.of("start", 2), *run.of("step", 2), *run.of("finished", 2)):
+        event["weights"] = [weight + 1 for weight in event["weights"]]
+    judgement = run.judged()
+    assert judgement.verdict == "DIVERGED"
+    assert judgement.headline.startswith("rank 2 resumed with other weights than those of the stop")
+
+
+def test_ranks_that_read_the_same_once_there_are_others(follow):
+    run = follow(MORE)
+    for own, others in zip(second_life(run, 1), run.ranks[2], strict=False):
+        if own["event"] == "forward":
+            others["rows"] = own["rows"]
+    assert run.judged().headline.startswith("ranks 1 and 2 read the same samples")
+
+
+def holding(number, *lives):
+    """A rank that holds these elements of the first parameter in each life, and their momentum."""
+
+    def life(shard, momentum):
+        state = {"momentum_buffer": momentum, "step": [2.0]}
+        kept = [{"parameter": 0, "settings": {}, "values": [0.0] * len(momentum), "state": state}]
+        outcome = SimpleNamespace(events=[{"event": "optimizer_state", "kept": kept}])
+        return SimpleNamespace(shard=frozenset(shard), outcome=outcome, final_weights=None)
+
+    return SimpleNamespace(lives=tuple(life(*one) for one in lives), outcome=SimpleNamespace(rank=number))
+
+
+def test_weights_that_another_rank_sends_after_the_last_step(case):
+    """The optimizer's own last values are older than those that training ends with, and is resumed with."""
+    model = case(MOMENTUM).problem.workload.model
+    rank = holding(0, ({0, 1, 2}, [1.0, 2.0, 3.0]), ({0, 1, 2}, [1.0, 2.0, 3.0]))
+    for life in rank.lives:
+        life.shard, life.final_weights = None, [7.0] * model.size
+    rank.lives[1].outcome.events[0]["kept"][0]["values"] = [7.0] * 3
+    assert other_state(model, [rank]) is None
+    rank.lives[0].final_weights = [0.0] * model.size
+    assert "resumed with other values of weight" in other_state(model, [rank])
+
+
+@pytest.mark.parametrize(("momentum", "named"), [([2.0, 3.0], None), ([3.0, 3.0], "3 in place of 2")])
+def test_states_that_are_split_otherwise_are_compared_as_wholes(case, momentum, named):
+    model = case(MOMENTUM).problem.workload.model
+    ranks = [holding(0, ({0, 1}, [1.0, 2.0]), ({0}, [1.0])), holding(1, ({2}, [3.0]), ({1, 2}, momentum))]
+    other = other_state(model, ranks)
+    assert other is None if named is None else named in other

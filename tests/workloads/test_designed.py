@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from conformance.oracle.accepted_readings import readings
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.designed import Design, designed, hadamard
 from conformance.workloads.layout import Layout
@@ -67,7 +68,9 @@ def test_each_gradient_depends_on_its_own_element_alone(name, size):
         matrix, weights = rows(workload, batch), np.array([float(sample.weight) for sample in batch])
         products = matrix.T @ (weights[:, None] * matrix)
         assert (products == np.diag(np.diag(products))).all()
-        assert (np.diag(products) != 0).tolist() == list(workload.model.is_used)
+        of_elements = zip(workload.model.is_used, workload.model.tensor_of, strict=True)
+        uses = [is_used and workload.uses(tensor, batch) for is_used, tensor in of_elements]
+        assert (np.diag(products) != 0).tolist() == uses
 
 
 @pytest.mark.parametrize(("kind", "accumulation", "window"), [("batched", 1, 0), ("accumulated", 2, 1)])
@@ -92,16 +95,44 @@ def test_no_residual_is_zero_in_any_epoch(name, size):
 
 @every_design
 def test_every_element_moves_in_half_of_the_windows(name, size):
-    moved = [
-        [one != other for one, other in zip(before, after, strict=True)] for _, _, before, after in windows(name, size)
-    ]
-    model = many_tensors(name, size).model
-    frozen = [model.tensors[tensor].frozen for tensor in model.tensor_of]
-    of_elements = zip(zip(*moved, strict=True), model.is_used, frozen, strict=True)
-    trained = [own for own, is_used, is_frozen in of_elements if is_used and not is_frozen]
+    """Of those that use it."""
+    workload = many_tensors(name, size)
+    moved, used = [], []
+    for _, batch, before, after in windows(name, size):
+        moved.append([one != other for one, other in zip(before, after, strict=True)])
+        used.append([workload.uses(tensor, batch) for tensor in workload.model.tensor_of])
+    frozen = [workload.model.tensors[tensor].frozen for tensor in workload.model.tensor_of]
+    of_elements = zip(*(zip(*rows, strict=True) for rows in (moved, used)), workload.model.is_used, frozen, strict=True)
+    trained = [(own, uses) for own, uses, is_used, is_frozen in of_elements if is_used and not is_frozen]
     assert trained
-    assert all(2 * sum(own) >= len(moved) for own in trained)
+    assert all(2 * sum(own) >= sum(uses) for own, uses in trained)
     assert all(map(any, moved))
+
+
+@pytest.mark.parametrize(("kind", "accumulation", "window"), [("batched", 1, 0), ("accumulated", 2, 1)])
+def test_some_windows_use_an_expert_on_one_rank_or_on_none(kind, accumulation, window):
+    workload = many_tensors("unused", 32)
+    planned = Layout.of(workload, kind, 2, accumulation).windows(workload)
+    last = len(workload.model.tensors) - [tensor.block for tensor in workload.model.tensors][::-1].index(1) - 1
+    users = [
+        [workload.uses(last, [one.batch[index] for part in share for index in part]) for share in one.shares]
+        for one in planned
+    ]
+    assert users[window] == [False, True]
+    assert [False, False] in users
+    assert [True, True] in users
+
+
+@pytest.mark.parametrize("name", [name for name in DESIGNS if "unused" in name])
+def test_it_shows_whether_what_is_not_used_moves(name):
+    precision = "fp16" if DESIGNS[name].outliers else "fp32"
+    skipped, moved = (
+        reading.recurrence().run()
+        for reading in readings(problem(many_tensors(name, BATCH_SIZES[name][0]), precision))[:2]
+    )
+    assert any(
+        one.weights.center != other.weights.center for one, other in zip(skipped.steps, moved.steps, strict=True)
+    )
 
 
 @every_design

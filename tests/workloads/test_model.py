@@ -10,20 +10,38 @@ import pytest
 import torch
 
 from conformance.adapter.models import module, module_class, parameters
-from conformance.workloads.model import MODELS, LargeTensors, Linear, ManyTensors, Tensor, model_of
+from conformance.workloads.model import (
+    MODELS,
+    Counting,
+    LargeTensors,
+    Linear,
+    ManyTensors,
+    Tensor,
+    TwoLayers,
+    WithDropout,
+    model_of,
+)
 
-MODELS_OF_ALL_KINDS = [Linear(3), Linear(3, bias=True), ManyTensors(), ManyTensors(scalars=False), LargeTensors()]
-every_model = pytest.mark.parametrize("model", MODELS_OF_ALL_KINDS, ids=str)
+MANY = [ManyTensors(), ManyTensors(scalars=False), LargeTensors()]
+every_model = pytest.mark.parametrize(
+    "model", [Linear(3), Linear(3, bias=True), *MANY, TwoLayers(), Counting(3), WithDropout(3)], ids=str
+)
 
 
 def spec_of(model):
     return {"kind": model.name, **asdict(model)}
 
 
+def used_by(model, block):
+    """Which of the values that the first layer gets inputs of this block set."""
+    width = len({at for one in model.layers[0] for _, at in one})
+    every = zip(model.block_of[:width], model.is_used[:width], strict=True)
+    return [is_used and own in (None, block) for own, is_used in every]
+
+
 def inputs_of(model, block):
     """Inputs of one block, in double precision."""
-    used = [own in (None, block) for own in model.block_of]
-    row = [(number + 2) / 4 * one for number, one in enumerate(map(all, zip(used, model.is_used, strict=True)))]
+    row = [(number + 2) / 4 * one for number, one in enumerate(used_by(model, block))]
     return model.inputs([*row[:-1], 1.0], block)
 
 
@@ -56,13 +74,13 @@ def test_every_model_is_tried_here():
 
 @every_model
 @pytest.mark.parametrize("block", [0, 1])
-def test_a_row_times_the_parameters_is_the_prediction(model, block):
+def test_a_row_times_the_folded_parameters_is_the_prediction(model, block):
     weights = [(7 * number % 19 - 9) / 8 for number in range(model.size)]
     torchs = holding(model, weights)
     x = inputs_of(model, block % model.blocks)
     assert len(x) == model.features
     alone, batched = torch.tensor(x, dtype=torch.double), torch.tensor([x, x], dtype=torch.double)
-    expected = pytest.approx(sum(map(mul, weights, model.row(x, 1.0))), rel=1e-12)
+    expected = pytest.approx(sum(map(mul, model.folded(weights), model.row(x, 1.0))), rel=1e-12)
     assert torchs(alone).tolist() == [expected]
     assert torchs(batched).tolist() == [[expected], [expected]]
 
@@ -72,8 +90,7 @@ def test_inputs_have_the_row_that_they_are_made_of(model):
     for block in range(model.blocks):
         x = inputs_of(model, block)
         assert model.inputs(model.row(x, 1.0), block) == x
-        used = [own in (None, block) for own in model.block_of]
-        assert [value != 0 for value in model.row(x, 1.0)] == list(map(all, zip(used, model.is_used, strict=True)))
+        assert [value != 0 for value in model.row(x, 1.0)] == used_by(model, block)
         exact = [Fraction(value) for value in x]
         assert model.row(exact, Fraction(1)) == tuple(map(Fraction, model.row(x, 1.0)))
 
@@ -102,3 +119,26 @@ def test_elements_have_names():
     assert Tensor("table", (2, 2)).elements == ("table[0, 0]", "table[0, 1]", "table[1, 0]", "table[1, 1]")
     large = Tensor("cube", (2, 3, 4), used=(0, 23))
     assert large.elements == ("cube[0, 0, 0]", "cube[1, 2, 3]", "cube[least other]", "cube[largest other]")
+
+
+@every_model
+@pytest.mark.parametrize("block", [0, 1])
+def test_slopes_are_the_derivatives_by_each_element(model, block):
+    weights = [(7 * number % 19 - 9) / 8 for number in range(model.size)]
+    torchs = holding(model, weights)
+    x = inputs_of(model, block % model.blocks)
+    torchs(torch.tensor(x, dtype=torch.double)).backward()
+    gradients = [
+        parameter.grad.flatten()[at].item()
+        for tensor, parameter in zip(model.tensors, torchs.parameters(), strict=True)
+        for at in (range(tensor.numel) if tensor.used is None else tensor.used)
+    ]
+    slopes = model.slopes(model.row(x, 1.0), weights)
+    assert gradients == pytest.approx([slope for slope, is_used in zip(slopes, model.is_used, strict=True) if is_used])
+
+
+def test_a_backward_may_find_other_weights_than_its_forward():
+    """Of three inputs and two hidden values: the first layer's slopes have the second one's new weights as factors."""
+    model, old, new = TwoLayers(), (1, 2, 3, 4, 5, 6, 7, 8), (0,) * 6 + (10, 20)
+    assert model.slopes((1, 0, 2), old) == [7, 0, 14, 8, 0, 16, 1 + 6, 4 + 12]
+    assert model.slopes((1, 0, 2), old, new) == [10, 0, 20, 20, 0, 40, 1 + 6, 4 + 12]

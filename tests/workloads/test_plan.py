@@ -1,8 +1,9 @@
 """The order of each epoch: any batch may come at any place, and its samples stay together."""
 
 import pytest
+from torch.utils.data import DistributedSampler
 
-from conformance.workloads.plan import shuffled
+from conformance.workloads.plan import sampled, shuffled
 
 
 def test_order_0_is_that_of_the_data():
@@ -26,3 +27,22 @@ def test_each_order_is_another_one():
 
 def test_a_single_batch_is_shuffled_inside():
     assert sorted(shuffled(8, 8, 1)) == list(range(8)) != list(shuffled(8, 8, 1))
+
+
+@pytest.mark.parametrize("sampler", ["pad", "drop"])
+@pytest.mark.parametrize(("samples", "world_size"), [(23, 2), (25, 2), (35, 3), (37, 3), (38, 3), (22, 4), (24, 4)])
+def test_a_sampler_deals_out_as_that_of_torch(samples, world_size, sampler):
+    own = [
+        list(DistributedSampler(range(samples), world_size, rank, shuffle=False, drop_last=sampler == "drop"))
+        for rank in range(world_size)
+    ]
+    assert sampled(samples, world_size, 0, sampler) == own
+
+
+@pytest.mark.parametrize(("sampler", "often"), [("pad", [1] * 22 + [2]), ("drop", [1] * 22)])
+def test_a_sampler_shuffles_all_samples_and_repeats_the_first_or_drops_the_last(sampler, often):
+    first, second = (sampled(23, 2, number, sampler) for number in (1, 2))
+    read = [number for own in first for number in own]
+    assert sorted(map(read.count, set(read))) == often
+    assert first != second
+    assert {number // 8 for number in first[0][:4]} != {0}

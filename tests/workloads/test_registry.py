@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 
 from conformance.oracle.recurrence import Recurrence
-from conformance.workloads.many_tensors import DESIGNS, OF_SHARDS
+from conformance.workloads import short_ends, two_layers
+from conformance.workloads.any_order import ANY_ORDER
+from conformance.workloads.many_tensors import DESIGNS, OF_OTHERS
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES
@@ -19,16 +21,24 @@ def test_all_recipes_and_data_sets_have_a_name():
         *RECIPES,
         "adamw",
         "adamw-capturable",
+        "adagrad",
         "adamw-clip",
         "adamw-groups",
         "adamw-overflow",
+        "buffers",
+        *(f"buffers-{recipe}" for recipe in ("clip-value", "clip-norm", "decay", "weighted", "overflow")),
+        "dropout",
         "line",
         "noisy-line",
         "two-workers",
         "multivariate",
         *DESIGNS,
-        *OF_SHARDS,
+        *OF_OTHERS,
         "many-adamw",
+        "sparse",
+        *two_layers.RECIPES,
+        *short_ends.DESIGNS,
+        *ANY_ORDER,
     }
 
 

@@ -48,10 +48,7 @@ def test_a_default_that_is_a_float_is_taken_at_its_binary_value():
         ({"groups": (Group(Fraction(1), Fraction(0)),)}, "its parameters are not in 1 further groups"),
         ({"schedule": (Fraction(1),)}, "the schedule covers 1 of 2 steps"),
         ({"schedule": (Fraction(1),) * 3, "epochs": 2}, "the schedule covers 3 of 4 steps"),
-        (
-            {"batches": (batch((1, 1), (2, 2)), batch((1, 1))), "epochs": 2},
-            "a short last batch is only defined for a single epoch",
-        ),
+        ({"schedule": (Fraction(1),), "schedule_by": "epoch", "epochs": 2}, "the schedule covers 1 of 2 epochs"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes, line):

@@ -1,0 +1,38 @@
+"""Trainers that read all epochs as one: whose windows go on over the end of an epoch."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from conformance.cases.case import Case
+from conformance.verdict.as_one import as_one
+
+SHORT = Case("ddp", "accumulated", 2, 2, "fp32", "short-epochs")
+
+
+def test_epochs_of_whole_windows_are_the_same_as_one():
+    assert as_one(Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors")) is None
+
+
+def test_one_epoch_is_one():
+    assert as_one(Case("ddp", "accumulated", 2, 2, "fp32", "short-window")) is None
+
+
+def test_ten_micro_batches_are_five_windows():
+    """Each epoch has five of them; the third window has the last one of the first epoch and the first of the second."""
+    own, one = SHORT.problem.windows, as_one(SHORT).problem.windows
+    assert [window.length for window in own] == [2, 2, 1, 2, 2, 1]
+    assert [(window.epoch, window.length) for window in one] == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2)]
+    first_of_second = [own[3].samples[at] for share in own[3].shares for at in share[0]]
+    assert sorted(one[2].samples) == sorted((*own[2].samples, *first_of_second))
+
+
+def test_the_spec_has_the_windows_of_the_problem():
+    spec = as_one(SHORT).spec()
+    assert (spec["steps"], len(spec["orders"]), spec["epochs"]) == (5, 1, [0])
+    assert spec["samples"] == SHORT.spec()["samples"]
+
+
+def test_all_samples_count_alike():
+    problem = as_one(SHORT).problem
+    assert set(problem.coefficients(problem.windows[2])) == {Fraction(1, 32)}

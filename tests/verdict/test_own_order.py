@@ -1,0 +1,91 @@
+"""Cases in which the order of samples is the trainer's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from conformance.cases.case import Case
+from conformance.verdict.own_order import not_once, ways
+from conformance.workloads.layout import micro_batches
+
+NAME = "ddp-w2-acc2-fp32-own-order"
+CASE = Case("ddp", "accumulated", 2, 2, "fp32", "own-order")
+ALL = tuple(range(24))
+REVERSED = tuple(reversed(ALL))
+
+
+def dealt(*epochs):
+    """The order of each epoch, dealt out to two ranks sample by sample, in micro-batches of two."""
+    return tuple(tuple(micro_batches(epoch[rank::2], 2) for rank in (0, 1)) for epoch in epochs)
+
+
+def test_any_order_in_which_all_are_read_once_passes(follow):
+    run = follow(NAME)
+    assert run.judged().verdict == "PASS (exact)"
+    for rank in run.ranks:
+        epoch = [event for event in rank if event["event"] == "forward"][:6]
+        rows = [event["rows"] for event in epoch]
+        for event, other in zip(epoch, [*rows[2:], *rows[:2]], strict=True):
+            event["rows"] = other
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)", "the numbers are those of the order before"
+    assert judgement.difference.step == 0
+    assert all(guard.holds for guard in judgement.guards)
+
+
+@pytest.mark.parametrize("rows", [[None, None], []])
+def test_samples_that_forwards_do_not_show_prove_nothing(follow, rows):
+    run = follow(NAME)
+    for event in run.of("forward", 1):
+        event["rows"] = rows
+    judgement = run.judged()
+    assert judgement.verdict == "INCONCLUSIVE"
+    assert judgement.headline.endswith("pass the model the inputs as they are in the batch")
+
+
+def test_an_epoch_that_is_never_read(follow):
+    judgement = follow(NAME, windows=3).judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "epoch 1 is never read, and this case asks for 2 epochs"
+
+
+def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow):
+    """Two of three windows: what is left is as much as an epoch and a third."""
+    run = follow(NAME)
+    run.remove(*(event for rank in run.ranks for event in rank if event["window"] in (2, 5)))
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("no rank reads 8 samples of epoch 0; ")
+
+
+@pytest.mark.parametrize(
+    ("orders", "text"),
+    [
+        (dealt(ALL, REVERSED), None),
+        (dealt(ALL, (*ALL[:-1], 0)), "several ranks read the same 1 sample of epoch 1, and no rank reads 1; "),
+        (dealt(ALL, (*ALL[:-2], 0, 1)), "rank 0 reads 1 sample of epoch 1 more than once, and no rank reads 2; "),
+        (dealt(ALL, ALL[:-4]), "no rank reads 4 samples of epoch 1; "),
+        (dealt(ALL), "epoch 1 is never read, and this case asks for 2 epochs"),
+        (dealt(ALL, ALL, ALL), "training goes on when all samples have been read 2 times, once in each epoch"),
+        (dealt([at // 2 for at in range(48)], ALL), "each rank reads all samples of epoch 0; "),
+    ],
+)
+def test_what_is_not_read_once_in_an_epoch(orders, text):
+    found = not_once(replace(CASE, orders=orders))
+    assert found == text if text is None else found.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("orders", "found"),
+    [
+        (dealt(REVERSED, REVERSED), ("epoch_order=same",)),
+        (dealt(REVERSED, ALL), ()),
+        (dealt(ALL, ALL), ()),
+        (dealt(REVERSED), ()),
+    ],
+)
+def test_who_shuffles_once_is_told_so(orders, found):
+    """Nobody who does not shuffle."""
+    assert ways(replace(CASE, orders=orders)) == found
