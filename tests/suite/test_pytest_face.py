@@ -43,7 +43,7 @@ def test_ids(items, write):
             *("adamw-overflow", "cast-weights", "infinite-loss", "short-window", "uneven-batch"),
             *("overflow-clip", "overflow-clip-value", "overflow-in-part"),
             *("many-tensors", "many-clip-value", "many-overflow", "two-groups", "two-groups-clip", "many-groups"),
-            *("two-layers", "two-layers-overflow"),
+            *("two-layers", "two-layers-clip-value", "two-layers-decay", "two-layers-overflow"),
             *(f"{kind}-{recipe}" for kind in ("frozen", "groups", "large") for recipe in ("clip-value", "overflow")),
         )
     }
