@@ -25,10 +25,16 @@ def hung(run):
 SHARES = {"orders": [[[[0, 1]], [[2, 3]]]]}
 
 
-def of_own(rank, *averaged, factor=1.0):
-    """A window whose step has the gradient of this rank's own samples, but for the averaged elements."""
+def of_own(rank, *averaged, factor=1.0, off=0.0):
+    """A window whose step has the gradient of this rank's own samples, but for the averaged elements, which are ``off``
+    by so much."""
     own, mean = right([2 * rank, 2 * rank + 1], factor), right(range(4))
-    gradients = [mean[index] if index in averaged else value for index, value in enumerate(own)]
+    gradients = [mean[index] + off if index in averaged else value for index, value in enumerate(own)]
+    return with_gradients(rank, gradients)
+
+
+def with_gradients(rank, gradients):
+    """A window whose step has these gradients, after which the ranks differ."""
     return [event("start"), ddp(0), averaging(), step(gradients=gradients, weights=[float(rank), 0.0])]
 
 
@@ -206,6 +212,23 @@ def test_what_is_not_averaged_is_named():
     broken = the_finding(ranks(lambda rank: of_own(rank, 0), **SHARES), "ddp/average-each-parameter").broken
     assert "the gradient of bias must be averaged" in broken.must
     assert "it was (-2) on rank 0 and (-6) on rank 1, as the samples of each rank alone make it" in broken.however
+
+
+def test_elements_that_are_wrong_on_all_ranks_alike_are_not_explained_by_a_missing_average():
+    run = ranks(lambda rank: of_own(rank, 0, off=1.0), **SHARES)
+    assert broken(run) == {"ddp/identical-weights"}
+
+
+def test_an_average_that_one_rank_lacks_is_not_told_to_be_its_own():
+    """Rank 0 alone uses the weight, so the average is a half of its own gradient, which is (-3.5)."""
+    run = ranks(
+        lambda rank: with_gradients(rank, [None if rank else -1.75, -7.5]),
+        **SHARES,
+        samples={"x": [[1.0], [2.0], [0.0], [0.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
+    )
+    however = the_finding(run, "ddp/identical-weights").broken.however
+    assert "the gradient of weight[0] is (-1.75) on rank 0 and (–) on rank 1" in however
+    assert broken(run) == {"ddp/identical-weights"}
 
 
 def test_how_ranks_part_is_told():

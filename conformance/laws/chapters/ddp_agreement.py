@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isclose
 from typing import Any
 
 from conformance.laws.averaging import seen_gradients
 from conformance.laws.expected import Expectations, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
+from conformance.laws.run import GlobalWindow, Plan, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements
 from conformance.trace.events import (
     Attempt,
@@ -54,16 +54,13 @@ def equal_start(run: Run) -> Outcomes:
         yield OK
         return
     other, others = apart
-    at = [place for place, (one, two) in enumerate(zip(weights, others, strict=True)) if one != two]
-    mine, theirs = ([held[place] for place in at] for held in (weights, others))
-    names = enumerated([run.plan.model.elements[place] for place in at])
-    of = f" of {names}" if len(at) < len(weights) else ""
+    (mine, theirs), of = _where_apart(run.plan, weights, others)
     when = f"after {sent[-1]}" if sent else "no collective carried weights before the first forward, and"
     yield Broken(
         other,
         must="all ranks must begin with the weights of one of them",
         because="equal steps keep different weights different",
-        however=f"{when} rank {first.rank} began with {vector(mine)} and rank {other.rank} with {vector(theirs)}{of}",
+        however=f"{when} rank {first.rank} began with {mine} and rank {other.rank} with {theirs}{of}",
         shows=(*sent[-1:], first, other),
         effect="The ranks train different models until the end.",
     )
@@ -209,21 +206,31 @@ def _left_own(here: GlobalWindow) -> dict[str, list[float | None]] | None:
         return None
     columns = list(zip(*sights, strict=True))
     apart = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+    alike = [None if index in apart else column[0] for index, column in enumerate(columns)]
     expectations = Expectations(plan)
+    right = next((one for one in expectations.gradients(shares, start) if one.is_times(1.0, alike)), None)
     owns = [expectations.gradients([share], start) for share in shares]
 
     def are_own(times: float) -> bool:
-        for own, gradients in zip(owns, sights, strict=True):
-            for index in apart:
-                alone = [value if at == index else None for at, value in enumerate(gradients)]
-                if not any(one.is_times(times, alone) for one in own):
-                    return False
-        return True
+        return all(
+            any(one.is_times(times, _only([index], gradients)) for one in own)
+            for own, gradients in zip(owns, sights, strict=True)
+            for index in apart
+        )
 
+    # Where other elements are wrong, too, something else went wrong. And a rank that alone uses a parameter has a part
+    # of its own gradient that is the average.
+    if not apart or right is None or all(right.is_times(1.0, _only(apart, gradients)) for gradients in sights):
+        return None
     # Trainers may divide for a sum over the ranks, or multiply for a mean.
-    if not apart or not any(map(are_own, (1.0, 1 / plan.world_size, float(plan.world_size)))):
+    if not any(map(are_own, (1.0, 1 / plan.world_size, float(plan.world_size)))):
         return None
     return {plan.model.elements[index]: list(columns[index]) for index in apart}
+
+
+def _only(places: Collection[int], gradients: Sequence[float | None]) -> list[float | None]:
+    """The gradients at these places, and None at all others."""
+    return [value if at in places else None for at, value in enumerate(gradients)]
 
 
 def _final_gradients(window: Window) -> Sequence[float | None] | None:
@@ -347,6 +354,16 @@ def _ratio(one: Vector, other: Vector) -> float | None:
     return ratios[0] if found else None
 
 
+def _where_apart(plan: Plan, one: Vector, other: Vector) -> tuple[list[str], str]:
+    """The numbers in which two vectors differ, and of which elements these are, if not of all."""
+    at = [place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second]
+    if len(at) in (0, len(one)) or len(one) != len(other) or len(one) != plan.model.size:
+        return [vector(one), vector(other)], ""
+    names = [plan.model.elements[place] for place in at]
+    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more elements"]
+    return [vector([values[place] for place in at]) for values in (one, other)], f" of {enumerated(shown)}"
+
+
 def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
     details = []
     # A served rank shows its weights at events that are not steps.
@@ -354,21 +371,22 @@ def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, other
         rates = [number(step.lr or 0) for step in (one, other)]
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
     if isinstance(one, Attempt) and isinstance(other, Attempt) and one.gradients != other.gradients:
-        seen = [vector(step.gradients or ()) for step in (one, other)]
+        seen, of = _where_apart(here.plan, one.gradients or (), other.gradients or ())
         times = _ratio(one.gradients or (), other.gradients or ())
         in_all = f", which is {number(times)} times that in every element" if times else ""
-        details.append(f"the gradient is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}")
+        details.append(f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}")
     if isinstance(one, Attempt) and isinstance(other, Attempt):
         clips = {window.rank.number: window.of(Clip) for window in here.windows}
         for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
             if clips[some] and not clips[none]:
                 details.append(f"rank {some} clipped its gradients ({clips[some][0].line}) and rank {none} did not")
+    (mine, theirs), of = _where_apart(here.plan, weights, others)
     return Broken(
         other,
         must="all ranks must hold the same weights after a step",
         because="from then on they average gradients of different models",
-        however=f"after {one} of window {here.number} rank {one.rank} holds {vector(weights)} and "
-        f"rank {other.rank} {vector(others)}" + (f"; in that step {enumerated(details)}" if details else ""),
+        however=f"after {one} of window {here.number} rank {one.rank} holds {mine} and "
+        f"rank {other.rank} {theirs}{of}" + (f"; in that step {enumerated(details)}" if details else ""),
         shows=(one, other),
         effect="The ranks train different models from here on.",
     )
