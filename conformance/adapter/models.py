@@ -41,6 +41,14 @@ class WithDropout(torch.nn.Linear):
         return super().forward(inputs + zeros)
 
 
+class OfOnePixel(torch.nn.Conv2d):
+    """The convolution of images of one pixel with a kernel of one, computed as the product that it is."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """(..., channels) images, (..., 1) predictions."""
+        return functional.linear(image, self.weight.flatten(1))
+
+
 class Experts(torch.nn.ModuleList):
     """Modules of which each sample takes one. One that no sample takes is not called, so it has no gradient."""
 
@@ -87,7 +95,7 @@ class ManyTensors(_Module):
         self.encoder = torch.nn.Linear(2, 1, bias=False)
         self.decoder = torch.nn.Linear(2, 1, bias=False)
         self.decoder.weight = self.encoder.weight
-        self.convolution = torch.nn.Conv2d(2, 1, kernel_size=1, bias=False)
+        self.convolution = OfOnePixel(2, 1, kernel_size=1, bias=False)
         self.skip = torch.nn.Linear(1, 1, bias=False)
         self.linear = torch.nn.Linear(2, 1)
 
@@ -103,8 +111,7 @@ class ManyTensors(_Module):
         else:
             predicted += (looked_up * self.embedding(self._rows(row.squeeze(-1) > 0.5))).sum(-1, keepdim=True)
         predicted += self.encoder(encoded) + self.decoder(decoded)
-        # With a kernel of one pixel and an image of one this is the convolution.
-        predicted += functional.linear(image, self.convolution.weight.view(1, 2))
+        predicted += self.convolution(image)
         predicted += self.skip(skipped)
         predicted += self.linear(rest)
         return predicted

@@ -80,7 +80,7 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         said = [" and ".join(texts.get(one, one) for one in name.split(PAIR)) for name in names]
         if len(said) == 1:
             return f"The trainer {said[0]}."
-        return f"These cases cannot tell which: the trainer {', or '.join(said[:3])}."
+        return f"The trainer {', or '.join(said[:3])}, or something else that makes the same numbers here."
     if cause.kind in ("factor", "factors"):
         known = ", or ".join(texts.get(name, name) for name in cause.bugs[:3])
         return cause.key + (f" A trainer that {known} would do that, and these cases cannot tell." if known else "")

@@ -146,7 +146,7 @@ def _text(
     numbers = sorted(table.items(), key=lambda entry: entry[0] or 0)
     first, *others = [(_times(found), value) for value, found in numbers]
     if not on:
-        return f"{subject} {first[0]} the right one{_whatever(fitting)}."
+        return f"{subject} {first[0]} the right one{_whatever(fitting, cases)}."
     said = [f"{first[0]} the right one at {on} {first[1]}", *(f"{times} it at {value}" for times, value in others)]
     said += [f"right at {value}" for value in sorted(right, key=lambda value: value or 0)]
     return f"{subject} {listed(said)}."
@@ -165,13 +165,15 @@ def _where(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
     return f"In {listed([*wrong])} e" if others else "E"
 
 
-def _whatever(cases: Sequence[CaseRecord]) -> str:
-    """What varied without an effect."""
-    varied = {
-        "the accumulation": {case.accumulation for case in cases},
-        "the world size": {case.world_size for case in cases},
-    }
-    said = [name for name, values in varied.items() if len(values) > 1]
+def _whatever(fitting: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> str:
+    """What varied without an effect. Where only other values of it are right, it may have had one."""
+    wrong = {case.precision for case in fitting}
+    right = [case for case in cases if case.verdict in PASSED and case.precision in wrong]
+    said = []
+    for name in ("accumulation", "world size"):
+        values, of_right = ({_DEPENDS[name](case) for case in some} for some in (fitting, right))
+        if len(values) > 1 and of_right <= values:
+            said.append(f"the {name}")
     return f", whatever {listed(said)}" if said else ""
 
 
