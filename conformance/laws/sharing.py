@@ -137,10 +137,17 @@ def _shared(window: Window) -> Sequence[Exchange]:
         if (brings_together(event) and not (_compares(event) or _gathers_shards(window.rank, event)))
         or (serves and isinstance(event, Receive))
     ]
-    if all(map(gives_to_one, found)) and not any(map(_passes_on, window.of(Exchange, after=window.backwards[-1]))):
+    is_kept = all(map(gives_to_one, found)) and not any(map(_passes_on, window.of(Exchange, after=window.backwards[-1])))
+    if is_kept and not _needs_no_passing_on(window):
         return ()
     carries = any(event.of == "gradients" for event in found)
     return found if carries or sum(event.elements for event in found) >= trained_elements(window.rank) else ()
+
+
+def _needs_no_passing_on(window: Window) -> bool:
+    """Whether a step is the last one, of ranks that have passed on what came of those before."""
+    *before, last = window.rank.windows
+    return last is window and bool(before) and all(any(map(gives_to_one, _shared(one))) for one in before)
 
 
 def gives_to_one(event: Event) -> bool:

@@ -169,6 +169,22 @@ def test_what_one_rank_gets_and_passes_on_is_shared():
     assert "ddp/all-reduce-every-window" not in broken(run)
 
 
+def test_after_the_last_step_nobody_needs_what_its_owner_has():
+    reduced, passed_on = event("collective", op="reduce_", of="gradients"), event("collective", op="broadcast_")
+
+    def steps(*last):
+        return ranks(
+            lambda rank: [
+                *[forward(0), backward(), reduced, stepped(rank), event("collective", op="broadcast_", of="parameters")],
+                *[forward(1), backward(), *last, stepped(rank)],
+            ]
+        )
+
+    assert "ddp/all-reduce-every-window" not in broken(steps(reduced))
+    assert "ddp/all-reduce-every-window" in broken(steps())
+    assert "ddp/all-reduce-every-window" in broken(steps(passed_on))
+
+
 def test_a_hook_that_sends_nothing_is_blamed():
     run = ranks(lambda rank: [WRAP, ddp(0), backward(syncs=True), stepped(rank)])
     told = the_finding(run, "ddp/all-reduce-every-window").broken
@@ -180,5 +196,5 @@ def test_a_missing_average_names_the_last_one_and_the_no_sync():
     told = the_finding(run, "ddp/all-reduce-every-window").broken
     assert "backward (train.py:8) ran inside `no_sync()`, entered at train.py:6" in told.contradiction
     assert "the last before was allreduce (gradients, 8 B) (train.py:4)" in told.contradiction
-    assert told.effect == "In window 0 the ranks step apart: rank 0 along (1, 0) and rank 1 along (2, 0)."
+    assert told.effect == "In window 0 the ranks step apart: rank 0 along (1) and rank 1 along (2) of weight[0]."
     assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from conformance.laws.apart import where_apart
 from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
 from conformance.laws.run import Rank, Window, fact
@@ -20,7 +21,6 @@ from conformance.trace.events import (
     Step,
     Wrap,
 )
-from conformance.trace.words import enumerated, vector
 
 DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 
@@ -292,11 +292,13 @@ def _never_shared(sharing: Sharing) -> Broken:
 def _parting(window: Window) -> str | None:
     """How the ranks' steps differ in a window without an average; None if unknown."""
     steps = [one.attempts[-1] for one in window.counterparts if one.attempts]
-    along = [
-        f"rank {step.rank} along {vector(step.gradients)}"
-        for step in steps
-        if step.gradients is not None and isinstance(step, Step)
-    ]
-    if len(along) < 2 or any(step.gradients is None for step in steps):
+    along = [(step.rank, step.gradients) for step in steps if isinstance(step, Step) and step.gradients is not None]
+    if len(along) < len(steps) or any(None in gradients for _, gradients in along):
         return None
-    return f"In window {window.number} the ranks step apart: {enumerated(along)}."
+    first, own = along[0]
+    other, others = next((one for one in along if one[1] != own), along[0])
+    if other == first:
+        return None
+    (mine, theirs), of = where_apart(window.plan, own, others)
+    apart = f"rank {first} along {mine} and rank {other} along {theirs}{of}"
+    return f"In window {window.number} the ranks step apart: {apart}."

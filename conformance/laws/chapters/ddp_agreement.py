@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import inf, isclose
 from typing import Any
 
+from conformance.laws.apart import where_apart
 from conformance.laws.averaging import seen_gradients
 from conformance.laws.expected import Expectations, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
-from conformance.laws.run import GlobalWindow, Plan, Rank, Run, Window, fact
+from conformance.laws.run import GlobalWindow, Rank, Run, Window, fact
 from conformance.laws.sharing import brings_together, trained_elements
 from conformance.trace.events import (
     Attempt,
@@ -54,7 +55,7 @@ def equal_start(run: Run) -> Outcomes:
         yield OK
         return
     other, others = apart
-    (mine, theirs), of = _where_apart(run.plan, weights, others)
+    (mine, theirs), of = where_apart(run.plan, weights, others)
     when = f"after {sent[-1]}" if sent else "no collective carried weights before the first forward, and"
     yield Broken(
         other,
@@ -354,16 +355,6 @@ def _ratio(one: Vector, other: Vector) -> float | None:
     return ratios[0] if found else None
 
 
-def _where_apart(plan: Plan, one: Vector, other: Vector) -> tuple[list[str], str]:
-    """The numbers in which two vectors differ, and of which elements these are, if not of all."""
-    at = [place for place, (first, second) in enumerate(zip(one, other, strict=False)) if first != second]
-    if len(at) in (0, len(one)) or len(one) != len(other) or len(one) != plan.model.size:
-        return [vector(one), vector(other)], ""
-    names = [plan.model.elements[place] for place in at]
-    shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more elements"]
-    return [vector([values[place] for place in at]) for values in (one, other)], f" of {enumerated(shown)}"
-
-
 def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, others: Vector) -> Broken:
     details = []
     # A served rank shows its weights at events that are not steps.
@@ -371,7 +362,7 @@ def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, other
         rates = [number(step.lr or 0) for step in (one, other)]
         details.append(f"the learning rate is {rates[0]} on rank {one.rank} and {rates[1]} on rank {other.rank}")
     if isinstance(one, Attempt) and isinstance(other, Attempt) and one.gradients != other.gradients:
-        seen, of = _where_apart(here.plan, one.gradients or (), other.gradients or ())
+        seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
         times = _ratio(one.gradients or (), other.gradients or ())
         in_all = f", which is {number(times)} times that in every element" if times else ""
         details.append(f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}")
@@ -380,7 +371,7 @@ def _parted(here: GlobalWindow, one: Event, weights: Vector, other: Event, other
         for some, none in ((one.rank, other.rank), (other.rank, one.rank)):
             if clips[some] and not clips[none]:
                 details.append(f"rank {some} clipped its gradients ({clips[some][0].line}) and rank {none} did not")
-    (mine, theirs), of = _where_apart(here.plan, weights, others)
+    (mine, theirs), of = where_apart(here.plan, weights, others)
     return Broken(
         other,
         must="all ranks must hold the same weights after a step",
