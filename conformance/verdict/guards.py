@@ -234,7 +234,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         not changed,
         "nowhere else",
         "nowhere else" if not changed else "; ".join(changed),
-        f"the weights changed outside an optimizer step: {'; '.join(changed)}",
+        f"the weights are not those that the optimizer's steps have left: {'; '.join(changed)}",
         gives_way=not skipped,
     )
 

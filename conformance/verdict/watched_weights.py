@@ -14,7 +14,7 @@ from typing import Any
 from conformance.laws.run import Rank, Run
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
-from conformance.trace.events import Finished, Forward, Report, ScalerStep
+from conformance.trace.events import Finished, Forward, Report, ScalerStep, Start
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
 
@@ -110,11 +110,20 @@ def _watched(
         changes=(
             *_within(rank),
             *(
-                f"rank {rank.outcome.rank}, after the step of window {one}"
+                f"rank {rank.outcome.rank}, after the step of window {one}{_still(seen, attempts, last[one], held[one])}"
                 for one in sorted(moved - by_design, key=str)
             ),
         ),
     )
+
+
+def _still(seen: Rank, attempts: Sequence[Attempt], attempt: Attempt, shown: Vector) -> str:
+    """Says so if what is ``shown`` after a step are weights from before it, where that has moved them."""
+    at = attempts.index(attempt)
+    starts = [values(start.weights) for start in seen.of(Start) if start.weights]
+    before = attempts[at - 1].weights if at else starts[0] if starts else (None,) * len(shown)
+    moved = [(old, now) for old, new, now in zip(before, attempt.weights, shown, strict=True) if new != now]
+    return ", which are still those from before it" if all(old == now for old, now in moved) else ""
 
 
 def _completed(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> Iterator[Attempt]:

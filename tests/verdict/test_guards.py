@@ -244,7 +244,22 @@ def test_weights_changed_after_the_last_step(follow):
     run.of("finished", rank=1)[0]["weights"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("DIVERGED", ["weights change in steps only"])
-    assert judgement.headline == "the weights changed outside an optimizer step: rank 1, after the step of window 5"
+    assert judgement.headline == "the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5"
+
+
+def test_forwards_that_lag_behind_the_steps(follow):
+    run = follow("single-acc2-fp32-momentum")
+    show_weights(run)
+    held = [event["weights"] for event in (*run.of("start"), *run.of("step"))]
+    for event in run.of("forward"):
+        if event["window"] in (1, 3) and event["weights"]:
+            event["weights"] = list(held[event["window"] - 1])
+    judgement = run.judged()
+    assert judgement.headline == (
+        "the weights are not those that the optimizer's steps have left: "
+        "rank 0, after the step of window 0, which are still those from before it; "
+        "rank 0, after the step of window 2, which are still those from before it"
+    )
 
 
 def show_weights(run):
@@ -267,7 +282,7 @@ def test_weights_changed_within_a_window(follow):
     next(event for event in run.of("forward") if event["window"] == 3)["weights"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("FAIL (numerics)", ["weights change in steps only"])
-    text = "the weights changed outside an optimizer step: rank 0, window 2, before micro-batch 1"
+    text = "the weights are not those that the optimizer's steps have left: rank 0, window 2, before micro-batch 1"
     assert judgement.headline == text
 
 
