@@ -459,7 +459,10 @@ def _tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | Non
     """What is called so in a module, or in one within it."""
     owner, _, leaf = name.rpartition(".")
     try:
-        value = getattr(module.get_submodule(owner), leaf, otherwise)
+        home = module.get_submodule(owner)
+        # DeepSpeed gathers a parameter that is looked up like an attribute, which would be a collective of ours.
+        own = dict.get(home._parameters, leaf)
+        value = getattr(home, leaf, otherwise) if own is None else own
     except AttributeError:
         return otherwise
     return value if isinstance(value, torch.Tensor) else None
