@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 #: Which paths there are to run: layouts, and how many workloads on each.
 Paths: TypeAlias = Literal["single", "distributed", "sharded", "point-to-point", "launched"]
 #: What the ranks send in an optimizer step, by the formulas of `conformance.oracle.traffic`.
-Exchange: TypeAlias = Literal["all-reduce", "shards", "owners", "parameter-server", "ring", "ring-gather"]
+Exchange: TypeAlias = Literal["all-reduce", "shards", "owners", "zero", "parameter-server", "ring", "ring-gather"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ BACKENDS: dict[str, Backend] = {
     ),
     "fsdp2": Backend(paths="sharded", on_gpu=False, exchange="shards"),
     "zero-redundancy": Backend(paths="sharded", on_gpu=False, exchange="owners"),
-    "deepspeed": Backend(paths="sharded", on_gpu=False, package="deepspeed", module="deepspeed"),
+    "deepspeed": Backend(paths="sharded", on_gpu=False, package="deepspeed", module="deepspeed", exchange="zero"),
     "parameter-server": Backend(paths="point-to-point", exchange="parameter-server", one_rank_steps=True),
     "ring": Backend(paths="point-to-point", exchange="ring"),
     "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),

@@ -38,12 +38,23 @@ class Split:
     width: int
 
 
+@dataclass(frozen=True)
+class Partitioned:
+    """How ZeRO splits a model: see `conformance.trace.events.Zero`. reductions: how often in a step it averages."""
+
+    stage: int
+    share: int
+    gradient_width: int
+    weight_width: int
+    reductions: Fraction
+
+
 def expected(
     backend: str,
     ranks: int,
     elements: int,
     width: int,
-    split: Split | None = None,
+    split: Split | Partitioned | None = None,
     stepped: Fraction = Fraction(1),
 ) -> tuple[Expected, ...] | None:
     """The traffic of each rank for a gradient of ``elements`` numbers of ``width`` bytes; None without a formula.
@@ -57,7 +68,9 @@ def expected(
     - all-reduce (ddp, horovod): G passed to all-reduce;
     - owners (zero-redundancy): G passed to all-reduce, and as much to broadcasts after each step;
     - shards (fsdp2), with M ranks that hold shards of S bytes together, and N / M copies: S to each all-gather, M S to
-      reduce-scatter and, if there are copies, S to all-reduce.
+      reduce-scatter and, if there are copies, S to all-reduce;
+    - zero (deepspeed): G to all-reduce or, in stage 3, N parts to reduce-scatter, once in a step or in each
+      micro-batch; and a part to all-gather after each step. Parts are filled up to one length.
 
     Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of
     Parallel and Distributed Computing 69 (2009), for the ring; the others are counted from their messages.
@@ -69,10 +82,15 @@ def expected(
     if exchange == "owners":
         return (Expected(0, 0, whole + stepped * whole),) * ranks
     if exchange == "shards":
-        if split is None:
+        if not isinstance(split, Split):
             return None
         reduced = split.share * (ranks // split.copies + (split.copies > 1)) * width
         return (Expected(0, 0, reduced + split.share * split.gathers * split.width),) * ranks
+    if exchange == "zero":
+        if not isinstance(split, Partitioned):
+            return None
+        averaged = (ranks * split.share if split.stage == 3 else elements) * split.gradient_width
+        return (Expected(0, 0, split.reductions * averaged + stepped * split.share * split.weight_width),) * ranks
     if exchange == "parameter-server":
         return (Expected((ranks - 1) * whole, (ranks - 1) * whole, 0), *[Expected(whole, whole, 0)] * (ranks - 1))
     if exchange == "ring":

@@ -19,6 +19,9 @@ FORMULAS: dict[Exchange | None, str] = {
     "shards": "a rank's part of the weights, passed to all-gather in each micro-batch; the gradient, passed to "
     "reduce-scatter; and where parts have copies, its part again, passed to all-reduce. Parts are filled up to one "
     "length",
+    "zero": "in stages 0 and 1 the gradient, passed to all-reduce; in stage 2 in each micro-batch; in stage 3 to "
+    "reduce-scatter in each micro-batch; and from stage 1 on a rank's part of the weights, passed to all-gather. Parts "
+    "are filled up to one length. Without the first step in stage 3, in which the order of modules is recorded",
     "parameter-server": "N − 1 gradients to rank 0, which is a worker too, and as many copies of the weights back",
     "ring": "2 (N − 1) / N of the gradient per rank",
     "ring-gather": "twice the gradient per rank, once at either end",

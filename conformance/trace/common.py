@@ -46,12 +46,14 @@ def note_collective(
 
 def exchange(recording: Recording, tensors: Sequence[torch.Tensor], via: str, group: list[int]) -> dict[str, Any]:
     """The fields that collectives and messages have in common."""
+    have_fractions = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
     return {
         "bytes": sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         "elements": sum(tensor.numel() for tensor in tensors),
         "group": group,
         "via": via,
         "during": recording.during,
+        **({"integers": True} if tensors and not have_fractions else {}),
     }
 
 

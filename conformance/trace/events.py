@@ -134,6 +134,23 @@ class Wrap(Event, noted="after a watched model is wrapped in DDP"):
     find_unused: Annotated[bool, "its `find_unused_parameters`"]
 
 
+class Zero(
+    Event,
+    noted="after DeepSpeed has made an engine for a watched model, if its settings leave no doubt what it will send",
+):
+    stage: Annotated[int, "of ZeRO"]
+    in_each_micro_batch: Annotated[bool, "whether it averages gradients in each micro-batch, or in the last one only"]
+    share: Annotated[
+        int, "how many elements of the weights each rank gives to all others after a step; parts are filled up to that"
+    ]
+    gradient_width: Annotated[int, "bytes of an element of the gradients that are averaged"]
+    weight_width: Annotated[int, "bytes of an element of the weights that are put together"]
+
+    @property
+    def label(self) -> str:
+        return f"DeepSpeed's engine (ZeRO stage {self.stage})"
+
+
 class ApexInitialize(Event, noted="after `apex.amp.initialize`"):
     models: Annotated[int, "the number that was passed"]
     optimizers: Annotated[int, "the number that was passed"]
@@ -286,6 +303,7 @@ class Exchange(Event):
         "the innermost of these calls that is in progress",
     ]
     of: Annotated[Literal["gradients", "parameters"] | None, "what it carries, [see below](#what-a-collective-carries)"]
+    integers: Annotated[bool, "whether these are integers, which also hold text and pickled objects"] = False
 
     @property
     def payload(self) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from conformance.laws.run import GlobalWindow, Run, Window
-from conformance.oracle.traffic import Split, expected, ring_collective, state
+from conformance.oracle.traffic import Partitioned, Split, expected, ring_collective, state
 from conformance.results.records import RankTraffic, Traffic
-from conformance.trace.events import Collective, Contribution, Finished, Send, Step
+from conformance.trace.events import Collective, Contribution, Finished, Send, Step, Zero
 from conformance.workloads.precision import PRECISIONS
 
 
@@ -18,18 +18,21 @@ def traffic(run: Run) -> Traffic | None:
 
     For messages, the sender's record counts on both sides. A payload counts as gradients or weights if the recorder
     knows it as such, or if it is as large as the model, as a running sum of gradients is. The rest, such as total
-    weights and loss scales, is `other`.
+    weights and loss scales, is `other`. The first window of ZeRO's stage 3 is left out: how often
+    it gathers weights depends on the modules.
     """
-    ranks, together = run.plan.world_size, list(run.together.values())
+    ranks, engine = run.plan.world_size, _engine(run)
+    together = list(run.together.values())[engine is not None and engine.stage == 3 :]
     if ranks == 1 or len(run.ranks) < ranks or not together:
         return None
     totals = [defaultdict[str, Fraction](Fraction) for _ in range(ranks)]
     for here in together:
         for window in here.windows:
             _count(run, window, totals)
-    width = PRECISIONS[run.plan.spec["precision"]].wire.width
+    width = PRECISIONS[run.plan.spec["precision"]].wire.width if engine is None else engine.gradient_width
     stepped = Fraction(sum(bool(here.windows[0].of(Step)) for here in together), len(together))
-    formula = expected(run.plan.backend, ranks, run.plan.model.numel, width, _split(run, together), stepped)
+    split = _split(run, together) if engine is None else _partitioned(engine, together)
+    formula = expected(run.plan.backend, ranks, run.plan.model.numel, width, split, stepped)
     whole = state(run.plan.backend, run.plan.model.numel, run.plan.spec["optimizer"], run.plan.precision.master.width)
     return Traffic(
         gradient=run.plan.model.numel * width,
@@ -48,6 +51,19 @@ def traffic(run: Run) -> Traffic | None:
             for rank, total in enumerate(totals)
         ),
     )
+
+
+def _engine(run: Run) -> Zero | None:
+    """DeepSpeed's, if it is known of every rank, and the same; else None."""
+    engines = [engine for rank in run.ranks for engine in rank.of(Zero)]
+    alike = {(one.stage, one.share, one.in_each_micro_batch, one.gradient_width, one.weight_width) for one in engines}
+    return engines[0] if len(alike) == 1 and len(engines) == len(run.ranks) else None
+
+
+def _partitioned(engine: Zero, together: Sequence[GlobalWindow]) -> Partitioned:
+    times = sum(here.windows[0].planned for here in together) if engine.in_each_micro_batch else len(together)
+    reductions = Fraction(times, len(together))
+    return Partitioned(engine.stage, engine.share, engine.gradient_width, engine.weight_width, reductions)
 
 
 def _split(run: Run, together: Sequence[GlobalWindow]) -> Split | None:
@@ -82,6 +98,4 @@ def _count(run: Run, window: Window, totals: list[defaultdict[str, Fraction]]) -
 
 
 def _is_payload(run: Run, event: Contribution) -> bool:
-    # Elements of one byte are text or pickled objects.
-    is_as_large = event.elements >= run.plan.model.numel and event.bytes > event.elements
-    return event.of is not None or is_as_large
+    return event.of is not None or (event.elements >= run.plan.model.numel and not event.integers)

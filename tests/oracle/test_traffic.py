@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.oracle.traffic import Expected, Split, expected, ring_all_reduce, ring_collective
+from conformance.oracle.traffic import Expected, Partitioned, Split, expected, ring_all_reduce, ring_collective
 
 
 def counted(ranks, elements):
@@ -51,6 +51,22 @@ def test_shards():
     pairs = Split(share=4, copies=2, gathers=Fraction(2), width=2)
     assert expected("fsdp2", 4, 7, 4, pairs) == (Expected(0, 0, 2 * 4 * 2 + 2 * 4 * 4 + 4 * 4),) * 4
     assert expected("fsdp2", 4, 7, 4) is None
+
+
+def test_partitions():
+    """By hand: 18 floats, in two parts of 10 together, or of 11 where each tensor is split; the mean of 2 and 1
+    micro-batches; one step of two is skipped."""
+    stepped, twice = Fraction(1, 2), Fraction(3, 2)
+    for split, reduced in (
+        (Partitioned(stage=0, share=0, gradient_width=4, weight_width=4, reductions=Fraction(1)), 72),
+        (Partitioned(stage=1, share=10, gradient_width=4, weight_width=2, reductions=Fraction(1)), 72 + 20 * stepped),
+        (Partitioned(stage=2, share=10, gradient_width=2, weight_width=4, reductions=twice), 36 * twice + 40 * stepped),
+        (Partitioned(stage=3, share=11, gradient_width=4, weight_width=4, reductions=twice), 88 * twice + 44 * stepped),
+    ):
+        assert expected("deepspeed", 2, 18, split.gradient_width, split, stepped) == (Expected(0, 0, reduced),) * 2
+    assert expected("deepspeed", 2, 18, 4) is None
+    assert expected("deepspeed", 2, 18, 4, Split(9, 1, Fraction(1), 4)) is None
+    assert expected("fsdp2", 2, 18, 4, split) is None
 
 
 def test_a_ring_of_collectives():

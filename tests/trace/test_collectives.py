@@ -73,6 +73,10 @@ def test_what_a_collective_is_noted_with(record):
     reduced, broadcast = recording.of_kind("collective")
     told = ("op", "bytes", "elements", "reduce", "group", "via", "during", "of")
     assert [reduced[name] for name in told] == ["allreduce_", 24, 3, "max", [0], "c10d", None, None]
+    assert "integers" not in reduced
+    dist.broadcast(torch.ones(2, dtype=torch.int64), src=0)
+    dist.broadcast_object_list(["text"], src=0)
+    assert [event.get("integers") for event in recording.of_kind("collective")] == [None, None, True, True, True]
     assert [broadcast[name] for name in told] == ["broadcast_", 8, 2, None, [0], "c10d", None, None]
     assert reduced["where"][0].endswith("test_collectives.py")
     assert reduced["where"][2] == "test_what_a_collective_is_noted_with"

@@ -83,6 +83,27 @@ def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
             assert getattr(rank, kind) == case.accumulation * getattr(rank, f"expected_{kind}")
 
 
+def test_integers_are_neither_gradients_nor_weights(tmp_path):
+    """However many they are."""
+    path = tmp_path / "counting.py"
+    path.write_text("""
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from conformance.trainers import ddp
+
+class Counting(DistributedDataParallel):
+    def forward(self, inputs):
+        torch.distributed.broadcast(torch.ones(32, dtype=torch.int64), src=0)
+        return super().forward(inputs)
+
+ddp.DistributedDataParallel = Counting
+train = ddp.train
+""")
+    for rank in recorded(f"{path}:train", Case("ddp", "batched", 2, 1, "fp32", "momentum")).ranks:
+        assert rank.reduced == rank.expected_reduced
+        assert rank.other > 0
+
+
 def test_one_process_sends_nothing():
     case = Case("single", "batched", 1, 1, "fp32", "momentum")
     assert recorded("batched", case) is None

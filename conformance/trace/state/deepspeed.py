@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO: which part of each parameter's master a rank steps, as its optimizers keep it for checkpoints."""
+"""DeepSpeed's ZeRO: which part of each parameter's master a rank steps, as its optimizers keep it for checkpoints; and
+what its engine is going to send."""
 
 from __future__ import annotations
 
@@ -16,6 +17,74 @@ WRAPPERS = {
     "deepspeed.runtime.bf16_optimizer": "BF16_Optimizer",
 }
 """The classes around an optimizer that step flat tensors, by their modules."""
+
+_SETTINGS = frozenset(
+    {
+        *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
+        *("zero_optimization", "zero_allow_untested_optimizer", "bf16", "fp16", "communication_data_type"),
+        *("prescale_gradients", "gradient_predivide_factor", "optimizer", "scheduler", "steps_per_print"),
+    }
+)
+_SETTINGS_OF_ZERO = frozenset(
+    {
+        *("stage", "overlap_comm", "contiguous_gradients", "round_robin_gradients", "sub_group_size"),
+        *("reduce_bucket_size", "allgather_bucket_size"),
+        *("stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"),
+        *("stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save"),
+    }
+)
+"""With these alone, what is sent follows from what `exchanges` reads: at most, it is cut in pieces."""
+
+
+def exchanges(engine: Any, size: int) -> dict[str, Any] | None:
+    """The fields of `conformance.trace.events.Zero` for an engine that trains all of a model of `size` elements; None
+    if that is in doubt: with other settings, other groups of ranks, or in another version."""
+    try:
+        return _exchanges(engine, size)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _exchanges(engine: Any, size: int) -> dict[str, Any] | None:
+    settings, parameters = engine._config._param_dict, list(engine.module.parameters())
+    is_known = settings.keys() <= _SETTINGS and settings.get("zero_optimization", {}).keys() <= _SETTINGS_OF_ZERO
+    is_whole = engine.dp_world_size == torch.distributed.get_world_size() and not engine.has_moe_layers
+    # Optimizers of DeepSpeed's runtime, such as 1-bit Adam and Muon, send more, or less.
+    is_plain = type(engine).__name__ == "DeepSpeedEngine" and not engine.basic_optimizer.__module__.startswith(
+        "deepspeed.runtime."
+    )
+    if not (is_known and is_whole and is_plain and all(one.requires_grad for one in parameters)):
+        return None
+    stage, wrapper = int(engine.zero_optimization_stage()), engine.optimizer
+    if stage == 0:
+        # This one splits its masters all the same.
+        if type(wrapper).__name__ == "BF16_Optimizer":
+            return None
+        groups, own, by, in_each = [parameters], [], engine, False
+    elif stage == 3:
+        # Others are put together again and again.
+        if not all(one.ds_persist for one in parameters):
+            return None
+        groups, own, by, in_each = wrapper.fp16_groups, [one.ds_tensor for one in parameters], wrapper, True
+    else:
+        rank = torch.distributed.get_rank()
+        groups, own = wrapper.bit16_groups, [parts[rank] for parts in wrapper.parallel_partitioned_bit16_groups]
+        by, in_each = wrapper, bool(wrapper.partition_gradients)
+    if sum(_length(one) for group in groups for one in group) != size:
+        return None
+    [weight_width] = {one.element_size() for one in own or parameters}
+    return {
+        "stage": stage,
+        "in_each_micro_batch": in_each,
+        "share": sum(map(_length, own)),
+        "gradient_width": by.communication_data_type.itemsize,
+        "weight_width": weight_width,
+    }
+
+
+def _length(tensor: Any) -> int:
+    """How many elements it has where it is put together, or with what it is filled up by."""
+    return int(getattr(tensor, "ds_numel", tensor.numel()))
 
 
 def parted(wrapper: Any, watched: Watched) -> Parted | None:
