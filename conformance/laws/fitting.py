@@ -25,12 +25,26 @@ for parameter in model.parameters():  # after the last backward of the window, b
 _SHARDED = r"""for number, batch in enumerate(window, start=1):
     model.set_requires_gradient_sync(number == len(window))
 """
+_BY_ENGINE = """for number, batch in enumerate(window, start=1):
+    engine.set_gradient_accumulation_boundary(number == len(window))
+    engine.backward(criterion(engine(batch.inputs), batch.targets))  # divides by gradient_accumulation_steps
+    engine.step()
+"""
+_REDUCED = re.compile(r"^(?P<indent> *)dist\.all_reduce\(parameter\.grad\)", re.MULTILINE)
+_AVERAGED = re.compile(r"dist\.all_reduce\(parameter\.grad\)\n *parameter\.grad /= dist\.get_world_size\(\)")
+_BROADCAST = re.compile(r"for tensor in model\.state_dict\(\)\.values\(\):\n *dist\.broadcast\(tensor, src=0\).*")
+_UNFROZEN = r"""\g<indent>if not parameter.requires_grad:
+\g<indent>    continue
+"""
+_UNUSED = r"""\g<indent>if parameter.grad is None:  # this rank has not used it
+\g<indent>    parameter.grad = torch.zeros_like(parameter)
+"""
 _AUTOCAST = re.compile(r"dtype=torch\.b?float16")
 
 
 def fitted(fix: str, run: Run) -> str:
     """``fix`` without a GradScaler where the run has none and needs none, with the run's clip and its autocast, and
-    averaged by hand where it has no DDP, or by FSDP2 where that has split the parameters."""
+    averaged by hand where it has no DDP, by FSDP2 where that has split the parameters, or by Horovod or DeepSpeed."""
     plan = run.plan
     has_scaler = any(rank.of(kind) for rank in run.ranks for kind in (LossScaled, ScalerStep, Unscale, Update))
     if not has_scaler and not plan.precision.scaled:
@@ -40,7 +54,16 @@ def fitted(fix: str, run: Run) -> str:
         fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
     if plan.backend == "ddp" and not any(rank.of(Wrap) for rank in run.ranks):
         fix = _WITH_DDP.sub(_averaged_by_hand, fix)
-    if any(rank.shard is not None for rank in run.ranks):
+    if plan.backend == "horovod":
+        fix = _AVERAGED.sub("hvd.allreduce_(parameter.grad, op=hvd.Average)", fix)
+        fix = _BROADCAST.sub("hvd.broadcast_parameters(model.state_dict(), root_rank=0)", fix)
+    if plan.model.may_go_unused:
+        fix = _REDUCED.sub(_UNUSED + r"\g<0>", fix)
+    if any(tensor.frozen for tensor in plan.model.tensors):
+        fix = _REDUCED.sub(_UNFROZEN + r"\g<0>", fix)
+    if plan.backend == "deepspeed":
+        fix = _WITH_DDP.sub(_BY_ENGINE, fix)
+    elif any(rank.shard is not None for rank in run.ranks):
         fix = _WITH_DDP.sub(lambda loop: _SHARDED + textwrap.indent(textwrap.dedent(loop["body"]), " " * 4), fix)
     kinds = {clip.kind for rank in run.ranks for clip in rank.of(Clip)}
     if plan.clip is not None:

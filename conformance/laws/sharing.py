@@ -137,7 +137,9 @@ def _shared(window: Window) -> Sequence[Exchange]:
         if (brings_together(event) and not (_compares(event) or _gathers_shards(window.rank, event)))
         or (serves and isinstance(event, Receive))
     ]
-    is_kept = all(map(gives_to_one, found)) and not any(map(_passes_on, window.of(Exchange, after=window.backwards[-1])))
+    is_kept = all(map(gives_to_one, found)) and not any(
+        map(_passes_on, window.of(Exchange, after=window.backwards[-1]))
+    )
     if is_kept and not _needs_no_passing_on(window):
         return ()
     carries = any(event.of == "gradients" for event in found)

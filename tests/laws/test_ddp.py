@@ -175,7 +175,13 @@ def test_after_the_last_step_nobody_needs_what_its_owner_has():
     def steps(*last):
         return ranks(
             lambda rank: [
-                *[forward(0), backward(), reduced, stepped(rank), event("collective", op="broadcast_", of="parameters")],
+                *[
+                    forward(0),
+                    backward(),
+                    reduced,
+                    stepped(rank),
+                    event("collective", op="broadcast_", of="parameters"),
+                ],
                 *[forward(1), backward(), *last, stepped(rank)],
             ]
         )

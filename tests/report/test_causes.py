@@ -46,7 +46,9 @@ def test_a_bug_that_a_case_with_right_numbers_rules_out_is_not_named() -> None:
 
 
 def test_bugs_that_no_case_tells_apart_are_not_decided_between() -> None:
-    assert named(wrong("sum", "twice")) == [("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)]
+    assert named(wrong("sum", "twice")) == [
+        ("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)
+    ]
 
 
 def test_two_bugs_in_other_cases_are_two_entries() -> None:

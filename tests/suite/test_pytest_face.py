@@ -102,7 +102,9 @@ def test_two_workers(pytester, write):
     assert said[f"mine:{PASSES}"] == []
     [(tag, _, text)] = said[f"mine:{FAILS}"]
     assert tag == "failure"
-    assert text.splitlines()[0].startswith("FAIL (numerics): the weights are not those that the optimizer's steps have left: ")
+    assert text.splitlines()[0].startswith(
+        "FAIL (numerics): the weights are not those that the optimizer's steps have left: "
+    )
     assert text.splitlines()[-1] == f"again: conformance run {mine} --case {FAILS}"
     assert "Traceback" not in text
 

@@ -67,3 +67,25 @@ def test_who_has_no_ddp_averages_by_hand(follow):
         "    dist.all_reduce(parameter.grad)",
         "    parameter.grad /= dist.get_world_size()",
     ]
+
+
+def fix_of(follow, name, law):
+    return fitted(next(one.fix for one in laws() if one.id == law), follow(name).judged().runs[0])
+
+
+def test_an_average_by_hand_covers_what_a_rank_has_not_used_and_leaves_out_what_is_frozen(follow):
+    law = "ddp/average-each-parameter"
+    assert "parameter.grad is None" in fix_of(follow, "ddp-w2-fp32-unused", law)
+    assert "if not parameter.requires_grad:" in fix_of(follow, "ddp-w2-acc2-fp32-frozen", law)
+    assert "if" not in fix_of(follow, "ddp-w2-fp32-momentum", law)
+
+
+def test_horovod_and_deepspeed_are_asked_for_calls_of_their_own(follow):
+    averaged = fix_of(follow, "horovod-w2-fp32-momentum", "ddp/average-each-parameter")
+    assert averaged.splitlines()[1:] == ["    hvd.allreduce_(parameter.grad, op=hvd.Average)"]
+    assert fix_of(follow, "horovod-w2-fp32-momentum", "ddp/equal-start") == (
+        "hvd.broadcast_parameters(model.state_dict(), root_rank=0)"
+    )
+    by_engine = fix_of(follow, "deepspeed-w2-acc2-fp32-momentum", "ddp/all-reduce-every-window")
+    assert "no_sync" not in by_engine
+    assert by_engine.splitlines()[-1] == "    engine.step()"

@@ -244,7 +244,10 @@ def test_weights_changed_after_the_last_step(follow):
     run.of("finished", rank=1)[0]["weights"][0] += 1
     judgement = run.judged()
     assert (judgement.verdict, broken(judgement)) == ("DIVERGED", ["weights change in steps only"])
-    assert judgement.headline == "the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5"
+    assert (
+        judgement.headline
+        == "the weights are not those that the optimizer's steps have left: rank 1, after the step of window 5"
+    )
 
 
 def test_forwards_that_lag_behind_the_steps(follow):

@@ -82,6 +82,12 @@ class SchedulePerMicroBatch(Recurrence):
         return super().place(min(step * self.problem.layout.accumulation, last))
 
 
+@fault("advances the learning-rate schedule twice in each window", schedules)
+class ScheduleTwice(Recurrence):
+    def place(self, step: int) -> int:
+        return super().place(min(2 * step, self.problem.workload.steps - 1))
+
+
 @fault("begins the learning-rate schedule again in each epoch", schedules, has_epochs)
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:
