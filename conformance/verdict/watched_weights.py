@@ -110,8 +110,9 @@ def _watched(
         changes=(
             *_within(rank),
             *(
-                f"rank {rank.outcome.rank}, after the step of window {one}{_still(seen, attempts, last[one], held[one])}"
-                for one in sorted(moved - by_design, key=str)
+                f"rank {rank.outcome.rank}, after the step of window {number}"
+                + _still(seen, attempts, last[number], held[number])
+                for number in sorted(moved - by_design, key=str)
             ),
         ),
     )
