@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from conformance.adapter.settings import GroupSettings
 from conformance.adapter.unsupported import UnsupportedGroups
 from conformance.workloads.model import Model, group_of
 
 
 def parameter_groups(
-    params: Any, further: Sequence[Mapping[str, Any]], model: Model, world_size: int
+    params: Any, groups: Sequence[GroupSettings], model: Model, world_size: int
 ) -> list[dict[str, Any]]:
-    """The groups of `params`, anything that a torch optimizer takes, each divided into the workload's.
+    """The groups of `params`, anything that a torch optimizer takes, each divided into the workload's `groups`.
 
-    further: the settings of the workload's groups after the first, which has all tensors that cannot be parameters.
+    The first of these has all tensors that cannot be parameters.
 
     Raises `UnsupportedGroups` if one of these may hold all parameters, or one rank's share of them.
     """
@@ -33,19 +34,14 @@ def parameter_groups(
             is_known = tuple(tensor.shape) in shapes
             if not is_known and tensor.numel() * world_size >= model.size:
                 raise UnsupportedGroups(
-                    f"this case has {1 + len(further)} parameter groups, and `task.optimizer` is given one tensor of "
+                    f"this case has {len(groups)} parameter groups, and `task.optimizer` is given one tensor of "
                     f"{tensor.numel()} elements in place of the model's parameters; a trainer that steps a flat one "
                     "declares it: `@trainer(parameter_groups=[1])`"
                 )
-            divided[group_of(tensor.ndim, 1 + len(further)) if is_known else 0].append(one)
+            divided[group_of(tensor.ndim, len(groups)) if is_known else 0].append(one)
         for number, members in sorted(divided.items()):
-            settings = further[number - 1] if number else {}
-            found.append({**_without_schedule(settings), **group, "params": members})
+            found.append({**groups[number].arguments, **group, "params": members})
     return found
-
-
-def _without_schedule(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != "schedule"}
 
 
 def number_of(params: Iterable[torch.Tensor], groups: int) -> int:

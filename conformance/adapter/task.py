@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from conformance.adapter.data import Batch, MicroBatches, Order, Samples, Stream, collate
 from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module, parameters
+from conformance.adapter.settings import LossScaling, OptimizerSettings, optimizer_settings
 from conformance.adapter.topology import Topology
 from conformance.workloads.model import model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows
@@ -58,8 +59,12 @@ class Task:
     device: where model and batches live; dtype: of both (float64 for fp64, else float32).
     precision: "fp64", "fp32", "bf16", "fp16", "fp16-compression" or "apex-O1"; compression: whether it is
     Horovod's of gradients.
-    loss_scale: what the loss scale begins with; None where the loss is not scaled. `grad_scaler()` begins with
-    it; for apex, pass it to `amp.initialize`.
+    loss_scaling: the `init_scale`, `growth_factor`, `backoff_factor` and `growth_interval` of `grad_scaler()`; None
+    where the loss is not scaled. loss_scale: the first of them, for apex, which has its own rule: pass it to
+    `amp.initialize`.
+    optimizer_settings: what `optimizer()` is made with, for frameworks that make their own: its `kind`, "sgd", "adamw"
+    or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`conformance.adapter.settings`).
+    learning_rates: of the first group, one for each optimizer step, or for each epoch where `schedule_by` is "epoch".
     loss_name: "mean" or "weighted".
     accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
@@ -99,7 +104,10 @@ class Task:
         self.compression = self._arithmetic.compressed
         self.dtype: torch.dtype = getattr(torch, self._arithmetic.master.dtype)
         scaler = spec["scaler"] if self._arithmetic.scaled else None
+        self.loss_scaling = LossScaling(**scaler) if scaler else None
         self.loss_scale: float | None = scaler["init_scale"] if scaler else None
+        self.optimizer_settings: OptimizerSettings = optimizer_settings(spec)
+        self.learning_rates: tuple[float, ...] = self.optimizer_settings.groups[0].learning_rates
         self.loss_name: str = spec["loss"]
         self.schedule_by: Literal["step", "epoch"] = spec.get("schedule_by", "step")
         self.accumulation: int = spec["accumulation"]
@@ -142,13 +150,11 @@ class Task:
 
         Raises `UnsupportedGroups` if the workload has several and these are one flat parameter.
         """
-        settings = dict(self._spec["optimizer"])
-        if self._spec["groups"]:
-            params = parameter_groups(params, self._spec["groups"], model_of(self._spec["model"]), self.world_size)
-        kind = settings.pop("kind")
-        if kind == "adamw":
-            return torch.optim.AdamW(params, **{**settings, "betas": tuple(settings["betas"])})
-        return (torch.optim.Adagrad if kind == "adagrad" else torch.optim.SGD)(params, **settings)
+        settings = self.optimizer_settings
+        if len(settings.groups) > 1:
+            params = parameter_groups(params, settings.groups, model_of(self._spec["model"]), self.world_size)
+        kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
+        return kinds[settings.kind](params, **settings.arguments)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
         """The workload's learning-rate schedule: call its `step()` once after each optimizer step, or, where
@@ -171,7 +177,7 @@ class Task:
     def grad_scaler(self) -> torch.amp.GradScaler:
         """The case's GradScaler: enabled for fp16, disabled otherwise."""
         enabled = self._arithmetic.scaled and self._arithmetic.amp == "torch"
-        settings = self._spec["scaler"] if enabled and self._spec["scaler"] else {}
+        settings = vars(self.loss_scaling) if enabled and self.loss_scaling else {}
         return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)
 
     def autocast(self) -> torch.autocast:

@@ -90,7 +90,7 @@ def fit(task: Task, stage: int) -> None:
 
 def config(task: Task, stage: int) -> dict[str, object]:
     """What DeepSpeed calls `ds_config`."""
-    scaler = task.grad_scaler()
+    scaling = task.loss_scaling
     return {
         "train_micro_batch_size_per_gpu": task.micro_batch_size,
         "gradient_accumulation_steps": task.accumulation,
@@ -101,8 +101,8 @@ def config(task: Task, stage: int) -> dict[str, object]:
         "bf16": {"enabled": task.precision == "bf16"},
         "fp16": {
             "enabled": task.precision == "fp16",
-            "initial_scale_power": int(task.loss_scale or 1).bit_length() - 1,
-            "loss_scale_window": scaler.get_growth_interval() if task.loss_scale else 1000,
+            "initial_scale_power": int(scaling.init_scale).bit_length() - 1 if scaling else 0,
+            "loss_scale_window": scaling.growth_interval if scaling else 1000,
             "hysteresis": 1,
         },
     }

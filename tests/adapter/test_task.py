@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from conformance.adapter.data import Batch
+from conformance.adapter.settings import LossScaling
 from conformance.adapter.task import ClipSpec, Task
 from conformance.adapter.unsupported import UnsupportedGroups
 from conformance.cases.case import Case
@@ -207,6 +208,48 @@ def test_a_flat_parameter_cannot_have_groups(elements, world_size):
 def test_what_cannot_be_a_parameter_has_the_settings_of_the_first_group():
     task = Task(make_spec(groups=GROUPS[:1]), 0)
     assert settings_of(task.optimizer([torch.zeros(1, 1, requires_grad=True)])) == [(0.0625, 0.5, 0.0)]
+
+
+def test_settings_for_optimizers_of_ones_own():
+    """A framework that makes optimizer and schedule of these trains as with the task's own."""
+    task = Task(make_spec(model=MANY, groups=GROUPS, schedule=[1.0, 0.5], steps=2), 0)
+    settings = task.optimizer_settings
+    assert settings.kind == "sgd"
+    assert settings.arguments == settings.groups[0].arguments == {name: sgd()[name] for name in sgd() if name != "kind"}
+    given = task.optimizer(task.model().parameters())
+    names = ("lr", "momentum", "dampening", "nesterov", "weight_decay")
+    assert [tuple(group.arguments[name] for name in names) for group in settings.groups] == settings_of(given, names)
+    schedule, rates = task.scheduler(given), []
+    for _ in range(task.steps):
+        rates.append(settings_of(given, ["lr"]))
+        given.step()
+        schedule.step()
+    by_group = [one.learning_rates for one in settings.groups]
+    assert [[(rate,) for rate in row] for row in zip(*by_group, strict=True)] == rates
+    assert task.learning_rates == settings.groups[0].learning_rates == (0.0625, 0.03125)
+
+
+@pytest.mark.parametrize("workload", ["adamw", "nesterov", "adagrad"])
+def test_arguments_are_torchs_own(workload):
+    task = Task(Case("single", "accumulated", 1, 2, "fp32", workload).spec(), 0)
+    settings = task.optimizer_settings
+    kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}[settings.kind]
+    own, given = (kind(task.model().parameters(), **settings.arguments), task.optimizer(task.model().parameters()))
+    assert own.defaults == given.defaults
+    assert len(task.learning_rates) == task.steps
+
+
+def test_rates_by_epoch_are_as_many_as_there_are_epochs():
+    task = Task(make_spec(steps=4, epochs=[0, 0], schedule=[1.0, 0.5, 0.25], schedule_by="epoch"), 0)
+    assert task.learning_rates == (0.0625, 0.03125)
+
+
+def test_loss_scaling_has_the_settings_of_the_scaler():
+    task = Task(make_spec(precision="fp16", scaler=scaler(init_scale=8.0, growth_interval=3)), 0)
+    assert task.loss_scaling == LossScaling(8.0, 2.0, 0.5, 3)
+    made = torch.amp.GradScaler("cpu", **vars(task.loss_scaling))
+    assert made.state_dict() == task.grad_scaler().state_dict()
+    assert Task(make_spec(precision="bf16", scaler=scaler()), 0).loss_scaling is None
 
 
 def test_without_a_schedule_the_learning_rate_stays():
