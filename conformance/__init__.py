@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from conformance.adapter.declaration import trainer
     from conformance.adapter.job import Job
     from conformance.adapter.task import Task
+    from conformance.adapter.unsupported import Unsupported
     from conformance.runner.rank.entering import Entry, enter
 
-__all__ = ["Batch", "Entry", "Job", "Task", "enter", "trainer"]
+__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer"]
 
 _HOMES = {
     "Batch": "conformance.adapter.data",
     "Entry": "conformance.runner.rank.entering",
     "Job": "conformance.adapter.job",
     "Task": "conformance.adapter.task",
+    "Unsupported": "conformance.adapter.unsupported",
     "enter": "conformance.runner.rank.entering",
     "trainer": "conformance.adapter.declaration",
 }

@@ -22,6 +22,7 @@ PRECISIONS = tuple(precision.PRECISIONS)
 LAYOUTS = ("samples", "batched", "accumulated")
 LOSSES = ("mean", "weighted")
 CLIPS = ("norm", "value")
+OPTIMIZERS = ("sgd", "adamw", "adagrad")
 SCHEDULES = ("step", "epoch")
 MODELS = tuple(model.MODELS)
 
@@ -44,6 +45,7 @@ class Declaration:
     layouts: tuple[str, ...] = ("batched", "accumulated")
     losses: tuple[str, ...] = ("mean",)
     clips: tuple[str, ...] = ("norm", "value")
+    optimizers: tuple[str, ...] = OPTIMIZERS
     schedules: tuple[str, ...] = ("step",)
     world_sizes: tuple[int, ...] = (2, 3, 4)
     accumulations: tuple[int, ...] = (2, 3, 4)
@@ -72,7 +74,8 @@ class Declaration:
         self._set("layouts", _names("layouts", "layout", self.layouts, LAYOUTS))
         self._set("losses", _names("losses", "loss", self.losses, LOSSES))
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
-        self._set("schedules", _names("schedules", "schedule by", self.schedules, SCHEDULES))
+        self._set("optimizers", _names("optimizers", "optimizer", self.optimizers, OPTIMIZERS))
+        self._set("schedules", _names("schedules", "schedule by", self.schedules, SCHEDULES, may_be_empty=True))
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2, 3)))
@@ -125,6 +128,7 @@ def trainer(
     layouts: Iterable[str] = ...,
     losses: Iterable[str] = ...,
     clips: Iterable[str] = ...,
+    optimizers: Iterable[str] = ...,
     schedules: Iterable[str] = ...,
     world_sizes: Iterable[int] = ...,
     accumulations: Iterable[int] = ...,
@@ -161,8 +165,10 @@ def trainer(
     layouts: of "samples" (one sample at a time, a window is the whole batch), "batched", "accumulated".
     losses: of "mean", "weighted".
     clips: of "norm", "value"; empty when it cannot clip.
-    schedules: of "step", "epoch": what its learning-rate schedules may count. With "epoch" there are cases whose
-    `task.schedule_by` is "epoch", in which the scheduler must be stepped once an epoch.
+    optimizers: of "sgd", "adamw", "adagrad": of torch's, those that it can step with all their settings. For a setting
+    that it has no place for, raise `conformance.Unsupported` before the first step.
+    schedules: of "step", "epoch": what its learning-rate schedules may count; empty when the rate stays as it is. With
+    "epoch" there are cases whose `task.schedule_by` is "epoch", in which the scheduler must be stepped once an epoch.
     world_sizes, accumulations: the numbers of ranks, and of micro-batches in a window, that it can do.
     parameter_groups: of 1, 2, 3: how many groups the optimizer may have. With 2, `task.optimizer` has a group for
     vectors and scalars, with 3 one for each of the two; groups have settings and a schedule of their own, which the

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class Unsupported(Exception):
-    """The case is UNSUPPORTED, with this reason, unless the trainer goes on without what it asked for."""
+    """A trainer raises it for a case that its framework has no place for: `raise Unsupported("no dampening")`.
+
+    The case is UNSUPPORTED, with that reason, if any rank raises it before the first optimizer step. After a step,
+    which may have been a wrong one, it is a CRASH.
+    """
 
 
 class UnsupportedModel(Unsupported, AttributeError):
@@ -13,6 +17,3 @@ class UnsupportedModel(Unsupported, AttributeError):
 
 class UnsupportedGroups(Unsupported, ValueError):
     """A trainer asks for an optimizer of a flat parameter, which cannot have several groups."""
-
-
-REASONS = frozenset(kind.__name__ for kind in (UnsupportedModel, UnsupportedGroups))

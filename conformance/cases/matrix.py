@@ -509,6 +509,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
             able = ["resume on another number of ranks"] if declaration.elastic else []
             yield "ability to", "resume on another number of ranks", able
     yield "loss", workload.loss, declaration.losses
+    yield "optimizer", type(workload.optimizer).__name__.lower(), declaration.optimizers
     if any((workload.schedule, *(group.schedule for group in workload.groups))):
         yield "schedule by", workload.schedule_by, declaration.schedules
     yield "model", workload.model.name, declaration.models

@@ -612,6 +612,7 @@ class Raised(Event, noted="after the trainer's function has raised"):
     type: str
     message: str
     traceback: str
+    declined: Annotated[bool, "whether it is `conformance.Unsupported`"] = False
     at: Annotated[float | None, "the `time` at which it raised"] = None
 
 

@@ -9,13 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from conformance.adapter.unsupported import REASONS
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
 from conformance.verdict.waiting import waits_for
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+_TOO_LATE = "this was after an optimizer step, which may have been a wrong one: decline a case before its first"
 _NOT_THE_TRAINERS = ("<", *(path + os.sep for path in (str(Path(__file__).parents[1]), *LIBRARIES)))
 
 
@@ -29,9 +29,11 @@ def ending(
     # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
-        if first.raised["type"] in REASONS:
-            return "UNSUPPORTED", str(first.raised["message"])
-        return "CRASH", _raised(first)
+        if not first.raised.get("declined"):
+            return "CRASH", _raised(first)
+        if _has_trained(ranks):
+            return "CRASH", f"{_raised(first)}; {_TOO_LATE}"
+        return "UNSUPPORTED", _message(first) or "the trainer declines this case"
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
         return "HANG", "; ".join(
@@ -41,10 +43,22 @@ def ending(
     return "CRASH", _ended(first)
 
 
+def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
+    """Whether a rank has made an optimizer step, or has begun a second window, as after a step that is not seen."""
+    return any(
+        rank.attempts or any(event["event"] == "forward" and event["window"] for event in rank.outcome.events)
+        for rank in ranks
+    )
+
+
+def _message(rank: RankEvidence) -> str:
+    """The reason may be in the first line or in the last."""
+    message = nameless(str((rank.raised or {})["message"]))
+    return " | ".join(line.strip() for line in message.splitlines() if line.strip())
+
+
 def _raised(rank: RankEvidence) -> str:
-    error = rank.raised or {}
-    # The reason may be in the first line or in the last.
-    message = " | ".join(line.strip() for line in nameless(str(error["message"])).splitlines() if line.strip())
+    error, message = rank.raised or {}, _message(rank)
     what = f"{error['type']}: {message}" if message else str(error["type"])
     where = _last(_frames(error["traceback"]))
     return f"rank {rank.outcome.rank} raised {what}" + (f" ({where})" if where else "")

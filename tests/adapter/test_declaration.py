@@ -74,6 +74,8 @@ def test_repeated_names_count_once():
             "unknown layout 'batch' (allowed: samples, batched, accumulated); did you mean 'batched'?",
         ),
         ({"losses": ["sum"]}, "unknown loss 'sum' (allowed: mean, weighted)"),
+        ({"optimizers": ["adam"]}, "unknown optimizer 'adam' (allowed: sgd, adamw, adagrad); did you mean 'adamw'?"),
+        ({"optimizers": []}, "optimizers is empty; name at least one of sgd, adamw, adagrad"),
         ({"clips": ["norms"]}, "unknown clip 'norms' (allowed: norm, value); did you mean 'norm'?"),
         (
             {"backends": "ddp"},

@@ -63,6 +63,31 @@ def test_wrong_trainer(conformance, write, cases, request, before, inside, case,
     assert "Not conforming  0 of 1 judged case holds, 1 does not" in ended.out
 
 
+def test_declined(conformance, write, cases):
+    """By one rank for all, within the first window, and after a step, which is too late."""
+    write(
+        """
+        from conformance import Unsupported
+        if task.rank == 1 and task.optimizer_settings.arguments["momentum"]:
+            raise Unsupported("no momentum")
+        """,
+        """
+        if task.clip:
+            raise Unsupported("no clip")
+        if task.accumulation == 1 and scheduler.last_epoch:
+            raise Unsupported("late")
+        """,
+        name="declines.py",
+    )
+    names = [DDP, "single-acc2-fp32-clip-norm", CASE]
+    ended = conformance("run", "declines.py", *(part for name in names for part in ("--case", name)))
+    by_one, in_time, late = (cases()["declines", name] for name in names)
+    assert (by_one["verdict"], by_one["headline"]) == ("UNSUPPORTED", "no momentum")
+    assert (in_time["verdict"], in_time["headline"]) == ("UNSUPPORTED", "no clip")
+    assert (late["verdict"], ended.code) == ("CRASH", 1)
+    assert late["headline"].startswith("rank 0 raised Unsupported: late (declines.py:")
+
+
 def test_hang(conformance, write, cases):
     write("", "while task.rank == 1 and task.world_size > 1: time.sleep(60)", name="hangs.py")
     ended = conformance("run", "hangs.py", "--case", DDP, "--case", CASE, "--time-limit", "3")

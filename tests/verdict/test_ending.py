@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from conformance.adapter.models import module
-from conformance.adapter.unsupported import UnsupportedGroups
+from conformance.adapter.unsupported import Unsupported, UnsupportedGroups
+from conformance.runner.rank.reporting import described
 
 TORCH = f"{sysconfig.get_paths()['purelib']}/torch/_tensor.py"
 
@@ -51,7 +52,8 @@ def test_a_model_that_the_trainer_cannot_take(follow):
     with pytest.raises(AttributeError) as raised:
         module({"kind": "many-tensors", "features": 18, "scalars": True}).weight  # noqa: B018
     run = follow("single-batched-fp32-sgd")
-    raises(run, 0, type(raised.value).__name__, str(raised.value))
+    run.remove(*run.of("finished"), *run.of("step"), *run.of("forward"))
+    run.end(0, "raised", **described(raised.value))
     judgement = run.judged(finished=False, exit="exited 1")
     assert judgement.verdict == "UNSUPPORTED"
     assert "'ManyTensors' object has no attribute 'weight'" in judgement.headline
@@ -99,11 +101,53 @@ def test_a_crash_for_another_number_of_parameters_says_so(follow, name, count, s
     assert run.judged(finished=False, exit="exited 1").headline.endswith(f"; in this case the model has {said}")
 
 
-def test_parameter_groups_that_the_trainer_cannot_have(follow):
+def declines(run, rank, error, *, after=()):
+    """A rank raises, and no rank has done more than the events `after`."""
+    gone = ("forward", "step", "finished")
+    for events in run.ranks:
+        events[:] = [event for event in events if event["event"] not in gone or event in after]
+    run.end(rank, "raised", **described(error))
+
+
+@pytest.mark.parametrize("error", [UnsupportedGroups("no dampening"), Unsupported("no dampening")])
+def test_a_case_that_the_trainer_declines(follow, error):
     run = follow("single-batched-fp32-sgd")
-    raises(run, 0, UnsupportedGroups.__name__, "declare it")
+    declines(run, 0, error, after=run.of("forward")[:1])
     judgement = run.judged(finished=False, exit="exited 1")
-    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "declare it")
+    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "no dampening")
+
+
+def test_a_case_that_the_trainer_declines_without_a_reason(follow):
+    run = follow("single-batched-fp32-sgd")
+    declines(run, 0, Unsupported())
+    judgement = run.judged(finished=False, exit="exited 1")
+    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "the trainer declines this case")
+
+
+def test_one_rank_declines_for_all(follow):
+    run = follow("ddp-w2-fp32-sgd")
+    declines(run, 1, Unsupported("no dampening"))
+    run.end(0, "raised", type=LOST[0], message=LOST[1], traceback=TRACEBACK)
+    ended = {"exit": "exited 1, after rank 1 failed", "after": 1, "rank1_exit": "exited 1", "rank1_after": None}
+    judgement = run.judged(finished=False, **ended)
+    assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "no dampening")
+
+
+@pytest.mark.parametrize("kind", ["step", "forward"])
+def test_who_declines_after_a_step_hides_nothing(follow, kind):
+    """Of one that is not seen, the window that follows tells."""
+    run = follow("single-batched-fp32-sgd")
+    declines(run, 0, Unsupported("no dampening"), after=run.of(kind)[:2])
+    judgement = run.judged(finished=False, exit="exited 1")
+    assert judgement.verdict == "CRASH"
+    assert judgement.headline.startswith("rank 0 raised Unsupported: no dampening; this was after an optimizer step")
+
+
+def test_an_error_of_that_name_is_not_ours(follow):
+    """`torch._dynamo.exc.Unsupported`, for instance."""
+    run = follow("single-batched-fp32-sgd")
+    declines(run, 0, type("Unsupported", (RuntimeError,), {})("no graph"))
+    assert run.judged(finished=False, exit="exited 1").verdict == "CRASH"
 
 
 def test_an_attribute_that_no_model_has(follow):

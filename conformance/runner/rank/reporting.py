@@ -18,6 +18,7 @@ from os import getpid, write
 from pathlib import Path
 from typing import Any
 
+from conformance.adapter.unsupported import Unsupported
 from conformance.runner.system import protocol
 from conformance.runner.system.descriptors import Known
 
@@ -87,13 +88,18 @@ class Sender:
                 line = line[write(descriptor.number, line) :]
 
 
-def described(error: BaseException) -> dict[str, str]:
-    """{type, message, traceback}, the traceback without the runner's own frames. It never raises."""
+def described(error: BaseException) -> dict[str, Any]:
+    """{type, message, traceback, declined}, the traceback without the runner's own frames. It never raises."""
     try:
         message = str(error)
     except BaseException as another:
         message = f"(its message cannot be shown: {type(another).__name__})"
-    return {"type": type(error).__name__, "message": shortened(message), "traceback": _formatted(error)}
+    return {
+        "type": type(error).__name__,
+        "message": shortened(message),
+        "traceback": _formatted(error),
+        "declined": isinstance(error, Unsupported),
+    }
 
 
 def _formatted(error: BaseException) -> str:
