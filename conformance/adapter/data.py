@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, SequentialSampler
@@ -11,32 +11,92 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sequenti
 from conformance.workloads.plan import Spec, order_of, stream
 
 
-class Batch(NamedTuple):
-    """m samples on the task's device, in its dtype."""
+class Batch(tuple[torch.Tensor, ...]):
+    """m samples on the task's device, in its dtype: `inputs, targets = batch` or, where the loss is weighted,
+    `inputs, targets, weights = batch`.
 
-    inputs: torch.Tensor
-    """(m, features)"""
-    targets: torch.Tensor
-    """(m, 1)"""
-    weights: torch.Tensor
-    """(m, 1)"""
+    A named tuple for all who take one: collate functions of torch's, and what moves batches to a device. Batches that
+    come out of a framework as tuples or dicts are made again by `Batch(*batch)` or `Batch(**batch)`.
+    """
+
+    _fields: tuple[str, ...] = ("inputs", "targets")
+
+    def __new__(cls, inputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> Batch:
+        if weights is None:
+            return super().__new__(Batch, (inputs, targets))
+        return super().__new__(WeightedBatch, (inputs, targets, weights))
+
+    @classmethod
+    def _make(cls, parts: Iterable[torch.Tensor]) -> Batch:
+        return cls(*parts)
+
+    def __getnewargs__(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self)
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """(m, features)"""
+        return self[0]
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """(m, 1)"""
+        return self[1]
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """(m, 1); ones where the loss is not weighted"""
+        return torch.ones_like(self.targets)
+
+    def _asdict(self) -> dict[str, torch.Tensor]:
+        return dict(zip(self._fields, self, strict=True))
 
 
-class Samples(Dataset[Batch]):
-    """The samples of one epoch, each a `Batch` of tensors without the first dimension, which torch's own collate
-    function stacks."""
+class WeightedBatch(Batch):
+    """A `Batch` with weights; `Batch(inputs, targets, weights)` makes it."""
 
-    def __init__(self, spec: Spec, device: torch.device, dtype: torch.dtype) -> None:
+    _fields = ("inputs", "targets", "weights")
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """(m, 1)"""
+        return self[2]
+
+
+#: What a loader gives: a `Batch`; `tuple`: (inputs, targets); `dict`: {"inputs": ..., "targets": ...}, both with the
+#: weights where the loss is weighted; or what a function makes of a `Batch`.
+Format: TypeAlias = Callable[[Batch], Any]
+
+
+def formatted(batch: Batch, format: Format | None) -> Any:
+    """The batch, or the sample, as a loader gives it."""
+    if format is None:
+        return batch
+    made: Any = format
+    return batch._asdict() if made is dict else made(batch)
+
+
+class Samples(Dataset[Any]):
+    """The samples of one epoch, each a `Batch` of tensors without the first dimension, or in the `format` asked for.
+    torch's own collate function stacks them."""
+
+    def __init__(self, spec: Spec, device: torch.device, dtype: torch.dtype, format: Format | None = None) -> None:
         def column(values: list[Any]) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device).view(len(values), -1)
 
         samples = spec["samples"]
-        self._columns = Batch(column(samples["x"]), column(samples["y"]), column(samples["weight"]))
+        names = ("x", "y", "weight") if spec["loss"] == "weighted" else ("x", "y")
+        self._columns = Batch(*(column(samples[name]) for name in names))
+        self._format = format
 
     def __len__(self) -> int:
         return len(self._columns.targets)
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Any:
+        return formatted(self.sample(index), self._format)
+
+    def sample(self, index: int) -> Batch:
+        """One, whatever the format."""
         return Batch(*(column[index] for column in self._columns))
 
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -59,7 +119,7 @@ class Stream(Dataset[Batch]):
     def __getitem__(self, index: int) -> Batch:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        return self._samples[self._numbers[index]]
+        return self._samples.sample(self._numbers[index])
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """A whole batch at once; torch's fetcher prefers this over one `__getitem__` a sample."""
@@ -104,8 +164,8 @@ class MicroBatches(BatchSampler):
         return sum(rank == self._rank for rank, _ in self._dealt)
 
 
-def collate(samples: Batch | list[Batch]) -> Batch:
+def collate(samples: Batch | list[Batch], format: Format | None = None) -> Any:
     """Samples into one batch; what `Stream.__getitems__` fetched already is one."""
-    if isinstance(samples, Batch):
-        return samples
-    return Batch(*(torch.stack(column) for column in zip(*samples, strict=True)))
+    if not isinstance(samples, Batch):
+        samples = Batch(*(torch.stack(column) for column in zip(*samples, strict=True)))
+    return formatted(samples, format)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from conformance.adapter.data import Batch, MicroBatches, Order, Samples, Stream, collate
+from conformance.adapter.data import Batch, Format, MicroBatches, Order, Samples, Stream, collate
 from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module, parameters
 from conformance.adapter.settings import LossScaling, OptimizerSettings, optimizer_settings
@@ -153,7 +153,11 @@ class Task:
         settings = self.optimizer_settings
         if len(settings.groups) > 1:
             params = parameter_groups(params, settings.groups, model_of(self._spec["model"]), self.world_size)
-        kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}
+        kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+            "sgd": torch.optim.SGD,
+            "adamw": torch.optim.AdamW,
+            "adagrad": torch.optim.Adagrad,
+        }
         return kinds[settings.kind](params, **settings.arguments)
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
@@ -233,16 +237,20 @@ class Task:
         if self._recorder is not None:
             self._recorder.report(step, [found.get(parameter) for parameter in model.parameters()])
 
-    def dataloader(self, rank: int | None = None) -> DataLoader[Batch]:
+    def dataloader(self, rank: int | None = None, format: Format | None = None) -> DataLoader[Any]:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training
-        run."""
-        sampler = MicroBatches(self._stream, self.rank if rank is None else rank, self.micro_batch_size)
-        return DataLoader(self._stream, batch_sampler=sampler, collate_fn=collate)
+        run.
 
-    def global_dataloader(self) -> DataLoader[Batch]:
+        format: what each is: None, a `Batch`; `tuple`, (inputs, targets); `dict`, {"inputs": ..., "targets": ...}, both
+        with the weights where the loss is weighted; or a function of a `Batch`. The same for the loaders below.
+        """
+        sampler = MicroBatches(self._stream, self.rank if rank is None else rank, self.micro_batch_size)
+        return DataLoader(self._stream, batch_sampler=sampler, collate_fn=partial(collate, format=format))
+
+    def global_dataloader(self, format: Format | None = None) -> DataLoader[Any]:
         """All samples of all epochs in order, in micro-batches, for frameworks that deal them out to the ranks
         themselves."""
-        return DataLoader(self._stream, batch_size=self.micro_batch_size, collate_fn=collate)
+        return DataLoader(self._stream, batch_size=self.micro_batch_size, collate_fn=partial(collate, format=format))
 
     def windows(self, rank: int | None = None) -> Iterator[list[Batch]]:
         """The micro-batches of `dataloader(rank)` in accumulation windows; the last one of an epoch is shorter when
@@ -256,10 +264,13 @@ class Task:
         for number, planned in itertools.groupby(windows, lambda window: window.epoch):
             yield Epoch(number, self._samples, list(planned))
 
-    def dataset(self) -> Samples:
+    def dataset(self, format: Format | None = None) -> Samples:
         """The samples of one epoch, for loaders of your own: `DataLoader(task.dataset(), task.micro_batch_size,
-        sampler=task.sampler())` makes the `Batch`es of this rank, as `set_epoch` of the sampler orders them."""
-        return self._samples
+        sampler=task.sampler())` makes the `Batch`es of this rank, as `set_epoch` of the sampler orders them.
+
+        format: that of each sample, as for `dataloader`. torch's own collate function makes batches of the same format.
+        """
+        return self._samples if format is None else Samples(self._spec, self.device, self.dtype, format)
 
     def sampler(self, epoch: int = 0, rank: int | None = None) -> Order:
         """Which samples this rank (or `rank`) reads in `epoch`, and in what order. As with torch's

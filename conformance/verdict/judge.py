@@ -65,7 +65,7 @@ from conformance.verdict.watched_weights import changed_after_training
 from conformance.workloads.behaviour import Way
 from conformance.workloads.model import Counting, Linear, Model, WithDropout
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD, Clip
+from conformance.workloads.workload import SGD, Clip, Workload
 
 
 @dataclass
@@ -378,6 +378,7 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], *, carries: b
         verdict, headline = ended
         if verdict == "CRASH":
             headline += _parameters_of(case.problem.workload.model, headline)
+            headline += _parts_of_batches(case.problem.workload, headline)
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED":
             headline += f"; {context}"
         return Judgement(verdict, headline, ranks, notes=notes)
@@ -417,13 +418,22 @@ def _without_gradients_in(model: Model) -> Iterator[str]:
 def _parameters_of(model: Model, headline: str) -> str:
     """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
     names = [tensor.name for tensor in model.tensors]
-    if not re.search(rf"too many values to unpack|not enough values to unpack .*got {len(names)}\)", headline):
+    count = len(names)
+    otherwise = rf"too many values to unpack (?!\(expected {count}\b)|not enough values to unpack .*got {count}\)"
+    if not re.search(otherwise, headline):
         return ""
     others = "" if model.name == Linear.name else ", or declare the `models` that the trainer can take"
     return (
-        f"; in this case the model has {len(names)} parameter{'s' if len(names) > 1 else ''}, {enumerated(names)}: "
+        f"; in this case the model has {count} parameter{'s' if count > 1 else ''}, {enumerated(names)}: "
         f"take as many as `model.parameters()` has{others}"
     )
+
+
+def _parts_of_batches(workload: Workload, headline: str) -> str:
+    """How many there are, if a trainer may have crashed on the weights."""
+    if workload.loss != "weighted" or "too many values to unpack (expected 2" not in headline:
+        return ""
+    return "; in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
 
 
 def _without_oracle(judgement: Judgement) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_with_path
 from torch.utils.data import DataLoader, DistributedSampler
 
 from conformance.adapter.data import Batch
@@ -319,16 +322,76 @@ def test_clipping():
 
 
 def test_a_ranks_micro_batches_in_order():
-    task = Task(make_spec(world_size=2, size=2, steps=1), 1)
+    task = Task(make_spec(world_size=2, size=2, steps=1, loss="weighted"), 1)
     loader = task.dataloader()
     assert type(loader) is DataLoader
     assert len(loader) == 2
     batches = list(loader)
     assert indices(batches) == [[2, 3], [6, 7]]
-    assert all(type(batch) is Batch for batch in batches)
+    assert all(isinstance(batch, Batch) for batch in batches)
     assert batches[0].inputs.tolist() == X[2:4]
     assert batches[0].weights.tolist() == [[3.0], [2.0]]
     assert indices(task.dataloader(rank=0)) == [[0, 1], [4, 5]]
+
+
+def test_a_batch_is_a_pair_unless_the_loss_is_weighted():
+    inputs, targets = batch = next(iter(Task(make_spec(size=2), 0).dataloader()))
+    assert (inputs.tolist(), targets.tolist()) == (X[:2], [[3.0], [1.0]])
+    assert batch.weights.tolist() == [[1.0], [1.0]]
+    _, _, weights = weighted = next(iter(Task(make_spec(size=2, loss="weighted"), 0).dataloader()))
+    assert weights.tolist() == weighted.weights.tolist() == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("loss", ["mean", "weighted"])
+def test_batches_go_through_what_takes_named_tuples(loss):
+    batch = next(iter(Task(make_spec(size=2, loss=loss), 0).dataloader()))
+    others = [
+        copy.deepcopy(batch),
+        pickle.loads(pickle.dumps(batch)),
+        tree_map_with_path(lambda _, part: part.clone(), batch),
+        torch.utils.data.default_collate([Batch(*one) for one in zip(*batch, strict=True)]),
+        torch.utils.data.default_convert(batch),
+        Batch(*tuple(batch)),
+        Batch(**batch._asdict()),
+    ]
+    for other in others:
+        assert type(other) is type(batch)
+        assert [part.tolist() for part in other] == [part.tolist() for part in batch]
+
+
+def loaders(task, format):
+    """Ready by rank, by the task's sampler, and, as a framework deals it out, by another one."""
+    yield task.dataloader(format=format)
+    yield DataLoader(task.dataset(format), task.micro_batch_size, sampler=task.sampler())
+    given = task.global_dataloader(format)
+    sampler = DistributedSampler(given.dataset, task.world_size, task.rank, shuffle=False)
+    yield DataLoader(given.dataset, given.batch_size, sampler=sampler, collate_fn=given.collate_fn)
+
+
+@pytest.mark.parametrize("loss", ["mean", "weighted"])
+def test_loaders_give_what_the_framework_takes(loss):
+    names = ("inputs", "targets", "weights")[: 3 if loss == "weighted" else 2]
+    task = Task(make_spec(world_size=2, size=2, steps=1, loss=loss), 1)
+    plain = [list(loader) for loader in loaders(task, None)]
+    assert all(isinstance(batch, Batch) for batches in plain for batch in batches)
+    for format, kind, parts in (
+        (tuple, (tuple, list), lambda batch: batch),
+        (dict, dict, lambda batch: [batch[name] for name in names]),
+        (lambda batch: {"labels": batch.targets}, dict, lambda batch: [batch["labels"]]),
+    ):
+        for loader, batches in zip(loaders(task, format), plain, strict=True):
+            for given, batch in zip(loader, batches, strict=True):
+                assert not isinstance(given, Batch)
+                assert isinstance(given, kind)
+                asked = batch if len(parts(given)) > 1 else [batch.targets]
+                assert [part.tolist() for part in parts(given)] == [part.tolist() for part in asked]
+
+
+def test_a_loader_goes_to_worker_processes():
+    task = Task(make_spec(size=2, steps=1), 0)
+    loader = task.dataloader(format=dict)
+    there = pickle.loads(pickle.dumps(loader.collate_fn))
+    assert there(loader.dataset.__getitems__([0, 1])).keys() == {"inputs", "targets"}
 
 
 def test_each_pass_is_the_whole_run():

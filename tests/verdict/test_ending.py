@@ -6,7 +6,9 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
+from conformance.adapter.data import Batch
 from conformance.adapter.models import module
 from conformance.adapter.unsupported import Unsupported, UnsupportedGroups
 from conformance.runner.rank.reporting import described
@@ -99,6 +101,17 @@ def test_a_crash_for_another_number_of_parameters_says_so(follow, name, count, s
         _weight, _bias, _gain = range(count)
     raises(run, 0, "ValueError", str(raised.value))
     assert run.judged(finished=False, exit="exited 1").headline.endswith(f"; in this case the model has {said}")
+
+
+def test_a_crash_on_the_weights_of_a_batch_says_so(follow):
+    run = follow("single-acc2-fp32-weighted")
+    with pytest.raises(ValueError, match="unpack") as raised:
+        _inputs, _targets = Batch(torch.ones(1, 2), torch.ones(1, 1), torch.ones(1, 1))
+    raises(run, 0, "ValueError", str(raised.value))
+    headline = run.judged(finished=False, exit="exited 1").headline
+    assert headline.endswith(
+        "(loop.py:14); in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
+    )
 
 
 def declines(run, rank, error, *, after=()):
