@@ -23,7 +23,7 @@ class Backend:
         more_layouts: beside those, each as (layout, world size, accumulation).
         more_precisions: beside fp64, fp32, bf16 and fp16.
         on_gpu: the core workloads run on a GPU too.
-        rendezvous: how ranks that we start meet: at torchrun's store, at Horovod's server, or not at all.
+        rendezvous: where ranks that we start meet: at torchrun's store or at Horovod's server.
         package, module: what it needs beyond torch, and what of that must be importable.
         exchange: the formula of what ranks send; None where there is none.
         is_seen: the recorder can see what ranks send each other.
@@ -34,7 +34,7 @@ class Backend:
     more_layouts: tuple[tuple[Literal["samples", "batched", "accumulated"], int, int], ...] = ()
     more_precisions: tuple[str, ...] = ()
     on_gpu: bool = True
-    rendezvous: Literal["store", "horovod"] | None = "store"
+    rendezvous: Literal["store", "horovod"] = "store"
     package: str | None = None
     module: str | None = None
     exchange: Exchange | None = None
@@ -43,8 +43,7 @@ class Backend:
 
 
 BACKENDS: dict[str, Backend] = {
-    # A framework that found a rank would set up a process group.
-    "single": Backend(paths="single", more_precisions=("apex-O1",), rendezvous=None),
+    "single": Backend(paths="single", more_precisions=("apex-O1",)),
     "ddp": Backend(paths="distributed", more_precisions=("apex-O1",), exchange="all-reduce"),
     "horovod": Backend(
         paths="distributed",

@@ -12,6 +12,7 @@ without a GradScaler. So fp16 is not declared.
 from __future__ import annotations
 
 import itertools
+import os
 from contextlib import nullcontext
 
 import torch
@@ -33,6 +34,9 @@ MIXED_PRECISION = {"fp64": "no", "fp32": "no", "bf16": "bf16"}
     requires=("accelerate",),
 )
 def train(task: Task) -> None:
+    if task.world_size == 1:
+        # As `python script.py` starts it; with one rank of torchrun's it would wrap the model in DDP.
+        os.environ.pop("LOCAL_RANK", None)
     accelerator = Accelerator(
         cpu=task.device.type == "cpu",
         mixed_precision=MIXED_PRECISION[task.precision],

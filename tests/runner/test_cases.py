@@ -88,6 +88,22 @@ def test_the_server_knows_the_trainer(write: Write) -> None:
         assert {"python", "torch"} <= server.versions.keys()
 
 
+def test_a_single_process_may_set_up_a_group(write: Write, make_spec: MakeSpec) -> None:
+    """As frameworks do that always have one; also a second time."""
+    group = """
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        model = wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        dist.barrier()
+        print(dist.get_world_size(), dist.get_rank(), os.environ["LOCAL_WORLD_SIZE"])
+        model = wrapped = model.module
+        dist.destroy_process_group()
+    """
+    with ForkServer(write(group, "import os"), "single") as server:
+        (rank,) = server.run(make_spec("single", 1), LIMIT).ranks
+    assert (rank.finished, rank.output) == (True, "1 0 1\n" * 2)
+
+
 def test_tcp_rendezvous_reaches_the_same_store(write: Write, make_spec: MakeSpec) -> None:
     with ForkServer(write(template=TCP_RENDEZVOUS), "ddp") as server:
         outcome = server.run(make_spec("ddp"), LIMIT)

@@ -1,4 +1,4 @@
-"""The launch variables: enough for each framework to find its rank, none where there is nothing to find."""
+"""The launch variables: enough for each framework to find its rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,22 @@ from conformance.runner.rank.environment import NodeShare, base_environment, ran
 NATIVE = {"case": "ddp-w4", "backend": "ddp", "world_size": 4}
 
 
-def test_a_single_process_sees_no_launcher() -> None:
-    assert rank_environment({"case": "single", "backend": "single", "world_size": 1}, 0, NodeShare(())) == {}
+SINGLE = {"case": "single", "backend": "single", "world_size": 1}
+
+
+def test_a_single_process_sees_what_torchrun_sets_for_one() -> None:
+    assert rank_environment(SINGLE, 0, NodeShare((), port=1234)).items() >= {
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1234"),
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+        ("WORLD_SIZE", "1"),
+        ("LOCAL_WORLD_SIZE", "1"),
+    }
+
+
+def test_without_a_rendezvous_there_is_no_launcher() -> None:
+    assert rank_environment(SINGLE, 0, NodeShare(())) == {}
 
 
 def test_ddp_ranks_see_what_torchrun_sets() -> None:

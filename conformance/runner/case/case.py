@@ -12,7 +12,6 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from conformance.adapter.backends import BACKENDS
 from conformance.adapter.topology import Topology
 from conformance.runner.case import rendezvous_host
 from conformance.runner.case.member import RankMember
@@ -227,7 +226,9 @@ class StartedCase(Case):
 
     def _start(self, hold: int) -> None:
         share = self._share or NodeShare(range(int(self._spec["world_size"])))
-        if share.port is None and BACKENDS[self._spec["backend"]].rendezvous is not None:
+        # A process that is alone can do without.
+        is_needed = int(self._spec["world_size"]) > 1 or rendezvous_host.why_down(share.address) is None
+        if share.port is None and is_needed:
             share = replace(share, port=self._start_rendezvous(share.address))
             self._report(port=share.port)
         for rank in share.ranks:

@@ -82,7 +82,7 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(spec: Mapping[str, Any], rank: int, share: NodeShare) -> dict[str, str]:
-    """The variables that make a process of this share rank ``rank`` of the case; none if it has no rendezvous."""
+    """The variables that make a process of this share rank ``rank`` of the case; none without a rendezvous."""
     if share.port is None:
         return {}
     topology = Topology.of(spec)

@@ -84,7 +84,7 @@ def _prepare(
             return _launched(lambda: loading.load_for(target, backend)[0], closing), {}
         return partial(StartedCase, partial(rank.spawn, target, backend)), {}
     train, declaration = loading.load_for(target, backend, imported)
-    needs_loopback = declaration.launches_workers or BACKENDS[backend].rendezvous is not None
+    needs_loopback = declaration.launches_workers or BACKENDS[backend].paths != "single"
     if needs_loopback and (reason := rendezvous_host.why_down(LOOPBACK)) is not None:
         raise Unavailable(reason, None, declaration)
     rendezvous_host.preload(backend)
