@@ -201,6 +201,17 @@ class Task:
         total = (batch.weights * (outputs - batch.targets) ** 2).sum()
         return total / batch.weights.sum() if reduction == "mean" else total
 
+    def token_labels(self, batch: Batch, ignored: float = -100.0) -> torch.Tensor:
+        """The targets of a batch as a language model's labels: (m, n), a sample of weight w as w labels, and the rest
+        `ignored`. n is the largest weight of all samples; where the loss is not weighted, each sample has one label.
+
+        The mean over all labels of a window that are not ignored, on all ranks together, is the loss that the case asks
+        for: `((outputs - labels)[labels != ignored] ** 2).sum() / count`, with (m, 1) outputs.
+        """
+        length = int(max(self._spec["samples"]["weight"])) if self.loss_name == "weighted" else 1
+        counts = torch.arange(length, device=self.device)
+        return torch.where(counts < batch.weights, batch.targets, ignored)
+
     def clip_(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Clip the gradients of `parameters` in place, as the workload says; without a clip do nothing."""
         if self.clip is None:

@@ -17,6 +17,7 @@ from conformance.adapter.settings import LossScaling
 from conformance.adapter.task import ClipSpec, Task
 from conformance.adapter.unsupported import UnsupportedGroups
 from conformance.cases.case import Case
+from conformance.workloads.registry import STANDARD
 
 from ..trainers.tasks import WEIGHT, X, Y, adamw, make_spec, scaler, sgd
 
@@ -305,6 +306,40 @@ def test_the_loss_inside_and_outside_of_autocast(precision, loss, reduction, ins
     assert value.dtype is task.dtype
     assert model.weight.grad.dtype is task.dtype
     assert value.shape == ()
+
+
+@pytest.mark.parametrize("loss", ["mean", "weighted"])
+def test_a_mean_over_tokens_is_the_loss_of_the_window(loss):
+    task = Task(make_spec(accumulation=2, size=4, steps=1, loss=loss), 0)
+    [window] = task.windows()
+    model, total, count, errors = task.model(), 0.0, 0, 0.0
+    for batch in window:
+        outputs, labels = model(batch.inputs), task.token_labels(batch)
+        is_token = labels != -100
+        assert is_token.sum(dim=1, keepdim=True).tolist() == batch.weights.tolist()
+        total += task.loss(outputs, batch, reduction="sum")
+        errors += ((outputs - labels)[is_token] ** 2).sum()
+        count += is_token.sum()
+    assert count == sum(batch.weights.sum() for batch in window)
+    by_tokens = torch.autograd.grad(errors / count, list(model.parameters()), retain_graph=True)
+    by_weights = torch.autograd.grad(total / count, list(model.parameters()))
+    assert [one.tolist() for one in by_tokens] == [one.tolist() for one in by_weights]
+
+
+# The large ones take long, and have the samples of the others of their kind.
+@pytest.mark.parametrize(
+    "workload",
+    [
+        name
+        for name in STANDARD
+        if name.startswith("weight") or (name.endswith("-weighted") and name != "large-weighted")
+    ],
+)
+def test_every_weight_is_a_number_of_tokens(workload):
+    """And no target is the number that stands for none."""
+    samples = Case("ddp", "accumulated", 2, 2, "fp32", workload).spec()["samples"]
+    assert all(weight == int(weight) >= 0 for weight in samples["weight"])
+    assert -100.0 not in samples["y"]
 
 
 def test_clipping():
