@@ -197,6 +197,57 @@ def test_a_rank_that_hangs(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (None, None)
 
 
+LEFT_RUNNING = """
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+def write(path, text):
+    threading.Event().wait(0.3)
+    with open(path, "w") as file:
+        file.write(text)
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "threading.Thread(target=write, args=('{}', 'whole')).start()",
+        "ThreadPoolExecutor(2).submit(write, '{}', 'whole')",
+        "multiprocessing.get_context('fork').Process(target=write, args=('{}', 'whole')).start()",
+    ],
+)
+def test_what_python_waits_for_when_it_exits(run: Callable[..., Outcome], tmp_path: Path, start: str) -> None:
+    """Not for daemons, and not for ever for a server that it ends itself."""
+    outcome = run(
+        f"""
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        manager = multiprocessing.get_context("fork").Manager()
+        if task.rank == 0:
+            {start.format(tmp_path / "written")}
+        """,
+        before=LEFT_RUNNING,
+    )
+    assert [rank.exit for rank in outcome.ranks] == ["exited 0"] * 2
+    assert (tmp_path / "written").read_text() == "whole"
+
+
+def test_what_never_ends_is_named(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        """
+        if task.rank == 1:
+            threading.Thread(target=threading.Event().wait, name="writer").start()
+        """,
+        time_limit=3.0,
+    )
+    assert outcome.timed_out
+    assert not outcome.ranks[1].finished
+    assert outcome.ranks[0].finished
+    assert outcome.ranks[1].exit == (
+        "killed at the time limit of 3 s after its function had returned, as Python waits for threads and processes "
+        "that are no daemons before it exits, here for writer"
+    )
+
+
 BUILD = """
 from torch.utils.file_baton import FileBaton
 def build(lock):

@@ -42,6 +42,7 @@ class RankProcess(RankMember):
         self._is_limited = False
         self._locks: set[str] = set()
         self._waits_for: str | None = None
+        self._leaves_running: str | None = None
         pipes = Pipes(self._evidence, write, hold, self._stack)
 
         def body() -> int:
@@ -91,6 +92,8 @@ class RankProcess(RankMember):
                 self._locks.discard(path)
             case {"event": "waits", "path": str() | None as path}:
                 self._waits_for = path
+            case {"event": "leaving", "waits_for": [str(), *_] as names}:
+                self._leaves_running = ", ".join(map(str, names))
 
     def reap(self) -> None:
         """If the process has ended, note it and read its last reports."""
@@ -140,7 +143,7 @@ class RankProcess(RankMember):
 
     @property
     def _doing(self) -> str:
-        """What it was doing about the builds of torch's extensions, in words that follow what became of it."""
+        """What it was doing beside the trainer's function, in words that follow what became of it."""
         if self._waits_for is not None:
             return (
                 f" while it waited for the lock of a build of a torch extension, {self._waits_for}; if no such build "
@@ -148,6 +151,11 @@ class RankProcess(RankMember):
             )
         if self._locks:
             return " while it built a torch extension; build it before the run, or set a higher --time-limit"
+        if self._leaves_running is not None:
+            return (
+                " after its function had returned, as Python waits for threads and processes that are no daemons "
+                f"before it exits, here for {self._leaves_running}"
+            )
         return ""
 
     def _exit(self, after: int | None) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conformance.adapter.loading import Train, place_of
 from conformance.runner.rank import builds, loading, store_prefix
 from conformance.runner.rank.killing import killed_in_save
+from conformance.runner.rank.leaving import wait_for_the_rest
 from conformance.runner.rank.preload import preload
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST, Sender, described, exit_code
 from conformance.runner.system import interpreter, stacks
@@ -61,7 +62,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     release = Known.of(pipes.release)
     recorder = Recorder(killed_in_save(send, spec, rank), spec, rank)
     _never_freed.append(recorder)
-    code = attempt(load, spec, rank, recorder)
+    code = attempt(load, spec, rank, recorder, send)
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
     # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
@@ -70,8 +71,8 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     return code or 0
 
 
-def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder) -> int | None:
-    """Run the function that ``load`` returns, recorded; the exit code if it raised."""
+def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder, send: Sender) -> int | None:
+    """Run the function that ``load`` returns, recorded, and what it leaves running; the exit code if it raised."""
     from conformance.adapter.task import Task
 
     try:
@@ -81,6 +82,7 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
         with recorder:
             task = Task(spec, rank, recorder)
             call(train, task)
+            wait_for_the_rest(send.notify)
             recorder.finished()
     except BaseException as error:
         recorder.note("raised", **described(error), at=monotonic())
