@@ -12,6 +12,7 @@ from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
 from conformance.verdict.reported import unreported
+from conformance.verdict.resuming import resumed_unseen
 from conformance.verdict.shards import hole
 
 _TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
@@ -34,13 +35,8 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             "the order of the samples is the trainer's own, and the forwards do not show which samples went in, so the "
             "numbers cannot be compared; pass the model the inputs as they are in the batch"
         )
-    for rank in ranks:
-        in_life = [any(event["event"] == "model" for event in life.outcome.events) for life in rank.lives]
-        if in_life == [True, False]:
-            return (
-                f"rank {rank.outcome.rank} resumed without calling task.model(), so what it trained cannot be seen; "
-                "load the weights of the checkpoint into the module that task.model() returns"
-            )
+    if (unseen := resumed_unseen(ranks)) is not None:
+        return unseen
     for rank in ranks:
         held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
         took_model = any(event["event"] == "model" for event in rank.outcome.events)

@@ -69,12 +69,39 @@ def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
 
 
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """With which other window training went on, or that it did not; None if it went on with the next one."""
-    if any(rank.lives for rank in ranks) and not any(rank.lives and _windows(rank.lives[1]) for rank in ranks):
+    """With which other window training went on, or that it did not; None if it went on with the next one, or if that
+    cannot be seen."""
+    if (
+        resumed_unseen(ranks) is None
+        and any(rank.lives for rank in ranks)
+        and not any(rank.lives and _windows(rank.lives[1]) for rank in ranks)
+    ):
         return (
             "no window was trained after the resume: what was saved may say that training, or its last epoch, was over"
         )
     return other_window(case, ranks)
+
+
+def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
+    """Why it cannot be seen what a rank has trained after the resume; None if it can, or if there is nothing to see."""
+    for rank in ranks:
+        if not rank.lives or _windows(rank.lives[1]):
+            continue
+        first, second = ({event["event"] for event in life.outcome.events} for life in rank.lives)
+        if "model" not in first:
+            continue
+        if "model" not in second:
+            return (
+                f"rank {rank.outcome.rank} resumed without calling task.model(), so what it trained cannot be seen; "
+                "load the weights of the checkpoint into the module that task.model() returns"
+            )
+        # Those of the watched model have windows.
+        if second & {"backward_begin", "autograd_grad", "foreign_optimizer"}:
+            return (
+                f"rank {rank.outcome.rank} resumed, and trained another module than task.model() returned, which "
+                "cannot be seen; load the weights of the checkpoint into the one that it returned"
+            )
+    return None
 
 
 def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:

@@ -1,5 +1,8 @@
 """What an optimizer holds and keeps around a stop."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -41,3 +44,21 @@ def test_noted_once_the_state_is_loaded(record):
     assert (weight["parameter"], weight["values"], bias["parameter"]) == (0, [0.5, -0.5], 1)
     assert weight["settings"]["weight_decay"] == 0.25
     assert "lr" not in weight["settings"]
+
+
+@pytest.mark.parametrize(("how", "is_watched"), [("unpickled", True), ("copied", False), ("of another class", False)])
+def test_a_model_that_is_restored_as_a_whole(record, how, is_watched):
+    """Whatever its values are, where a copy that is made in the process must have those of the task's model."""
+    saved = torch.nn.Linear(2, 1) if how != "of another class" else torch.nn.utils.skip_init(torch.nn.Bilinear, 1, 2, 1)
+    recording = record(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+    recording.task.model()
+    model = copy.deepcopy(saved) if how == "copied" else pickle.loads(pickle.dumps(saved))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer.zero_grad()
+    [batch, *_] = next(recording.task.windows())
+    inputs = (batch.inputs[:, :1], batch.inputs) if how == "of another class" else (batch.inputs,)
+    recording.task.loss(model(*inputs), batch).backward()
+    optimizer.step()
+    kinds = [event["event"] for event in recording.events]
+    assert [kind in kinds for kind in ("forward", "step", "optimizer_state")] == [is_watched] * 3
+    assert ("foreign_optimizer" in kinds) != is_watched

@@ -130,14 +130,20 @@ def test_a_loss_scale_that_the_trainer_gives_is_its_own(follow):
     assert run.judged().verdict in PASSED
 
 
-def test_what_another_model_is_resumed_for_cannot_be_seen(follow):
+@pytest.mark.parametrize("took_model", [False, True])
+def test_what_another_model_is_resumed_for_cannot_be_seen(follow, took_model):
     run = follow("single-acc2-fp32-momentum-resumed-at-3")
-    run.before(run.of("start")[0], {**run.of("start")[0], "event": "model", "model": 0, "shapes": []})
-    del run.ranks[0][-1]["weights"]
-    run.ranks[0][-1]["weights"] = [None, None, None]
+    begun = {**run.of("start")[0], "event": "model", "model": 0, "shapes": []}
+    backward = {**run.of("backward_begin")[-1], "window": None, "micro_batch": None}
+    run.remove(*second_life(run, 0)[1:-1])
+    if took_model:
+        run.before(run.ranks[0][-1], dict(begun), backward)
+    run.before(run.of("start")[0], begun)
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
-    assert judgement.headline.startswith("rank 0 resumed without calling task.model()")
+    how = "and trained another module than" if took_model else "without calling"
+    assert how in judgement.headline.replace("resumed, ", "")
+    assert not any("no window was trained" in guard.text for guard in judgement.guards)
 
 
 @pytest.mark.parametrize("written_back", [True, False])

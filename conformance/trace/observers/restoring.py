@@ -1,15 +1,18 @@
-"""What an optimizer holds and keeps where training is stopped, and where it is resumed."""
+"""What an optimizer holds and keeps where training is stopped, and where it is resumed, and models that are restored as
+a whole."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.trace.emit import Recording
-from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.patching import Seams
+from conformance.trace.seams.guarding import caller, harmless
+from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.settings import of_group, without_rates
 from conformance.trace.values import elements, number
 
@@ -29,12 +32,20 @@ def observe(recording: Recording) -> Seams:
             if recording.has_gradients:
                 begun.add(id(optimizer))
 
+    def set_state(original: Callable[..., None], module: torch.nn.Module, state: dict[str, Any]) -> None:
+        original(module, state)
+        # A copy that is made in this process has its state set, too.
+        frame = caller(sys._getframe())
+        if frame is None or frame.f_globals.get("__name__") != "copy":
+            recording.watched.unpickled(module)
+
     if recording.life is None:
         return
     if recording.life["resume_from"] is None:
         yield register_optimizer_step_post_hook(harmless(after))
     else:
         yield register_optimizer_step_pre_hook(harmless(before))
+        yield replaced(torch.nn.Module, "__setstate__", set_state)
 
 
 def _note(recording: Recording, optimizer: torch.optim.Optimizer) -> None:

@@ -52,6 +52,7 @@ class Watched:
         tensors = () if spec is None else model_of(spec).tensors
         self._measure([tensor.shape for tensor in tensors], [tensor.used for tensor in tensors])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._unpickled: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
         # Of each parameter of the task's models, which of them has it.
         self._owner: dict[int, int] = {}
@@ -115,7 +116,7 @@ class Watched:
             return False
         own = tuple(_parameters(module).values())
         known = self._found.get(id(own[0])) if own else None
-        if known is None and not self._is_copy(own):
+        if known is None and not self._is_copy(own, module):
             return False
         # With another number, as where a tied parameter has become two, it is known by those that it has in common.
         has_all = known is None or len(own) == len(known)
@@ -124,10 +125,16 @@ class Watched:
                 self.add(module)
             return True
         self._models[id(module)] = weakref.ref(module)
+        self._names = self._names or tuple(_parameters(module))
         self._copied[id(module)] = self._hand_out(own, are_copies=True) if known is None or has_all else known
         for act in self._followers:
             act(module)
         return True
+
+    def unpickled(self, module: torch.nn.Module) -> None:
+        """A module was restored as a whole. Where it may be the task's model, it counts as a copy whatever it holds."""
+        if type(module) is self.kind and id(module) not in self._models:
+            self._unpickled[id(module)] = weakref.ref(module)
 
     def goes_forward(self, module: torch.nn.Module) -> bool:
         """A watched model goes forward; the result is whether it is a copy."""
@@ -243,6 +250,9 @@ class Watched:
         """The watched parameters that `optimizer` holds: the task's own, else those of a copy."""
         held = held_by(optimizer)
         found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
+        if not found and self._unpickled:
+            self._look_for_unpickled(held)
+            found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
         if found:
             return next((own for own in found if not self.is_copys(own)), found[0]) if self._copied else found[0]
         if not self._knows_copies or self._own_was_stepped:
@@ -254,10 +264,23 @@ class Watched:
         self._optimizers.append(optimizer)
         return self._copied[id(optimizer)]
 
-    def _is_copy(self, candidate: Found) -> bool:
-        """Whether these have the shapes and, up to their type, the values of parameters that are watched already."""
+    def _look_for_unpickled(self, held: Sequence[torch.Tensor]) -> None:
+        """Watch the model that was restored as a whole and has these parameters, unless they are the task's by now."""
+        for model in self._own:
+            self._read_again(model)
+        for reference in [*self._unpickled.values()]:
+            module, known = reference(), set(map(id, held))
+            if module is not None and not known.isdisjoint(map(id, module.parameters())):
+                self.is_model(module)
+
+    def _is_copy(self, candidate: Found, module: torch.nn.Module) -> bool:
+        """Whether these, the parameters of a module, have the shapes and, unless it was unpickled, up to their type the
+        values of parameters that are watched already."""
         if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._shapes:
             return False
+        restored = self._unpickled.get(id(module))
+        if restored is not None and restored() is module:
+            return True
         return any(all(map(_equal, candidate, found)) for found in self._known())
 
     def _copy_among(self, held: Sequence[torch.Tensor]) -> Found | None:
