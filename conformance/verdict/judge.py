@@ -58,7 +58,7 @@ from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import as_it_ran, evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.resuming import how_resumed, other_stop, other_window
+from conformance.verdict.resuming import how_resumed, other_bits, other_stop, other_window
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
@@ -205,6 +205,8 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
 def _look_beside_weights(case: Case, judgement: Judgement) -> None:
     """What became of what a model has beside its weights, where these are right."""
     model, runs, fates = case.problem.workload.model, judgement.runs, list[tuple[str, str, Fate]]()
+    if judgement.verdict == "PASS (bounded)":
+        fates.append((RESTORED, "to the bit", Fate(wrong=other_bits(model, judgement.ranks))))
     if isinstance(model, Counting):
         fates.append((BUFFERS, "each trained sample counts once", fate(case, runs)))
     if isinstance(model, WithDropout) and len(runs) > 1:

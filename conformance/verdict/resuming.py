@@ -9,8 +9,8 @@ from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.oracle.overflow import Scaler
-from conformance.trace.events import Number
-from conformance.trace.words import number
+from conformance.trace.events import Number, Vector
+from conformance.trace.state.torchs import KEPT_BY_TORCH
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
@@ -145,11 +145,13 @@ def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
                 found[rank.outcome.rank] = other
     if not found:
         return None
-    seen, wanted = next(iter(found.values()))
+    return _with_other_weights(list(found), _in_place(*next(iter(found.values()))))
+
+
+def _with_other_weights(ranks: Sequence[int], other: str) -> str:
     return (
-        f"{named(list(found))} resumed with other weights than those of the stop: one of them is {number(seen)} in "
-        f"place of {number(wanted)}; save when the last step is over, and load on every rank, after all else that sets "
-        "weights"
+        f"{named(ranks)} resumed with other weights than those of the stop: one of them is {other}; save when the last "
+        "step is over, in the types that they have, and load on every rank, after all else that sets weights"
     )
 
 
@@ -186,10 +188,7 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             then, now = before[parameter], after[parameter]
             for what, values in then["state"].items():
                 if (other := _other(values, now["state"].get(what))) is not None:
-                    return (
-                        f"rank {rank.outcome.rank} resumed with another `{what}` of {name} in the optimizer's state, "
-                        f"{other}: save and load all of `optimizer.state_dict()`, and in the types that it has"
-                    )
+                    return _with_another(what, name, rank, other)
             for what, value in then["settings"].items():
                 if now["settings"].get(what, value) != value:
                     return (
@@ -206,6 +205,41 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
                     "holds copies of the model's parameters"
                 )
     return None
+
+
+def _with_another(what: str, of: str, rank: RankEvidence, other: str) -> str:
+    return (
+        f"rank {rank.outcome.rank} resumed with another `{what}` of {of} in the optimizer's state, {other}: save and "
+        "load all of `optimizer.state_dict()`, and in the types that it has"
+    )
+
+
+def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+    """What is not to the bit what training was stopped with, as where a checkpoint is rounded by less than an error
+    bound: a state that optimizers of torch's keep, or weights; None if all is.
+
+    Weights that forwards use may be computed from others, and those of an optimizer changed by hand before its step:
+    both are others if they were not restored.
+    """
+    for rank in ranks:
+        if not rank.lives:
+            continue
+        before, after = (_kept(model, ranks, rank, number) for number in (0, 1))
+        forwards = _other(rank.lives[0].final_weights or (), _begun(rank))
+        for parameter in before.keys() & after.keys():
+            name, then, now = model.tensors[parameter].name, before[parameter], after[parameter]
+            for what in sorted(KEPT_BY_TORCH & then["state"].keys() & now["state"].keys()):
+                if (other := _other(then["state"][what], now["state"][what])) is not None:
+                    return _with_another(what, name, rank, other)
+            if forwards is not None and _other(then["values"], now["values"]) is not None:
+                return _with_other_weights([rank.outcome.rank], forwards)
+    return None
+
+
+def _begun(rank: RankEvidence) -> Vector:
+    """The weights with which a rank goes on after a resume; none if no forward shows them."""
+    events = rank.lives[1].outcome.events if rank.lives else ()
+    return next((event["weights"] for event in events if event["event"] == "start"), None) or ()
 
 
 def _kept(model: Model, ranks: Sequence[RankEvidence], rank: RankEvidence, number: int) -> dict[int, dict[str, Any]]:
@@ -252,12 +286,18 @@ def _whole(parts: Sequence[tuple[Sequence[int], Sequence[Number]]]) -> Sequence[
     return [together[place] for place in sorted(together)]
 
 
-def _other(then: Sequence[Number], now: Sequence[Number] | None) -> str | None:
+def _other(then: Vector, now: Vector | None) -> str | None:
     """The first number that has become another one, in words."""
     if now is None:
         return "none at all"
     pairs = zip(then, now, strict=False)
-    return next((f"{number(new)} in place of {number(old)}" for old, new in pairs if old != new), None)
+    return next((_in_place(new, old) for old, new in pairs if old is not None and new is not None and new != old), None)
+
+
+def _in_place(new: Number, old: Number) -> str:
+    """Both in words, with as many digits as tell them apart."""
+    digits = next((digits for digits in (6, 9) if f"{float(new):.{digits}g}" != f"{float(old):.{digits}g}"), 17)
+    return f"{float(new):.{digits}g} in place of {float(old):.{digits}g}"
 
 
 def other_scale(ranks: Sequence[RankEvidence]) -> str | None:

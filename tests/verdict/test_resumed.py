@@ -210,6 +210,36 @@ def test_what_the_optimizer_was_not_given_back(follow, after, cause):
             assert judgement.verdict == "PASS (exact)"
 
 
+@pytest.mark.parametrize(
+    ("state", "moved", "begun", "cause"),
+    [
+        ("exp_avg", 0, 0, "rank 0 resumed with another `exp_avg` of weight in the optimizer's state, 2.00000012 in"),
+        ("mine", 0, 0, None),
+        (None, 1e-7, 1e-7, "rank 0 resumed with other weights than those of the stop: one of them is "),
+        (None, 1e-7, 0, None),
+        (None, 0, 1e-7, None),
+    ],
+)
+def test_what_a_checkpoint_rounds_by_less_than_the_bound(follow, state, moved, begun, cause):
+    """Weights are others only if both the forwards and the optimizer show it: hooks and hands may change either."""
+    run = follow("single-acc2-fp32-adamw-resumed-at-3")
+    first = next(event for event in second_life(run, 0) if event["event"] == "step")
+    [start] = [event for event in second_life(run, 0) if event["event"] == "start"]
+    ended, events = run.of("step")[2]["weights"], []
+    run.of("finished")[0]["weights"] = start["weights"] = list(ended)
+    start["weights"] = [ended[0] + begun, *ended[1:]]
+    for event, by, value in ((run.of("finished")[0], 0, 2.0), (first, moved, 2.0 if state is None else 2 + 2**-23)):
+        events.append(kept(event, values=[ended[0] + by, ended[1]]))
+        events[-1]["kept"][0]["state"] = {state or "exp_avg": [value, 0.5]}
+        run.before(event, events[-1])
+    judgement = run.judged()
+    if cause is None:
+        assert judgement.verdict == "PASS (bounded)", judgement.headline
+    else:
+        assert judgement.verdict == "FAIL (numerics)"
+        assert judgement.headline.startswith(cause)
+
+
 @pytest.mark.parametrize("error", [0, 1])
 def test_gradients_from_before_the_resume(follow, error):
     run = follow("single-acc2-fp32-momentum-resumed-at-3")

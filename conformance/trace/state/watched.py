@@ -16,6 +16,7 @@ import torch
 
 from conformance.adapter import models
 from conformance.trace.shards import places
+from conformance.trace.state.torchs import KEPT_BY_TORCH
 from conformance.trace.values import Number, elements, own_part, picked, values
 from conformance.workloads.model import model_of
 
@@ -23,16 +24,6 @@ Found = tuple[torch.Tensor | None, ...]
 
 MOST_ELEMENTS = 4096
 """Values are read of models up to this size."""
-
-#: What the optimizers of torch.optim keep in their state. A trainer may keep more there, which they do not read.
-_KEPT_BY_TORCH = frozenset(
-    {
-        *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "mu_product", "momentum_buffer"),
-        *("sum", "square_avg", "acc_delta", "grad_avg", "mu", "ax", "eta", "prev", "step_size"),
-        *("variance", "row_var", "col_var", "func_evals", "n_iter", "d", "t", "al", "ro", "H_diag"),
-        *("old_dirs", "old_stps", "prev_flat_grad", "prev_loss"),
-    }
-)
 
 
 class Watched:
@@ -444,7 +435,7 @@ class Watched:
             [
                 (name, _plain(value))
                 for name, value in sorted(optimizer.state.get(parameter, {}).items())
-                if not is_torchs or name in _KEPT_BY_TORCH
+                if not is_torchs or name in KEPT_BY_TORCH
             ]
             for parameter in held_by(optimizer)
         ]
