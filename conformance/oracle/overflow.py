@@ -64,19 +64,22 @@ def overflow(problem: Problem, window: Window, weights: Enclosure, scale: Fracti
 
 
 class Scaler:
-    """The control loop of :class:`torch.amp.GradScaler` (its ``update`` in torch/amp/grad_scaler.py)."""
+    """The control loop of :class:`torch.amp.GradScaler` (its ``update`` in torch/amp/grad_scaler.py).
 
-    def __init__(self, spec: LossScale) -> None:
+    clean: how many windows there were since the scale last changed.
+    """
+
+    def __init__(self, spec: LossScale, clean: int = 0) -> None:
         self._spec = spec
-        self._clean = 0
+        self.clean = clean
         self.scale = spec.init_scale
 
     def update(self, *, overflowed: bool) -> None:
         if overflowed:
             self.scale *= self._spec.backoff_factor
-            self._clean = 0
+            self.clean = 0
             return
-        self._clean += 1
-        if self._clean == self._spec.growth_interval:
+        self.clean += 1
+        if self.clean == self._spec.growth_interval:
             self.scale *= self._spec.growth_factor
-            self._clean = 0
+            self.clean = 0

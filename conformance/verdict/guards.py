@@ -18,7 +18,14 @@ from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, in_orders_of_their_own
 from conformance.verdict.own_order import not_once
-from conformance.verdict.resuming import lost_place, other_gradients, other_scale, other_state, other_weights
+from conformance.verdict.resuming import (
+    left_behind,
+    lost_place,
+    other_gradients,
+    other_scale,
+    other_state,
+    other_weights,
+)
 from conformance.verdict.shards import copies_apart, kept_over_step, split_apart
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
@@ -247,7 +254,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     if early is not None:
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
-        other = other_weights(ranks) or other_gradients(case, ranks) or other_state(case.problem.workload.model, ranks)
+        model, is_missing = case.problem.workload.model, difference.observed is None
+        other = other_weights(ranks) or other_gradients(case, ranks)
+        other = other or (left_behind(model, ranks) if is_missing else None) or other_state(model, ranks)
         if other is not None:
             return Guard(RESTORED, False, "on every rank", other, other, gives_way=True)
     kept = kept_over_step(ranks[difference.rank], difference.step)

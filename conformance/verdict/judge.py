@@ -58,7 +58,7 @@ from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import as_it_ran, evidence
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
-from conformance.verdict.resuming import how_resumed, other_bits, other_stop, other_window
+from conformance.verdict.resuming import how_resumed, may_come_of_it, other_bits, other_stop, other_window
 from conformance.verdict.scaling import is_seen, may_begin_higher, scaler_faults, shows_uneven_scale, stepped_overflow
 from conformance.verdict.setup import Mistake, mistake
 from conformance.verdict.watched_weights import changed_after_training
@@ -381,7 +381,7 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], *, carries: b
         if verdict == "CRASH":
             headline += _parameters_of(case.problem.workload.model, headline)
             headline += _parts_of_batches(case.problem.workload, headline)
-        if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED":
+        if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
             headline += f"; {context}"
         return Judgement(verdict, headline, ranks, notes=notes)
     judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))

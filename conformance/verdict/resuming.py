@@ -4,6 +4,7 @@ loss scale."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,9 @@ from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
 from conformance.workloads.precision import FP32
 from conformance.workloads.workload import LossScale
+
+#: Exceptions that no checkpoint brings about.
+_OF_ITS_CODE = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError")
 
 
 def other_stop(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
@@ -52,7 +56,8 @@ def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
     if case.resumed == BETWEEN_FILES:
         return (
             "before that the processes were killed between two files of the next checkpoint, and the one of "
-            f"{_count(case.resumed_at or 0)} was whole: write the files of each into a new folder, and rename that last"
+            f"{_count(case.resumed_at or 0)} was whole: write the files of each into a new folder, and rename that "
+            "last; if it is one file, rename it over the last one, and do not copy it"
         )
     before, after = case.world_sizes
     if before != after:
@@ -66,6 +71,17 @@ def how_resumed(case: Case, altered: Sequence[str]) -> str | None:
             "leave a checkpoint as it is"
         )
     return None
+
+
+def may_come_of_it(case: Case, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether the failure of a rank may come of what `how_resumed` tells: not if its code names what is nowhere, nor,
+    but on other ranks, once it has trained, as the checkpoint is read by then."""
+    missing = [rank for rank in ranks if not rank.outcome.finished]
+    first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
+    if first.raised is not None and first.raised["type"] in _OF_ITS_CODE:
+        return False
+    before, after = case.world_sizes
+    return before != after or not (first.lives and _windows(first.lives[1]))
 
 
 def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
@@ -112,6 +128,14 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             return (
                 f"rank {rank} was stopped before window {case.resumed_at}, and goes on from there in the order of "
                 "epoch 0: save the epoch, too, and tell the sampler with `set_epoch`"
+            )
+        stepped = {attempt.window for attempt in ranks[rank].lives[0].attempts}
+        if case.resumed_inside and case.resumed_at in stepped and window != case.resumed_at:
+            return (
+                f"rank {rank} was stopped inside window {case.resumed_at}, which it ended with {case.resumed_inside} "
+                f"of its {len(case.problem.windows[case.resumed_at].shares[rank])} micro-batches, and resumed with "
+                f"window {window}: save the gradients and how many micro-batches of it were trained, or train it again "
+                "from its beginning"
             )
         if window != case.resumed_at:
             return (
@@ -203,6 +227,22 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
                     f"the optimizer of rank {rank.outcome.rank} resumed with other values of {name} than those of the "
                     f"stop, {other}: save and load what the optimizer steps, in the type that it has, also where it "
                     "holds copies of the model's parameters"
+                )
+    return None
+
+
+def left_behind(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+    """Of an optimizer whose parameters have no gradients: that the model has others in their place since the resume, as
+    its forwards use other values; None if they do not."""
+    for rank in ranks:
+        begun = _begun(rank)
+        for parameter, held in (_kept(model, ranks, rank, 1) if begun else {}).items():
+            used = [begun[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
+            if len(used) == len(held["values"]) and _other(used, held["values"]) is not None:
+                return (
+                    f"after the resume the optimizer of rank {rank.outcome.rank} holds parameters that the model has "
+                    f"no longer, as {model.tensors[parameter].name} is used with other values: make it after the "
+                    "weights are loaded, or load them without `assign=True`"
                 )
     return None
 
@@ -311,24 +351,39 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
             continue
         first, last, next_ = before.updates[0], before.updates[-1], after.updates[0]
         if next_.before != last.after:
+            when = ", after `scaler.update()`" if next_.before == last.before else ""
             return (
                 f"rank {rank.outcome.rank} was stopped at a loss scale of {last.after:g}, and resumed at one of "
-                f"{next_.before:g}: save and load `scaler.state_dict()`"
+                f"{next_.before:g}: save{when} and load `scaler.state_dict()`"
             )
-        scaler = Scaler(
-            LossScale(
-                Fraction(first.before),
-                first.growth_interval,
-                Fraction(first.growth_factor),
-                Fraction(first.backoff_factor),
-            )
+        rule = LossScale(
+            Fraction(first.before),
+            first.growth_interval,
+            Fraction(first.growth_factor),
+            Fraction(first.backoff_factor),
         )
-        if _first_other(scaler, before) is None and (window := _first_other(scaler, after)) is not None:
+        scaler = Scaler(rule)
+        if _first_other(scaler, before) is not None:
+            continue
+        as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
+        if (window := _first_other(Scaler(*as_stopped), after)) is not None:
             return (
                 f"after window {window}, the loss scale of rank {rank.outcome.rank} is not what it had been without a "
-                "stop: the count of windows since the last overflow begins again, which `scaler.state_dict()` has, too"
+                f"stop: the count of windows since it last changed {_other_count(*as_stopped, after)}"
             )
     return None
+
+
+def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> str:
+    """With which count a loss scale goes on that is not at ``clean``, in words, and what to do."""
+    begins_again, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
+    if begins_again and is_behind:
+        return "begins again, or is one behind: save `scaler.state_dict()`, after `scaler.update()`, and load it"
+    if is_behind:
+        return "is one behind: save `scaler.state_dict()` after `scaler.update()`"
+    if begins_again:
+        return "begins again: save and load `scaler.state_dict()`, which has it, too"
+    return "is another: save and load `scaler.state_dict()`, which has it, too"
 
 
 def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:

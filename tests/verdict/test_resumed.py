@@ -1,16 +1,20 @@
 """Cases that are stopped and resumed: what shows at the seam, and that it misleads nobody."""
 
 from dataclasses import replace
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 
 from conformance.oracle.faults import CATALOGUE
 from conformance.oracle.faults.resuming_places import WindowLeftOut
+from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
+from conformance.verdict.evidence import Update
 from conformance.verdict.judge import judge
-from conformance.verdict.resuming import other_state
+from conformance.verdict.resuming import other_scale, other_state
+from conformance.workloads.workload import LossScale
 
 FAULTS = {fault.name: fault for fault in CATALOGUE}
 MOMENTUM = "ddp-w2-acc2-fp32-momentum-resumed-at-3"
@@ -303,6 +307,56 @@ def test_what_came_before_a_resume_that_fails(follow, how, altered, text):
     judgement = follow(name, WindowLeftOut).judged(altered=altered)
     assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
     assert text in judgement.headline
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "trains", "fits"),
+    [
+        ("killed", "ValueError", False, True),
+        ("killed", "NameError", False, False),
+        ("killed", "ValueError", True, False),
+        ("on-2-ranks", "ValueError", True, True),
+        ("on-2-ranks", "ImportError", True, False),
+    ],
+)
+def test_what_came_before_has_nothing_to_do_with_it(follow, name, kind, trains, fits):
+    """Code that cannot run, and what fails once the checkpoint is read, but for another number of ranks."""
+    run = follow(f"single-acc2-fp32-momentum-resumed-at-3-{name}" if name == "killed" else FEWER)
+    run.remove(*(second_life(run, 0)[-1:] if trains else second_life(run, 0)[1:]))
+    run.end(0, "raised", type=kind, message="no", traceback="", at=None)
+    ended = {"finished": False, "exit": "exited 1 before it finished"}
+    headline = run.judged(**ended).headline
+    assert headline.startswith(f"rank 0 raised {kind}: no")
+    assert ("; before that" in headline or "; it was stopped on 3 ranks" in headline) == fits
+
+
+@pytest.mark.parametrize(
+    ("stop", "clean", "text"),
+    [
+        (4, 0, "begins again: save and load"),
+        (4, 2, "is one behind: save `scaler.state_dict()` after `scaler.update()`"),
+        (4, 1, "is another: save and load"),
+        (2, 0, "begins again, or is one behind"),
+        (4, 3, None),
+    ],
+)
+def test_with_which_count_a_loss_scale_goes_on(stop, clean, text):
+    """It doubles after five windows."""
+
+    def life(number, scale, clean):
+        rule = LossScale(Fraction(scale), 5)
+        scaler, updates, attempts = Scaler(rule, clean), [], []
+        for window in range(number):
+            before = scaler.scale
+            scaler.update(overflowed=False)
+            updates.append(Update(float(before), float(scaler.scale), 2.0, 0.5, 5))
+            attempts.append(SimpleNamespace(window=window, scale=float(before), stepped=True))
+        return SimpleNamespace(updates=updates, attempts=attempts)
+
+    lives = life(stop - 1, 8, 0), life(6, 8, clean)
+    rank = SimpleNamespace(lives=lives, updates=lives[0].updates, outcome=SimpleNamespace(rank=0))
+    other = other_scale([rank])
+    assert other is None if text is None else text in other
 
 
 def test_the_first_of_two_runs_from_one_checkpoint_is_judged_too(follow):

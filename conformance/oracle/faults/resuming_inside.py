@@ -47,7 +47,9 @@ class HalfWindowLost(_ResumedInside):
 
 
 @fault(
-    "adds the gradients of a window's first micro-batches twice when it is resumed inside the window", _resumes_inside
+    "adds the gradients of a window's first micro-batches twice, or the sum of two ranks' on each of them, when it is "
+    "resumed inside the window",
+    _resumes_inside,
 )
 class HalfWindowTwice(_ResumedInside):
     counted = _ResumedInside.counted
