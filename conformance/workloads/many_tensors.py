@@ -9,11 +9,13 @@ from typing import Any
 
 from conformance.workloads.designed import Design, designed
 from conformance.workloads.model import LargeTensors, ManyTensors
-from conformance.workloads.outliers import last_target
+from conformance.workloads.outliers import in_one_row, last_target
 from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
 from conformance.workloads.workload import SGD, Clip, Group, Workload
 
 ONE = Fraction(1)
+#: In a second row, in the second quarter of all elements, and of the fourth parameter.
+SECOND_OF_CUBE = 5
 
 DESIGNS: dict[str, Design] = {
     design.name: design
@@ -46,6 +48,14 @@ DESIGNS: dict[str, Design] = {
             groups=(Group(ONE, HALF),),
             kernel="foreach",
             schedule=SCHEDULE,
+        ),
+        Design(
+            "many-shards-overflow",
+            "Ten parameters of at least one dimension; in each epoch one element overflows fp16, which rank 0 does not "
+            "hold: where parameters are split by rows, in equal parts over four ranks, or given out whole.",
+            SGD(ONE, momentum=HALF),
+            model=ManyTensors(scalars=False),
+            outliers={1: in_one_row(SECOND_OF_CUBE)},
         ),
         Design(
             "frozen",

@@ -35,6 +35,18 @@ def last_target(batch: Batch, weights: Vector) -> Batch:
     return (*batch[:-1], replace(batch[-1], y=-FAR))
 
 
+def in_one_row(element: int) -> Outliers:
+    """In the last sample this element alone has a feature, and its gradient alone overflows: times the features of all
+    others the same error fits."""
+
+    def outliers(batch: Batch, weights: Vector) -> Batch:
+        *others, last = batch
+        x = tuple(OUTLYING if at == element else Fraction(0) for at in range(len(last.x)))
+        return (*others, replace(last, x=x, y=weights[element] * OUTLYING - OUTLYING))
+
+    return outliers
+
+
 def first_losses(batch: Batch, weights: Vector) -> Batch:
     """The losses of the first two samples, in the first micro-batch of the first rank, are infinite, their gradients
     of opposite sign: no sum of them is a number."""

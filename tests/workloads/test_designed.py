@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformance.oracle.accepted_readings import readings
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads.designed import Design, designed, hadamard
 from conformance.workloads.layout import Layout
 from conformance.workloads.many_tensors import BATCH_SIZES, DESIGNS, many_tensors
@@ -199,3 +199,31 @@ def test_an_impossible_design(impossible, size, message):
 def test_a_linear_model_can_be_designed_too():
     workload = designed(Design("line", "A line.", SGD(Fraction(1, 2)), model=Linear(3, bias=True)), 16)
     assert Recurrence(problem(workload, "bf16")).run().certificate.exact
+
+
+@pytest.mark.parametrize("shape", [("accumulated", 2, 2), ("batched", 4, 1)])
+def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
+    """However the loss is divided, and nothing else, in the last micro-batch of the first epoch's second window."""
+    workload = many_tensors("many-shards-overflow", 32)
+    layout = Layout.of(workload, *shape)
+    skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 4}))).run()
+    model, largest = workload.model, PRECISIONS["fp16"].compute.largest
+    window = layout.window(workload, 1)
+    for share in window.shares:
+        for places in share:
+            samples = [window.batch[place] for place in places]
+            rows = [model.row(sample.x, Fraction(1)) for sample in samples]
+            errors = [
+                sum(w * x for w, x in zip(skipping.steps[0].weights.center, row, strict=True)) - sample.y
+                for row, sample in zip(rows, samples, strict=True)
+            ]
+            gradients = [
+                abs(sum(2 * 32 * e * x for e, x in zip(errors, column, strict=True)))
+                for column in zip(*rows, strict=True)
+            ]
+            is_last = len(window.batch) - 1 in places
+            assert [at for at, gradient in enumerate(gradients) if gradient > largest] == ([5] if is_last else [])
+            # The scale is half as large after an overflow.
+            assert not is_last or gradients[5] / 2 / workload.batch_size > largest
+    # By rows over two or four ranks, in equal parts of four, and of whole parameters, by any of these.
+    assert model.elements[5] == "cube[1, 0, 0]" and 5 // -(-model.size // 4) == 1 and model.tensor_of[5] % 2 == 1
