@@ -319,11 +319,11 @@ class Rank(_Events):
     @cached_property
     def steps_by_hand(self) -> bool:
         """Whether weights change, or are reported, and no step of an optimizer of torch's ever changes them, here or on
-        a server."""
+        a server. A rank that holds none sees those of others."""
         if self.run.server is not None or any(not step.idle for step in self.of(Step)):
             return False
         events: list[Forward | Finished] = [*self.of(Forward), *self.of(Finished)]
-        shown = [self.own(event.weights) for event in events if event.weights is not None]
+        shown = [self.own(event.weights) or event.weights for event in events if event.weights is not None]
         return bool(self.of(Report)) or any(weights != shown[0] for weights in shown)
 
 

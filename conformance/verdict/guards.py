@@ -91,7 +91,13 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     without = [rank.outcome.rank for rank in ranks if not rank.attempts]
     other = next((rank.other_optimizer for rank in ranks if rank.other_optimizer), None)
     text = f"{named(without)} never stepped the task's model; call optimizer.step() on its parameters"
-    if other:
+    if other and any(rank.shard is not None for rank in ranks):
+        text = (
+            f"the shards of {named(without)} never changed: the optimizer stepped others, of shape {other['shapes']}, "
+            "such as copies; make it of what `model.parameters()` gives after `fully_shard`, or write back what it has "
+            "stepped"
+        )
+    elif other:
         text = (
             f"{named(without)} stepped parameters of shape {other['shapes']}, which are not the task's model; "
             "train the module that task.model() returns, or report its weights with task.report"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .building import a_run, backward, event, forward, step
 
 
@@ -51,3 +53,10 @@ def test_a_rank_has_no_window_for_which_it_has_no_data():
     assert [event.event for event in run.ranks[1].windows[0].events][-1] == "step"
     assert [event.event for event in run.ranks[1].events][-2:] == ["collective", "finished"]
     assert list(run.together) == [0]
+
+
+@pytest.mark.parametrize(("held", "is_stepped"), [([0], True), ([1], False), ([], True)])
+def test_whether_the_weights_of_a_rank_are_stepped_by_hand(held, is_stepped):
+    """By those that it holds, of which the first one changes; one that holds none has nothing to step."""
+    shown = [forward(0, weights=[1.0, 1.0]), backward(), event("finished", weights=[2.0, 1.0])]
+    assert a_run([event("shards", held=held), *shown], backend="fsdp2").ranks[0].steps_by_hand == is_stepped

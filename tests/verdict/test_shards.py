@@ -70,3 +70,17 @@ def test_a_rank_that_does_not_step_its_part(follow):
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline.startswith("rank 1 never stepped the task's model")
+
+
+def test_copies_of_shards_that_never_come_back(follow):
+    run = follow(CASE)
+    start = run.of("start")[0]["weights"]
+    shard(run, (0, 1), (2, 3))
+    for rank in (0, 1):
+        first, *others = run.of("step", rank)
+        run.before(first, {**first, "event": "foreign_optimizer", "optimizer": "SGD", "shapes": [[1, 2]]})
+        run.remove(first, *others)
+        run.of("finished", rank)[0]["weights"] = list(start)
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("the shards of ranks 0 and 1 never changed: the optimizer stepped others, of ")

@@ -223,6 +223,11 @@ class Watched:
         return self._in_parts.get(id(self.current), self.current)
 
     @property
+    def _is_split(self) -> bool:
+        """Whether the ranks hold parts of the task's own parameters."""
+        return any(places(one) is not None for one in self._latest if one is not None)
+
+    @property
     def _is_ones_copy(self) -> bool:
         """Whether `current` are those of a copy of the one model that the task handed out."""
         return len(self._own) == 1 and self.is_copys(self.current)
@@ -238,12 +243,15 @@ class Watched:
         return [n for n, p in enumerate(self.exchanged) if p is not None and id(p.grad) in identities]
 
     def find(self, optimizer: torch.optim.Optimizer) -> Found | None:
-        """The watched parameters that `optimizer` holds: the task's own, else those of a copy."""
+        """The watched parameters that `optimizer` holds: the task's own, else those of a copy. Not of one of a model
+        that is split over the ranks: what comes of it there shows in the model's own shards."""
         held = held_by(optimizer)
         found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
         if not found and self._unpickled:
             self._look_for_unpickled(held)
             found = [self._found[id(parameter)] for parameter in held if id(parameter) in self._found]
+        if self._is_split:
+            return next((own for own in found if not self.is_copys(own)), None)
         if found:
             return next((own for own in found if not self.is_copys(own)), found[0]) if self._copied else found[0]
         if not self._knows_copies or self._own_was_stepped:
