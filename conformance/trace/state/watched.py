@@ -74,7 +74,11 @@ class Watched:
         """Watch a model; if it is watched already, read its parameters again."""
         # Taking a parametrization off puts a parameter behind the others.
         places = {name: place for place, name in enumerate(self._names)}
-        named = dict(sorted(model.named_parameters(), key=lambda one: places.get(one[0], len(places))))
+        named: dict[str, torch.Tensor] = dict(
+            sorted(model.named_parameters(), key=lambda one: places.get(one[0], len(places)))
+        )
+        if self._knows_copies and places and len(named) != len(places):
+            named = self._of_known_names(named)
         self._names, parameters = tuple(named), tuple(named.values())
         self._models[id(model)] = weakref.ref(model)
         if self._knows_copies:
@@ -170,9 +174,15 @@ class Watched:
             number = self._own.index(model)
         self._owner.update({id(parameter): number for parameter in parameters})
 
+    def _of_known_names(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those that the task's model has, without what a tied one has become beside them; all if one is missing."""
+        known = {name: named[name] for name in self._names if name in named}
+        return known if len(known) == len(self._names) else dict(named)
+
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
-        own = [one for one in _parameters(model).values() if isinstance(one, torch.nn.Parameter)]
+        named = {name: one for name, one in _parameters(model).items() if isinstance(one, torch.nn.Parameter)}
+        own = list((named if len(named) == len(self._names) else self._of_known_names(named)).values())
         if all(id(one) in self._numbers for one in own):
             return
         # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
