@@ -183,6 +183,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     has_right_numbers = judgement.verdict in PASSED
     if has_right_numbers:
         _look_beside_weights(case, judgement)
+    if has_right_numbers or (judgement.mistake is not None and judgement.mistake.kind == "report"):
         _give_way_to_numbers(judgement)
     # Those that give way to right numbers prove nothing without wrong ones.
     forbidden = [one for one in judgement.findings if one.law.level == "MUST" and not one.law.gives_way]
@@ -323,7 +324,8 @@ def _look_for_mistake(case: Case, judgement: Judgement) -> None:
         judgement.mistake = Mistake("stop", stopped)
         _overrule(judgement, "SETUP", stopped)
         return
-    if judgement.verdict in PASSED and (denied := _denied(judgement)):
+    is_seen_right = judgement.verdict in PASSED or (not broken and _is_reported(judgement))
+    if is_seen_right and (denied := _denied(judgement)):
         judgement.mistake = Mistake("report", denied[0])
         _overrule(judgement, "SETUP", denied[0])
         return
@@ -339,6 +341,17 @@ def _look_for_mistake(case: Case, judgement: Judgement) -> None:
     if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
         judgement.mistake = found
         _overrule(judgement, "SETUP", found.text)
+
+
+def _is_reported(judgement: Judgement) -> bool:
+    """Whether what is wrong first is not seen, but reported."""
+    first, ranks = judgement.divergence, judgement.ranks
+    if first is not None:
+        return any(first.window in rank.reported for rank in ranks)
+    difference = judgement.difference
+    if difference is None or difference.quantity != "weights":
+        return False
+    return ranks[difference.rank].steps[difference.step].window in ranks[difference.rank].reported
 
 
 def _denied(judgement: Judgement) -> list[str]:

@@ -109,6 +109,28 @@ def test_a_report_against_what_is_seen(follow):
     assert " for weight[1] after window 3, which is seen to be " in judgement.headline
 
 
+@pytest.mark.parametrize("differ", [False, True])
+def test_reports_from_before_the_step_where_the_last_weights_are_not_seen(follow, differ):
+    """As where weights are gathered for forwards alone. The reports are what is wrong, be they alike or not."""
+    run = follow(CASE)
+    report(run)
+    for rank in range(2):
+        before = run.of("start", rank)[0]["weights"]
+        steps = run.of("step", rank)
+        for told, step in zip(run.of("report", rank), steps, strict=True):
+            told["weights"], before = list(before), step["weights"]
+        for forward in run.of("forward", rank):
+            if forward["window"] and forward["micro_batch"] == 0:
+                forward["weights"] = steps[forward["window"] - 1]["weights"]
+        run.remove(*steps)
+        run.of("finished", rank)[0]["weights"] = [None] * 4
+    if differ:
+        run.of("report", rank=1)[5]["weights"][0] += 1
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.findings) == ("SETUP", ())
+    assert " after window 0, which is seen to be " in judgement.headline
+
+
 def test_wrong_weights_with_right_ones_reported(follow):
     """What is seen is judged, and the report changes nothing."""
     run = follow(CASE)
