@@ -26,7 +26,7 @@ from conformance.verdict.resuming import (
     other_state,
     other_weights,
 )
-from conformance.verdict.shards import copies_apart, kept_over_step, split_apart
+from conformance.verdict.shards import copies_apart, kept_over_step, split_apart, without_gradients
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
 
@@ -221,8 +221,7 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         )
     elif all(gradients is not None and set(gradients) == {None} for gradients in seen):
         text += (
-            "; no backward has reduced and scattered the gradients, so the shards have none: call "
-            "`set_requires_gradient_sync(True)` before the last backward of a window"
+            f"; {without_gradients(ranks)}"
             if any(rank.shard is not None for rank in ranks)
             else "; the parameters that the optimizer holds had a gradient in none of its steps, so the losses are "
             "those of others, such as a copy's: wrap, run and step one and the same model"

@@ -51,6 +51,28 @@ def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
+def without_gradients(ranks: Sequence[RankEvidence]) -> str:
+    """Why the shards of ranks have gradients in none of their steps."""
+    groups = [
+        event["group"]
+        for rank in ranks
+        for event in rank.outcome.events
+        if event["event"] == "collective" and event["of"] == "gradients" and "reduce_scatter" in event["op"]
+    ]
+    if not groups:
+        return (
+            "no backward has reduced and scattered the gradients, so the shards have none: call "
+            "`set_requires_gradient_sync(True)` before the last backward of a window"
+        )
+    if all(len(group or ranks) < len(ranks) for group in groups):
+        return (
+            f"{named(groups[0])} reduced and scattered gradients, and no backward has averaged these with those of the "
+            "other ranks, which hold copies of their shards, so the shards have none: call "
+            "`set_requires_all_reduce(True)` before the last backward of a window"
+        )
+    return "gradients were reduced and scattered, but the shards had none when they were stepped: clear them after it"
+
+
 def kept_over_step(rank: RankEvidence, step: int) -> str | None:
     """Says so if the forwards after step ``step - 1`` use the weights that were gathered before it."""
     if rank.shard is None or step == 0:
