@@ -113,7 +113,7 @@ def designed(design: Design, batch_size: int) -> Workload:
             element stays on the grid.
     """
     generator = np.random.default_rng([*design.name.encode(), batch_size, design.seed])
-    batches = [_Rows.drawn(design, number, batch_size, generator) for number in range(design.batches)]
+    batches = _drawn(design, batch_size, generator)
     courses = _courses(design, batches)
     chosen = np.array([generator.integers(len(own.visits)) for own in courses])
     run = _Run.of(chosen, design.visited, batches, courses, generator)
@@ -144,6 +144,26 @@ def designed(design: Design, batch_size: int) -> Workload:
         ranks_start_apart=design.ranks_start_apart,
         summary=design.summary,
     )
+
+
+def _drawn(design: Design, batch_size: int, generator: np.random.Generator) -> list[_Rows]:
+    """The rows of all batches. Where ends of epochs are to show, no two are the same, so that a trace tells which
+    samples were read.
+
+    Raises:
+        ValueError: the model has too few elements to tell so many rows apart.
+    """
+    found: list[_Rows] = []
+    for number in range(design.batches):
+        for _ in range(_ATTEMPTS):
+            batches = [*found, _Rows.drawn(design, number, batch_size, generator)]
+            every = np.concatenate([rows.factors for rows in batches])
+            if not design.ends_show or len(np.unique(every, axis=0)) == len(every):
+                found = batches
+                break
+        else:
+            raise ValueError(f"workload {design.name}: {design.model.size} elements do not tell all samples apart")
+    return found
 
 
 @dataclass(frozen=True)
@@ -183,9 +203,11 @@ class _Rows:
             column = columns.pop()
             for block, element in enumerate(alike):
                 factors[half == block, element] = column * (block_of[half == block] == block)
+        # Where rows are to differ, more columns tell more apart; two have to share one only if there are too few.
+        alone = not is_plain or (design.ends_show and len(columns) > len(shared))
         while len(wide) < len(shared):
             column = columns.pop()
-            wide += [np.concatenate([column, sign * column]) for sign in ((1, -1) if is_plain else (1,))]
+            wide += [np.concatenate([column, sign * column]) for sign in ((1,) if alone else (1, -1))]
         factors[:, generator.permutation(shared)] = np.column_stack(wide[: len(shared)])
         weights = np.array([1, 1] if design.weights is None else design.weights[number], dtype=float)[half]
         share = weights @ factors**2 / weights.sum()

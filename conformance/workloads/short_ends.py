@@ -11,14 +11,16 @@ from conformance.workloads.recipes import HALF, QUARTER
 from conformance.workloads.workload import SGD, Workload
 
 ONE = Fraction(1)
+#: With fewer features some samples would have the same ones, and no trace would tell which of them was read.
+MODEL = Linear(9, bias=True)
 UNEVEN_BATCHES, UNEVEN_RANKS = "uneven-epochs", "uneven-ranks-epochs"
 #: One that begins again in each epoch shows, also where short windows are dropped.
 SCHEDULE = (ONE, HALF, HALF, HALF, ONE, ONE)
 
 
 def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, seed: int = 0) -> Design:
-    optimizer, model = SGD(HALF, momentum=HALF), Linear(3, bias=True)
-    return Design(name, summary, optimizer, model=model, schedule=SCHEDULE, short=short, unit=unit, seed=seed)
+    optimizer = SGD(HALF, momentum=HALF)
+    return Design(name, summary, optimizer, model=MODEL, schedule=SCHEDULE, short=short, unit=unit, seed=seed)
 
 
 DESIGNS: dict[str, Design] = {
@@ -37,7 +39,7 @@ DESIGNS: dict[str, Design] = {
             "epoch-schedule",
             "Two epochs, after each of which the learning-rate schedule advances.",
             SGD(HALF, momentum=HALF),
-            model=Linear(3, bias=True),
+            model=MODEL,
             schedule=(ONE, ONE, ONE, HALF, HALF, HALF),
             schedule_by="epoch",
         ),

@@ -189,6 +189,7 @@ def test_windows_weigh_different_amounts_and_so_do_their_parts(size):
         ({}, 12, "no Hadamard matrix of 6 rows"),
         ({}, 16, "18 elements are too many for 16 samples"),
         ({"optimizer": SGD(Fraction(1, 512))}, 32, "no course of gain stays on its grid"),
+        ({"model": Linear(3, bias=True), "short": Fraction(1, 2)}, 32, "4 elements do not tell all samples apart"),
     ],
 )
 def test_an_impossible_design(impossible, size, message):
