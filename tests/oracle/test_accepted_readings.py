@@ -195,6 +195,26 @@ def test_a_short_window_that_was_filled_up_is_a_full_one():
     assert separation(run(filled).steps[5], run(stepped).steps[5]) > 1
 
 
+@pytest.mark.parametrize("name", ["short-epochs", "uneven-epochs"])
+def test_each_fault_can_be_made_in_each_reading(name):
+    """However last windows end, a wrong window has as many samples in its micro-batches as it averages over."""
+    asked = problem(name, "accumulated", 2, 2)
+    ends = {
+        end.index: asked.layout.filled_up(asked.workload, end, range(32 - len(end.batch)))
+        for end in asked.windows[2::3]
+    }
+    made = [
+        (reading, fault.textbook(reading.problem))
+        for reading in readings(asked, [ends])
+        for fault in applicable(reading.problem)
+    ]
+    assert {"last_window=pad", "last_batch=pad"} & {way for reading, _ in made for way in reading.ways}
+    for reading, wrong in made:
+        for window in wrong.read():
+            used = sorted(at for share in window.shares for micro_batch in share for at in micro_batch)
+            assert used == list(range(len(window.batch))), (reading.ways, type(wrong))
+
+
 @pytest.mark.parametrize(
     ("shape", "share"), [(("batched", 2, 1), 2), (("batched", 4, 1), 2), (("accumulated", 2, 2), 2)]
 )

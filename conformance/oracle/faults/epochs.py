@@ -12,6 +12,7 @@ from conformance.oracle.faults.stale_weights import has_room_for_other_weights
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
+from conformance.workloads.workload import Sample
 
 
 def shuffles(problem: Problem) -> bool:
@@ -40,9 +41,13 @@ class SeededByRank(Recurrence):
     def _of_all_seeds(self, window: Window) -> Window:
         layout, workload = self.problem.layout_of(window), self.problem.workload
         seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
-        samples = [
-            (own.samples[at], own.batch[at]) for rank, own in enumerate(seeded) for at in chain(*own.shares[rank])
-        ]
+        samples = list[tuple[int, Sample]]()
+        for rank, (own, share) in enumerate(zip(seeded, window.shares, strict=True)):
+            order = [(own.samples[at], own.batch[at]) for at in chain(*own.shares[rank])]
+            # A window that is filled up has more, and one of whole micro-batches alone has fewer.
+            asked = list(chain(*share))
+            samples += order[: len(asked)]
+            samples += [(window.samples[at], window.batch[at]) for at in asked[len(order) :]]
         numbers = iter(range(len(samples)))
         shares = tuple(tuple(tuple(next(numbers) for _ in one) for one in share) for share in window.shares)
         return replace(window, samples=tuple(n for n, _ in samples), batch=tuple(s for _, s in samples), shares=shares)
