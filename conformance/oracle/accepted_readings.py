@@ -138,6 +138,10 @@ class Reading:
         """Whether it applies to ranks whose trace shows an average before the last micro-batch of a window."""
         return AVERAGES_EARLY in self.deviations
 
+    def denies(self, declared: Mapping[str, str]) -> bool:
+        """Whether it reads something that is open in another way than ``declared``, by name."""
+        return any(declared.get(name, value) != value for name, _, value in (way.partition("=") for way in self.ways))
+
     def recurrence(self, history: ScalerHistory | None = None, *further: Deviation) -> Recurrence:
         """The right answer by this reading, or one with ``further`` deviations."""
         return deviating((*further, *self.deviations))(self.problem, history)

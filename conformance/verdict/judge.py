@@ -152,7 +152,7 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     outcome = replace(outcome, ranks=tuple(replace(rank, events=events) for rank, events in ranks))
     case = as_it_ran(case, outcome)
     runs = Run.lives(case.spec(), whole)
-    judgement = _by_numbers(case, outcome, runs, carries=declares.get("last_window") == "carry")
+    judgement = _by_numbers(case, outcome, runs, declares)
     judgement.runs = runs
     unseen = _failed(judgement.ranks) or unobserved(case, judgement.ranks)
     if judgement.verdict not in PASSED:
@@ -380,8 +380,7 @@ def _overrule(judgement: Judgement, verdict: Verdict, headline: str) -> None:
     judgement.verdict, judgement.headline = verdict, headline
 
 
-def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], *, carries: bool) -> Judgement:
-    """``carries``: the trainer declares that short windows go into the next epoch."""
+def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
     ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
     ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
     if ended is not None:
@@ -401,7 +400,7 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], *, carries: b
     judgement.divergence = first_divergence(ranks)
     wrong = _without_oracle(judgement)
     try:
-        _numbers(case, judgement, wrong, carries)
+        _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
         wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
@@ -497,16 +496,17 @@ def _give_way(judgement: Judgement, wrong: list[str]) -> None:
         wrong[int(others) : int(others)] = [guard.text for guard in broken]
 
 
-def _numbers(case: Case, judgement: Judgement, wrong: list[str], carries: bool) -> None:
-    """Compare with the oracle, and append what is wrong to ``wrong``.
+def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mapping[str, str]) -> None:
+    """Compare with the oracle, and append what is wrong to ``wrong``. Of readings that make the same numbers, as where
+    a last window is filled up with its own samples, it is the one that the trainer declares.
 
     Raises:
         Unbounded: the precision has no finite error bound here.
     """
     problem, ranks, known = case.problem, judgement.ranks, len(wrong)
     workload, scaled = problem.workload, problem.precision.scaled
-    accepted, history = _accepted(problem, ranks, carries=carries)
-    for reading in accepted if not wrong else ():
+    accepted, history = _accepted(problem, ranks, carries=declares.get("last_window") == "carry")
+    for reading in sorted(accepted, key=lambda one: one.denies(declares)) if not wrong else ():
         trajectory = _trajectory(reading, history)
         if _fits(judgement, trajectory, is_linear=isinstance(workload.optimizer, SGD)):
             judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways

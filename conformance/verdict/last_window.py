@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import chain, cycle, islice, product
 
 from conformance.oracle.accepted_readings import Ends
 from conformance.verdict.evidence import RankEvidence
@@ -38,7 +38,7 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
     the rows do not show it.
 
     If several samples have the repeated row, it may be those of the window or the first of all, or those that a rank
-    without data of its own has read before.
+    has read before.
     """
     if all(len(window.batch) == problem.workload.batch_size for window in problem.ends):
         return []
@@ -46,36 +46,35 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
     read = _read_last(problem, ranks, numbers)
     repeated = [_repeated(problem, last, rows, numbers) for last, rows in zip(problem.ends, read, strict=False)]
     found = list[Ends]()
-    for of_epochs in zip(*repeated, strict=True):
-        if all(of_epochs):
-            filled = map(partial(problem.layout.filled_up, problem.workload), problem.ends, of_epochs)
-            ends = {window.index: window for window in filled}
-            if all(len(window.batch) % window.world_size == 0 for window in ends.values()) and ends not in found:
-                found.append(ends)
+    for of_epochs in product(*repeated) if repeated else ():
+        filled = map(partial(problem.layout.filled_up, problem.workload), problem.ends, of_epochs)
+        ends = {window.index: window for window in filled}
+        if all(len(window.batch) % window.world_size == 0 for window in ends.values()):
+            found.append(ends)
     return found
 
 
-def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[list[int]]:
-    """Which samples ranks may have repeated in the last window of an epoch; empty lists for those that none has."""
+def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[tuple[int, ...]]:
+    """Which samples ranks may have repeated in the last window of an epoch; none if none has."""
     size = problem.layout.accumulation * problem.layout.micro_batch_size
     planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
     trained = Counter(chain.from_iterable(read))
     repeated = trained - planned
-    if len(last.batch) == last.world_size * size or None in repeated or planned - trained:
-        return [[], [], []]
+    if len(last.batch) == last.world_size * size or not repeated or None in repeated or planned - trained:
+        return []
     if any(len(rows) > size for rows in read):
-        return [[], [], []]
+        return []
     samples = list(chain.from_iterable(problem.workload.batches))
     of_all = _by_row(enumerate(samples), numbers)
     of_window = of_all | _by_row(zip(last.samples, last.batch, strict=True), numbers)
-    without = [rank for rank, share in enumerate(last.shares) if not share and read[rank]]
-    return [
-        *(
-            [*chain.from_iterable(islice(cycle(of_rows[row]), count) for row, count in repeated.items())]
-            for of_rows in (of_window, of_all)
-        ),
-        [*chain.from_iterable(_read_before(problem, last.epoch, rank, read[rank], numbers) for rank in without)],
+    taken = [
+        tuple(chain.from_iterable(islice(cycle(of_rows[row]), count) for row, count in repeated.items()))
+        for of_rows in (of_window, of_all)
     ]
+    if any(len(of_all[row]) > 1 for row in repeated):
+        before = [_read_before(problem, last, rank, rows, numbers) for rank, rows in enumerate(read)]
+        taken += [tuple(chain(*one)) for one in zip(*before, strict=True)]
+    return list(dict.fromkeys(one for one in taken if len(one) == repeated.total()))
 
 
 def row_numbers(problem: Problem) -> _Numbers:
@@ -122,14 +121,16 @@ def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> default
     return found
 
 
-def _read_before(problem: Problem, epoch: int, rank: int, rows: _Rows, numbers: _Numbers) -> list[int]:
-    """The first samples of ``rank`` in an epoch that have these rows one after the other; none if there are none."""
-    windows = [window for window in problem.windows if window.epoch == epoch]
+def _read_before(
+    problem: Problem, last: Window, rank: int, rows: _Rows, numbers: _Numbers
+) -> tuple[Sequence[int], Sequence[int]]:
+    """What `rank` may have read after its own share of a last window: the first samples that it has in this epoch with
+    these rows, one after the other, and the last ones; none if there are none."""
+    windows = [window for window in problem.windows if window.epoch == last.epoch]
     samples = [
         (window.samples[index], window.batch[index]) for window in windows for index in chain(*window.shares[rank])
     ]
-    for begin in range(len(samples) - len(rows) + 1):
-        taken = samples[begin : begin + len(rows)]
-        if [numbers[sample.x] for _, sample in taken] == rows:
-            return [number for number, _ in taken]
-    return []
+    further = rows[sum(map(len, last.shares[rank])) :]
+    runs = (samples[begin : begin + len(further)] for begin in range(len(samples) - len(further) + 1))
+    found = [[number for number, _ in run] for run in runs if [numbers[sample.x] for _, sample in run] == further]
+    return (found[0], found[-1]) if found else ((), ())

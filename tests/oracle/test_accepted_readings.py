@@ -215,6 +215,13 @@ def test_each_fault_can_be_made_in_each_reading(name):
             assert used == list(range(len(window.batch))), (reading.ways, type(wrong))
 
 
+def test_a_reading_may_be_other_than_what_is_declared():
+    stepped, dropped = readings(problem("short-window", "accumulated", 2, 2))
+    assert not stepped.denies({})
+    assert not stepped.denies({"last_window": "step", "last_batch": "drop"})
+    assert dropped.denies({"last_window": "step"})
+
+
 @pytest.mark.parametrize(
     ("shape", "share"), [(("batched", 2, 1), 2), (("batched", 4, 1), 2), (("accumulated", 2, 2), 2)]
 )
