@@ -99,18 +99,20 @@ class Divergence:
 
 
 def first_divergence(ranks: Sequence[RankEvidence]) -> Divergence | None:
-    """Ranks must agree to the bit after every window in every precision: they see the same averaged gradients."""
-    step = 0
+    """Ranks must agree to the bit after every window in every precision: they see the same averaged gradients. Where
+    all have as many windows and agree in each, it does not matter that some rows show others than the plan's."""
+    step, as_many = 0, len({len(rank.attempts) for rank in ranks}) == 1
     for attempts in zip(*(rank.attempts for rank in ranks), strict=False):
-        if any(_differ(attempts[0], other) for other in attempts[1:]):
+        if any(_differ(attempts[0], other, by_window=not as_many) for other in attempts[1:]):
             window = min(attempt.window for attempt in attempts)
             return Divergence(window, step, tuple(attempt.weights for attempt in attempts))
         step += attempts[0].stepped
     return None
 
 
-def _differ(one: Attempt, other: Attempt) -> bool:
-    return (one.stepped, one.window) != (other.stepped, other.window) or not same(one.weights, other.weights)
+def _differ(one: Attempt, other: Attempt, *, by_window: bool) -> bool:
+    elsewhere = by_window and one.window != other.window
+    return elsewhere or one.stepped != other.stepped or not same(one.weights, other.weights)
 
 
 def same(one: Vector, other: Vector) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
+
 from conformance.cases.case import Case
-from conformance.verdict.as_one import as_one
+from conformance.runner.outcome import Outcome, RankOutcome
+from conformance.verdict.as_one import as_one, crosses
 
 SHORT = Case("ddp", "accumulated", 2, 2, "fp32", "short-epochs")
 
@@ -31,6 +34,34 @@ def test_the_spec_has_the_windows_of_the_problem():
     spec = as_one(SHORT).spec()
     assert (spec["steps"], len(spec["orders"]), spec["epochs"]) == (5, 1, [0])
     assert spec["samples"] == SHORT.spec()["samples"]
+
+
+@pytest.mark.parametrize(
+    ("forwards", "crossed"),
+    [
+        ([2, 2, 2, 2, 2], True),
+        ([2, 2, 1, 2, 2, 1], False),
+        ([2, 2, 2, 2], False),
+    ],
+)
+def test_steps_that_end_some_windows_of_one_epoch_do_not_cross(forwards, crossed):
+    """Who drops the short window of each epoch unread ends windows of both."""
+    recorded = tuple(RankOutcome(rank, trace(forwards), True, "exited 0", "", None) for rank in (0, 1))
+    outcome = Outcome(recorded, 0.1, False, recorded=recorded)
+    assert crosses(SHORT, as_one(SHORT), outcome) == crossed
+
+
+def trace(forwards):
+    """What the recorder writes of steps after so many forwards each, of eight samples."""
+    lines, number = [], 0
+    for count in forwards:
+        for _ in range(count):
+            lines.append({"event": "forward", "forward": number, "rows": [0] * 8})
+            lines.append({"event": "backward_begin", "backward": number, "root": number})
+            lines.append({"event": "backward_end", "backward": number, "forwards": [number]})
+            number += 1
+        lines.append({"event": "step", "optimizer": 0, "gradients": [1.0]})
+    return tuple(lines)
 
 
 def test_all_samples_count_alike():

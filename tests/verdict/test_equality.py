@@ -65,6 +65,17 @@ def test_ranks_that_agree_at_the_end_and_differ_in_between_diverge(follow):
     assert (judgement.verdict, judgement.divergence.window) == ("DIVERGED", 2)
 
 
+def test_ranks_whose_windows_are_placed_apart_agree_where_each_step_does(follow):
+    """All have lost the window: the trace of one shows it as the last one, the rows of the other as the first."""
+    run = follow("ddp-w2-fp32-sgd", windows=5)
+    for event in run.ranks[1]:
+        if event["window"] is not None:
+            event["window"] += 1
+    assert run.judged().verdict == "FAIL (numerics)"
+    run.remove(*(event for event in run.ranks[1] if event["window"] == 5))
+    assert run.judged().verdict == "DIVERGED"
+
+
 def test_one_ulp_on_all_ranks_alike_fails(follow, ulp):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("step", 2):
