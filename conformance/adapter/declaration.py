@@ -190,7 +190,8 @@ def trainer(
     random_state: when it goes on, the model draws the random numbers that come next, as for dropout, on each rank.
     elastic: it also goes on with other `world_sizes` than it was stopped at, or alone. Global batches stay the same, so
     `task.micro_batch_size` is another one.
-    unfreezes: it trains the frozen parameters of the model, too, from the window `task.unfreeze_at` on.
+    unfreezes: it trains the frozen parameters of the model, too, from the window `task.unfreeze_at` on, clips them, and
+    steps them by the rate that the schedule has by then; what it trained before keeps its momentum.
     unused_parameters: it trains models of which some samples do not use some parameters, such as a mixture of experts;
     `task.unused_parameters` says whether it is one.
     sparse: it trains models of which some parameters have sparse gradients, such as `Embedding(..., sparse=True)`.

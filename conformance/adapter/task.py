@@ -71,7 +71,9 @@ class Task:
     clip: None, or what `clip_` does.
     schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that declare it.
     unfreeze_at: the number of the window, counted from 0, from which on the model's frozen parameters are trained too:
-    let them require gradients then. None where there are none, or where they stay frozen.
+    let them require gradients then. The optimizer may have them from the start, as it skips what has no gradient; if it
+    gets them in a group of their own, the scheduler must get that group, too, and go on where it is. None where there
+    are none, or where they stay frozen.
     unused_parameters: whether some samples do not use some parameters of the model, so that these may have no gradient
     on a rank, or on any.
     own_order: whether the trainer may read `dataset()` in an order of its own: each sample on one rank, once in each of

@@ -212,7 +212,11 @@ RULES: tuple[Rule, ...] = (
     Rule("many-overflow", _SCALED, _ACCUMULATED),
     Rule("frozen", ("fp32",), _ACCUMULATED),
     Rule("frozen", _SCALED, frozenset({_W2_ACC2})),
-    Rule("unfrozen", ("fp32",), _ACCUMULATED),
+    *(Rule(workload, ("fp32",), _ACCUMULATED) for workload in ("unfrozen", "unfrozen-clip-value")),
+    *(
+        Rule(workload, ("fp64", *_SCALED), _ACCUMULATED, thorough=True)
+        for workload in ("unfrozen", "unfrozen-clip-value")
+    ),
     Rule("sparse", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("unused", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),

@@ -267,7 +267,7 @@ class _Courses:
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
         # What is clipped in all elements shows no other fault.
         meant = (moves >= (len(visits.T) - still) / 2) | (stepped == 0)
-        meant &= bites == (_is_clipped(design, element) and not tensor.frozen)
+        meant &= bites == (_is_clipped(design, element) and stepped > 0)
         # Who trains what is frozen would move it.
         meant &= (taken != 0).all(axis=1) | (not tensor.frozen)
         if design.ends_show:

@@ -16,6 +16,8 @@ from conformance.workloads.workload import SGD, Clip, Group, Workload
 ONE = Fraction(1)
 #: In a second row, in the second quarter of all elements, and of the fourth parameter.
 SECOND_OF_CUBE = 5
+#: A window inside an epoch: what a trainer makes anew there is told from what it makes anew in each epoch.
+_INSIDE = 2
 
 DESIGNS: dict[str, Design] = {
     design.name: design
@@ -67,10 +69,22 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "unfrozen",
-            "Ten parameters, of which three are frozen in the first epoch.",
+            "Ten parameters, of which three are frozen until the first epoch is almost over; momentum, decay and a "
+            "schedule that goes on.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(frozen=True),
-            unfreeze_at=3,
+            schedule=SCHEDULE,
+            unfreeze_at=_INSIDE,
+        ),
+        Design(
+            "unfrozen-clip-value",
+            "The same with clipping by value that bites in parameters of either kind.",
+            SGD(ONE, momentum=HALF),
+            model=ManyTensors(frozen=True),
+            schedule=SCHEDULE,
+            unfreeze_at=_INSIDE,
+            clip=Clip("value", Fraction(3)),
+            unit=Fraction(1, 8),
         ),
         Design(
             "unused",
@@ -206,7 +220,10 @@ BATCH_SIZES: dict[str, tuple[int, ...]] = {
     "many-weighted": (64, 48),
     # Of 24 samples, all norms are above the threshold, no course of an element stays on its grid, or there is a window
     # in which nothing moves.
-    **dict.fromkeys(("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen", "unused"), (32,)),
+    **dict.fromkeys(
+        ("many-clip-norm", "large-tensors", "large-clip-norm", "frozen", "unfrozen", "unfrozen-clip-value", "unused"),
+        (32,),
+    ),
 }
 # Nor of 48, or the bound is too wide to tell what is clipped.
 _NOT_OF_48 = ("groups-clip-value", "large-weighted", *(f"{kind}-clip-norm" for kind in _KINDS))

@@ -31,7 +31,16 @@ PLACES = [
     ("uneven-batch", ("accumulated", 2, 2), "fp32"),
     *(
         (workload, ("accumulated", 2, 2), "fp32")
-        for workload in ("many-tensors", "many-groups", "two-groups-clip", "frozen", "unfrozen", "unused", "two-layers")
+        for workload in (
+            "many-tensors",
+            "many-groups",
+            "two-groups-clip",
+            "frozen",
+            "unfrozen",
+            "unfrozen-clip-value",
+            "unused",
+            "two-layers",
+        )
     ),
     ("sparse", ("batched", 2, 1), "fp32", None),
     ("adagrad", ("accumulated", 2, 2), "fp32", None),

@@ -43,6 +43,7 @@ CASES = (
     "single-acc2-fp32-many-groups",
     "single-acc2-fp32-frozen",
     "single-acc2-fp32-unfrozen",
+    "single-acc2-fp32-unfrozen-clip-value",
     "ddp-w2-acc2-fp32-unused",
     "ddp-w2-fp32-sparse",
     "single-acc2-fp32-adagrad",

@@ -10,7 +10,7 @@ from conformance.oracle.affine import Affine
 from conformance.oracle.clipping import clipped
 from conformance.oracle.faults.averaging import only
 from conformance.oracle.faults.catalogue import fault
-from conformance.oracle.faults.conditions import accumulating, distributed, has_groups
+from conformance.oracle.faults.conditions import accumulating, clips, distributed, has_groups
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
@@ -27,33 +27,29 @@ def _by_norm(problem: Problem) -> bool:
     return problem.workload.clip is not None and problem.workload.clip.kind == "norm"
 
 
-def _clips(problem: Problem) -> bool:
-    return problem.workload.clip is not None
-
-
 def _scaled(problem: Problem) -> bool:
     return problem.precision.scaled
 
 
-@fault("does not clip", _clips)
+@fault("does not clip", clips)
 class NotClipped(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return vector
 
 
-@fault("clips gradients that still carry the loss scale", _clips, _scaled)
+@fault("clips gradients that still carry the loss scale", clips, _scaled)
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
 
 
-@fault("clips each rank's gradient before averaging over ranks", _clips, distributed)
+@fault("clips each rank's gradient before averaging over ranks", clips, distributed)
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, window.shares)
 
 
-@fault("clips every micro-batch's gradient instead of the window's", _clips, accumulating)
+@fault("clips every micro-batch's gradient instead of the window's", clips, accumulating)
 class ClipPerMicroBatch(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
         return _sum_of_clipped(self, window, weights, list(zip(*window.shares, strict=True)))
@@ -102,7 +98,7 @@ class ClipsEachGroup(Recurrence):
         return self.joined((super(ClipsEachGroup, self).clip(self.only(vector, some)), some) for some in own)
 
 
-@fault("clips only the first parameter", _clips, _has_several_parameters)
+@fault("clips only the first parameter", clips, _has_several_parameters)
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         first, others = self.tensors[:1], self.tensors[1:]

@@ -29,6 +29,10 @@ def has_momentum(problem: Problem) -> bool:
     return isinstance(optimizer, SGD) and bool(optimizer.momentum) and problem.workload.steps > 1
 
 
+def clips(problem: Problem) -> bool:
+    return problem.workload.clip is not None
+
+
 def has_groups(problem: Problem) -> bool:
     return bool(problem.workload.groups)
 
