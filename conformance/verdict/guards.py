@@ -443,9 +443,8 @@ def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right
     text = f"{what}{names} {are} wrong {when} window {step.window}, and all other parameters are right"
     if not any(is_used for _, is_used in elements):
         text += "; only elements are wrong that the model does not use, and whose gradients are zero"
-    shared = [model.tensors[tensor].name for tensor in sorted(wrong) if model.tensors[tensor].places > 1]
-    if shared:
-        text += f"; the model uses {enumerated(shared)} in several places, and it is one parameter for all that"
+    if all(model.tensors[tensor].places > 1 for tensor in wrong):
+        text += f"; the model uses {names} in several places, and it is one parameter for all that"
     return Guard(PARAMETERS, False, "right", f"not of {names}", text, gives_way=True)
 
 

@@ -343,3 +343,15 @@ def test_a_broken_guard_goes_before_wrong_numbers_and_keeps_their_suspects(follo
     assert judgement.headline.startswith("the trainer has world size 1")
     assert any(note.startswith("step 0, rank 0: the gradient of") for note in judgement.notes)
     assert "not-synchronised" in judgement.suspects.explained_by
+
+
+@pytest.mark.parametrize(("wrong", "is_told"), [(["encoder.weight"], True), (["encoder.weight", "skip.weight"], False)])
+def test_several_places_are_told_of_where_nothing_else_is_wrong(follow, wrong, is_told):
+    run = follow("ddp-w2-acc2-fp32-many-tensors")
+    model = run.case.problem.workload.model
+    for event in run.everywhere("step", 2):
+        for at, tensor in enumerate(model.tensor_of):
+            event["weights"][at] += model.tensors[tensor].name in wrong
+    headline = run.judged().headline
+    assert headline.startswith(f"{' and '.join(wrong)} ") and " wrong after window 2, and all other " in headline
+    assert ("in several places" in headline) == is_told
