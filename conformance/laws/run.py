@@ -25,7 +25,9 @@ from conformance.trace.events import (
     BackwardEnd,
     Event,
     Finished,
+    ForeignOptimizer,
     Forward,
+    Optimizer,
     Report,
     Schedule,
     Shards,
@@ -257,9 +259,12 @@ class Window(_Events):
 
     @property
     def _is_stepped_elsewhere(self) -> bool:
-        """Whether this rank takes no step in it, others do, and its weights change all the same."""
+        """Whether this rank takes no step in it, others do, and its weights change all the same, or none of them are
+        its own to step."""
         if self.attempts or not any(one.attempts for one in self.counterparts):
             return False
+        if self.rank.owns_nothing:
+            return True
         shown = [event and self.rank.own(event.weights) for event in (*self.forwards[:1], self.shown_after)]
         return len(shown) == 2 and None not in shown and shown[0] != shown[1]
 
@@ -315,6 +320,14 @@ class Rank(_Events):
     def own(self, weights: Vector | None) -> Vector | None:
         """Those of the ``weights`` that it holds itself."""
         return weights if weights is None or self.shard is None else [weights[position] for position in self.shard]
+
+    @cached_property
+    def owns_nothing(self) -> bool:
+        """Whether several other ranks step parameters, each its own, and none is left for this one."""
+        if any(optimizer.parameters for optimizer in self.of(Optimizer)) or self.of(ForeignOptimizer):
+            return False
+        owned = [{number for step in rank.of(Step) for number in step.parameters} for rank in self.run.ranks]
+        return sum(map(bool, owned)) > 1 and sum(map(len, owned)) == len(set[int]().union(*owned))
 
     @cached_property
     def steps_by_hand(self) -> bool:

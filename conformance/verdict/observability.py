@@ -64,7 +64,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         # Ranks that start apart are made equal to rank 0.
         is_at_start = any(same(final, _start(case, of)) for of in (0, rank.outcome.rank))
-        if rank.steps and is_at_start:
+        if is_at_start and any(not same(step.weights, final) for step in rank.steps):
             return (
                 f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
                 "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`"

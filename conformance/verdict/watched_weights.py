@@ -80,7 +80,11 @@ def _watched(
         used = {window.number: _shown_by(next(iter(window.forwards), None)) for window in seen.windows}
         held = {window: weights for window, weights in held.items() if weights != used[window]}
     attempted = {attempt.seen_in for attempt in attempts}
-    by_hand = () if any(attempt.stepped for attempt in attempts) else tuple(_by_hand(seen, held, skipped - attempted))
+    by_hand = (
+        ()
+        if any(attempt.stepped for attempt in attempts)
+        else tuple(_by_hand(seen, held, skipped - attempted, elsewhere))
+    )
     if by_hand:
         taken = sorted((*attempts, *by_hand), key=lambda attempt: attempt.window)
         return replace(rank, attempts=tuple(taken), changes=tuple(_within(rank)))
@@ -160,14 +164,17 @@ def _may_carry_weights(event: Mapping[str, Any], size: int) -> bool:
     return event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size)
 
 
-def _by_hand(rank: Rank, held: Mapping[int, Vector], skipped: Collection[int | None]) -> Iterator[Attempt]:
+def _by_hand(
+    rank: Rank, held: Mapping[int, Vector], skipped: Collection[int | None], elsewhere: Collection[int | None]
+) -> Iterator[Attempt]:
     """An attempt for each window whose weights came out other than they went in, or that the ranks that step skipped:
-    another one that is skipped leaves no trace, unless a GradScaler has skipped it."""
+    another one that is skipped leaves no trace, unless a GradScaler has skipped it. A rank that owns nothing is to get
+    what others have stepped ``elsewhere``."""
     for window in rank.windows:
         number, before = window.number, _shown_by(next(iter(window.forwards), None))
         if before is None or number not in held:
             continue
-        has_moved = not same(held[number], before)
+        has_moved = not same(held[number], before) or (rank.owns_nothing and number in elsewhere)
         if has_moved or number in skipped:
             scales = [float(step.scale) for step in window.of(ScalerStep)]
             scale = scales[-1] if scales else None
