@@ -17,7 +17,7 @@ from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, in_orders_of_their_own
-from conformance.verdict.own_order import not_once
+from conformance.verdict.own_order import each_rank_reads_all, not_once
 from conformance.verdict.resuming import (
     left_behind,
     lost_place,
@@ -106,7 +106,11 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    wrong = not_once(case) or ""
+    """Steps that no epoch asks for may be of samples that no epoch asks for either."""
+    wrong, counts = not_once(case) or "", sorted({len(rank.attempts) for rank in ranks if not rank.steps_by_hand})
+    too_many = bool(counts) and counts[-1] > case.problem.workload.steps
+    if wrong and too_many and not each_rank_reads_all(case):
+        wrong = _other_count(counts, case.problem.workload.steps)
     return Guard(SAMPLES, not wrong, "once in each epoch", wrong or "once in each epoch", wrong)
 
 
@@ -197,11 +201,15 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
         f"{len(windows)}, one per accumulation window",
         ", ".join(map(str, counts)),
-        f"{' or '.join(map(str, counts))} optimizer steps instead of {len(windows)}, one per accumulation window"
+        _other_count(counts, len(windows))
         + ("; the ranks must agree" if len(counts) > 1 else "")
         + (f"; {lost}" if counts[0] < len(windows) and (lost := unread(case, ranks)) else ""),
         may_be_setup=True,
     )
+
+
+def _other_count(counts: Sequence[int], asked: int) -> str:
+    return f"{' or '.join(map(str, counts))} optimizer steps instead of {asked}, one per accumulation window"
 
 
 def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:

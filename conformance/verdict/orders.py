@@ -32,8 +32,9 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Which ranks read samples of each other, but in other windows of an epoch, while no rank reads some others; None
-    if no two do, or the rows do not show it."""
-    if not case.problem.in_order or all(_is_its_own(case, rank) for rank in ranks):
+    if no two do, or the rows do not show it. Where steps are too many, windows are not those of the plan."""
+    too_many = any(len(rank.attempts) > len(case.problem.windows) for rank in ranks)
+    if not case.problem.in_order or too_many or all(_is_its_own(case, rank) for rank in ranks):
         return None
     planned, batches = _planned(case), case.problem.workload.windows_of_epoch
     # A last window may be filled up by repeating samples.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, combinations, pairwise, product
 from typing import Any
 
 from conformance.cases.case import Case
@@ -30,10 +30,11 @@ def as_read(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
     spec = case.spec()
     ranks = [rank.events for rank in outcome.recorded or outcome.ranks]
     found = [_read(spec, ranks, *how) for how in product((False, True), repeat=3)]
-    orders = [order for read in found if read for order in _orders(case, read)]
+    # Of several ends of the epochs, those that leave the fewest read twice.
+    orders = [min(_orders(case, read), key=lambda one: _wrong(case.problem.workload, one)) for read in found if read]
     if not orders:
         return case, outcome
-    case = replace(case, orders=min(orders, key=lambda one: _wrong(case.problem.workload, one)))
+    case = replace(case, orders=min(orders, key=lambda one: _wrong(case.problem.workload, one)[0]))
     return case, outcome.placed(case.spec()) if outcome.recorded else outcome
 
 
@@ -70,13 +71,24 @@ def _read(
 
 
 def _orders(case: Case, read: Sequence[Sequence[int]]) -> Iterator[Orders]:
-    """What was read, in epochs: as long as planned, or all equally long."""
+    """What was read, in epochs: as long as planned, and if that is not as much as was read, of any number of whole
+    windows or of micro-batches, or all equally long."""
     workload = case.problem.workload
     planned = [sum(map(len, share)) for share in case.spec()["orders"][0]]
     size = case.problem.layout.micro_batch_size
     yield tuple(_epochs(read, planned, size))
+    if _is_as_much(case, read):
+        return
+    cuts = list(_cuts(tuple(micro_batches(own, size) for own in read), workload.epochs))
+    yield from sorted(cuts, key=lambda one: sum(len(order[0]) % case.accumulation > 0 for order in one[:-1]))
     if not any(len(own) % workload.epochs for own in read):
         yield tuple(_epochs(read, [len(own) // workload.epochs for own in read], size))
+
+
+def _is_as_much(case: Case, read: Sequence[Sequence[int]]) -> bool:
+    """Whether each rank has read as many samples as planned, so that its epochs end where they should."""
+    workload = case.problem.workload
+    return all(len(own) * len(read) == workload.samples * workload.epochs for own in read)
 
 
 def _epochs(read: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> Iterator[Shares]:
@@ -88,44 +100,88 @@ def _epochs(read: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
         )
 
 
-def _wrong(workload: Workload, orders: Orders) -> int:
-    """How many samples are read too often in all epochs together, or too seldom, whichever are more."""
+def _cuts(shares: Shares, epochs: int) -> Iterator[Orders]:
+    """All ways to cut what each rank has read into as many epochs, on all ranks after as many micro-batches."""
+    length = max(map(len, shares))
+    for ends in combinations(range(1, length), epochs - 1):
+        parts = list(pairwise((0, *ends, length)))
+        yield tuple(tuple(share[begin:end] for share in shares) for begin, end in parts)
+
+
+def _wrong(workload: Workload, orders: Orders) -> tuple[int, int]:
+    """How many samples are read too often in all epochs together, or too seldom, whichever are more; and how many are
+    read too often."""
     asked: list[Counter[int]] = [Counter(range(workload.samples))] * workload.epochs
     found = [Counter(chain.from_iterable(chain(*order))) for order in orders]
     length = max(len(asked), len(found))
     asked, found = ([*one, *[Counter[int]()] * (length - len(one))] for one in (asked, found))
-    both = ((asked, found), (found, asked))
-    return max(sum((one - other).total() for one, other in zip(*two, strict=True)) for two in both)
+    both = ((found, asked), (asked, found))
+    repeated, unread = (sum((one - other).total() for one, other in zip(*two, strict=True)) for two in both)
+    return max(repeated, unread), repeated
 
 
 def not_once(case: Case) -> str | None:
     """Which samples all ranks together have read otherwise than once in an epoch, in words; None if none."""
     workload, orders = case.problem.workload, case.orders or ()
+    read = [list(chain(*chain(*of_rank))) for of_rank in zip(*orders, strict=True)]
+    if len(orders) == workload.epochs and not _is_as_much(case, read) and not each_rank_reads_all(case):
+        text = _somewhere(workload, orders)
+        if text is not None:
+            return text
     for epoch, order in enumerate(orders[: workload.epochs]):
-        own = [Counter(chain(*share)) for share in order]
-        times = sum(own, Counter[int]())
-        repeated, unread = sum(count > 1 for count in times.values()), workload.samples - len(times)
-        rest = f", and no rank reads {unread}" if unread else ""
-        if len(own) > 1 and all(len(one) == workload.samples for one in own):
-            return f"each rank reads all samples of epoch {epoch}; give each its own, as by `DistributedSampler`"
-        for rank, one in enumerate(own):
-            if twice := sum(count > 1 for count in one.values()):
-                return (
-                    f"rank {rank} reads {_count(twice)} of epoch {epoch} more than once{rest}; draw them without "
-                    "replacement, and go through all of them in each epoch"
-                )
-        if repeated:
-            return (
-                f"several ranks read the same {_count(repeated)} of epoch {epoch}{rest}; shuffle with the same seed on "
-                "all ranks, and give each a shard of its own"
-            )
-        if unread:
-            return f"no rank reads {_count(unread)} of epoch {epoch}; each must be trained on once in an epoch"
+        if (text := _not_once_in(workload, f"epoch {epoch}", order)) is not None:
+            return text
     if len(orders) < workload.epochs:
         return f"epoch {len(orders)} is never read, and this case asks for {workload.epochs} epochs"
     if len(orders) > workload.epochs:
         return f"training goes on when all samples have been read {workload.epochs} times, once in each epoch"
     return None
+
+
+def each_rank_reads_all(case: Case) -> bool:
+    """Whether samples are not shared out over the ranks in some epoch."""
+    return any(_is_whole(case.problem.workload, order) for order in case.orders or ())
+
+
+def _is_whole(workload: Workload, order: Shares) -> bool:
+    return len(order) > 1 and all(len(Counter(chain(*share))) == workload.samples for share in order)
+
+
+def _not_once_in(workload: Workload, epoch: str, order: Shares) -> str | None:
+    own = [Counter(chain(*share)) for share in order]
+    times = sum(own, Counter[int]())
+    repeated, unread = sum(count > 1 for count in times.values()), workload.samples - len(times)
+    rest = f", and no rank reads {unread}" if unread else ""
+    if _is_whole(workload, order):
+        return f"each rank reads all samples of {epoch}; give each its own, as by `DistributedSampler`"
+    for rank, one in enumerate(own):
+        if twice := sum(count > 1 for count in one.values()):
+            return (
+                f"rank {rank} reads {_count(twice)} of {epoch} more than once{rest}; draw them without replacement, "
+                "and go through all of them in each epoch"
+            )
+    if repeated:
+        return (
+            f"several ranks read the same {_count(repeated)} of {epoch}{rest}; shuffle with the same seed on all "
+            "ranks, and give each a shard of its own"
+        )
+    return f"no rank reads {_count(unread)} of {epoch}; each must be trained on once in an epoch" if unread else None
+
+
+def _somewhere(workload: Workload, orders: Orders) -> str | None:
+    """What is not read once where several ends of the epochs leave as much of it in others; None if only one does."""
+    shares = tuple(tuple(chain(*of_rank)) for of_rank in zip(*orders, strict=True))
+    wrong = _wrong(workload, orders)
+    alike = [other for other in _cuts(shares, workload.epochs) if _wrong(workload, other) == wrong]
+    bad = [
+        [epoch for epoch, order in enumerate(one) if _not_once_in(workload, "it", order) is not None] for one in alike
+    ]
+    if not any(bad) or all(one == bad[0] for one in bad):
+        return None
+    most, repeated = wrong
+    if repeated:
+        return f"{_count(repeated)} too many are read in an epoch; go through all of them once in each epoch"
+    return f"{_count(most)} are missing in an epoch; each must be trained on once in an epoch"
 
 
 def _count(samples: int) -> str:

@@ -60,13 +60,37 @@ def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow)
     assert judgement.headline.startswith("no rank reads 8 samples of epoch 0; ")
 
 
+def test_windows_are_lost_in_the_epoch_that_lacks_them(follow):
+    """Half a window of the first epoch; what comes later is not taken for it."""
+    run = follow(NAME)
+    run.remove(*(event for rank in run.ranks for event in rank if (event["window"], event["micro_batch"]) == (1, 0)))
+    judgement = run.judged()
+    assert judgement.headline.startswith("no rank reads 4 samples of epoch 0; ")
+
+
+def test_steps_that_are_too_many_come_before_what_they_read(follow):
+    run = follow(NAME)
+    for events in run.ranks:
+        last = [event for event in events if event["window"] == 3]
+        at = events.index(last[-1]) + 1
+        events[at:at] = [dict(event) for event in last]
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline == "7 optimizer steps instead of 6, one per accumulation window"
+
+
 @pytest.mark.parametrize(
     ("orders", "text"),
     [
         (dealt(ALL, REVERSED), None),
         (dealt(ALL, (*ALL[:-1], 0)), "several ranks read the same 1 sample of epoch 1, and no rank reads 1; "),
         (dealt(ALL, (*ALL[:-2], 0, 1)), "rank 0 reads 1 sample of epoch 1 more than once, and no rank reads 2; "),
-        (dealt(ALL, ALL[:-4]), "no rank reads 4 samples of epoch 1; "),
+        (dealt(ALL, REVERSED[:-4]), "no rank reads 4 samples of epoch 1; "),
+        (dealt(ALL[4:], REVERSED), "no rank reads 4 samples of epoch 0; "),
+        # The last ones may be missing in either.
+        (dealt(ALL, ALL[:-4]), "4 samples are missing in an epoch; "),
+        # The first ones of an epoch may come twice in it, or again at the end of the epoch before.
+        (dealt(ALL, (*REVERSED[:8], *REVERSED)), "8 samples too many are read in an epoch; "),
         (dealt(ALL), "epoch 1 is never read, and this case asks for 2 epochs"),
         (dealt(ALL, ALL, ALL), "training goes on when all samples have been read 2 times, once in each epoch"),
         (dealt([at // 2 for at in range(48)], ALL), "each rank reads all samples of epoch 0; "),
