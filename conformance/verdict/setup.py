@@ -31,6 +31,8 @@ from conformance.trace.events import Number as Recorded
 from conformance.trace.words import number
 from conformance.verdict.comparison import other_than
 from conformance.verdict.loss import other_loss
+from conformance.workloads.plan import order_of
+from conformance.workloads.plan import rows as row_numbers
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def _other_rows(runs: Sequence[Run]) -> str | None:
     wanted = [[row for window in one for rows in window for row in rows] for one in planned]
     if [len(one) for one in flat] != [len(one) for one in wanted]:
         return None
+    if len(runs) == 1 and (text := _other_epochs(run, flat)) is not None:
+        return text
     if flat == wanted:
         return _other_batch_size(run, read, planned)
     if Counter(chain.from_iterable(flat)) != Counter(chain.from_iterable(wanted)):
@@ -100,6 +104,36 @@ def _other_rows(runs: Sequence[Run]) -> str | None:
     return (
         "The ranks read other shards than the task's: give each rank `task.dataloader()`, or deal out "
         "`task.global_dataloader()` in order, micro-batch by micro-batch."
+    )
+
+
+def _other_epochs(run: Run, flat: Sequence[Rows]) -> str | None:
+    """Which epoch was read in the order of a later one. Who reads it in that of an earlier one does not tell the
+    sampler the epoch, or too late."""
+    spec, row_of, begins = run.plan.spec, row_numbers(run.plan.spec), [0] * len(flat)
+    if len(spec["orders"]) == 1:
+        return None
+    found = list[int]()
+    for epoch, at in enumerate(spec["epochs"]):
+        ends = [begin + sum(map(len, share)) for begin, share in zip(begins, spec["orders"][at], strict=True)]
+        read = [list(own[begin:end]) for own, begin, end in zip(flat, begins, ends, strict=True)]
+        numbers = sorted(range(spec["steps"] + len(spec["epochs"])), key=lambda number: abs(number - epoch))
+        alike = (
+            number
+            for number in numbers
+            if all(own == [row_of[one] for one in order_of(spec, rank, number)] for rank, own in enumerate(read))
+        )
+        if (number := next(alike, None)) is None:
+            return None
+        found.append(number)
+        begins = ends
+    return next(
+        (
+            f"You read epoch {epoch} in the order of epoch {number}: `set_epoch` counts from 0, as `epoch.number` does."
+            for epoch, number in enumerate(found)
+            if number > epoch
+        ),
+        None,
     )
 
 
