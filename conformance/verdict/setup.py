@@ -259,7 +259,7 @@ def _by(kind: str, threshold: Recorded, norm_type: Recorded | None = 2.0) -> str
 
 def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
     """A right rate at the wrong step is a bug of the trainer, which does not advance the schedule as it should; and so
-    are other rates in a few of its steps, such as that of a short window."""
+    are other rates in a few of its steps, such as that of a short window, or those that come after right ones."""
     plan = rank.run.plan
     asked, base = list(dict.fromkeys(chain(*zip(*plan.learning_rates, strict=True)))), plan.spec["optimizer"]["lr"]
     steps = rank.of(Step)
@@ -268,7 +268,7 @@ def _other_rate(rank: Rank, _: Sequence[str]) -> str | None:
         for step in steps
         if step.lr is not None and not isinstance(step.lr, str) and not any(_same(step.lr, rate) for rate in asked)
     ]
-    if 2 * len(others) < max(len(steps), 1):
+    if 2 * len(others) < max(len(steps), 1) or steps[0].lr not in others:
         return None
     times = " (times the number of ranks)" if plan.world_size > 1 and _same(others[0], base * plan.world_size) else ""
     wanted = number(asked[0]) if len(asked) == 1 else f"one of {', '.join(map(number, asked))}"
