@@ -15,6 +15,7 @@ from conformance.results.records import Vector
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
+from conformance.verdict.idle_steps import idle_after
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, in_orders_of_their_own
 from conformance.verdict.own_order import each_rank_reads_all, not_once
@@ -66,7 +67,7 @@ Check = Callable[[Case, Sequence[RankEvidence]], Guard]
 
 def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
-    checks: list[Check] = [_stepped]
+    checks: list[Check] = [_stepped, _holds_what_trains]
     if case.problem.workload.own_order:
         checks.append(_each_sample)
     if not BACKENDS[case.backend].is_seen:
@@ -103,6 +104,20 @@ def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
             "train the module that task.model() returns, or report its weights with task.report"
         )
     return _on_every_rank("optimizer steps seen", without, text)
+
+
+def _holds_what_trains(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
+    """Where windows have no step, whether steps that come later found no gradients, though there were backwards."""
+    after = [found for rank in ranks if (found := idle_after(rank)) is not None]
+    fewer = all(len(rank.attempts) < case.problem.workload.steps for rank in ranks)
+    lost = after[0] if fewer and len(after) == len(ranks) else None
+    text = (
+        f"after the step of window {lost}, steps find no gradients, though there are backwards: the optimizer holds "
+        "the parameters of the model before, and the losses are those of another one, such as a copy; go on with the "
+        "model as it is, or make an optimizer of the new one and load the state of the old one into it"
+    )
+    observed = "in all steps" if lost is None else f"up to window {lost}"
+    return Guard("gradients in what is stepped", lost is None, "in all steps", observed, text)
 
 
 def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
