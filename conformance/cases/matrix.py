@@ -255,8 +255,8 @@ RULES: tuple[Rule, ...] = (
     # After a change of the learning rate, an overflow, and just before the loss scale grows. Where the schedule goes on
     # shows in two places only: one rate comes several times.
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("momentum", ("fp32",), frozenset({("batched", 1, 1), _W2}), resumed_at=4),
-    Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("momentum", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2}), resumed_at=4),
+    Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
@@ -277,10 +277,10 @@ RULES: tuple[Rule, ...] = (
     Rule("many-tensors", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
     *(
         rule
-        for workload in ("momentum", "adamw", "weighted")
+        for workload, stop in (("momentum", 3), ("adamw", 3), ("weighted", 4))
         for rule in (
-            Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3, resumed="on-1-rank", thorough=True),
-            Rule(workload, ("fp32",), frozenset({_W4, _W3_ACC2}), resumed_at=3, resumed="on-2-ranks", thorough=True),
+            Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=stop, resumed="on-1-rank", thorough=True),
+            Rule(workload, ("fp32",), frozenset({_W4, _W3_ACC2}), resumed_at=stop, resumed="on-2-ranks", thorough=True),
         )
     ),
     # Its 400 steps take longer than ten cases of another workload.
@@ -348,8 +348,17 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("many-shards-groups", ("fp32",), frozenset({_W3_ACC2})),
     Rule("many-shards-clip-norm", ("fp32",), frozenset({_W2_ACC2, _W4})),
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
-    Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, resumed="on-3-ranks"),
+    *(
+        Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=stop, resumed=how)
+        for stop, how in ((4, "twice"), (3, "killed"), (3, BETWEEN_FILES), (4, INSIDE_WINDOW), (4, "on-3-ranks"))
+    ),
     Rule("many-shards", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
+    *(Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3) for workload in ("adamw", "buffers", "dropout")),
+    Rule("overflow", ("fp16",), frozenset({_W2_ACC2}), resumed_at=4),
+    Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2}), resumed_at=3),
+    # Of the abilities that few have here.
+    *(Rule(f"many-shards-{kind}", ("fp32",), frozenset({_W2_ACC2})) for kind in ("unfrozen", "unused", "sparse")),
+    Rule(OWN_ORDER, ("fp32",), frozenset({_W2_ACC2})),
     Rule("two-layers", ("fp32",), frozenset({_W2, _W3_ACC2}), thorough=True),
     Rule("two-layers", ("bf16",), frozenset({_W2}), thorough=True),
     Rule("buffers", ("fp32",), frozenset({_W2_ACC2}), thorough=True),

@@ -52,6 +52,8 @@ class Design:
         short: samples of the last batch of an epoch, as parts of the others'.
         outliers: in these batches, samples that overflow fp16.
         idle: in this batch, no sample is of the last block.
+        stops: after so many steps no element is where it began, and none has come to rest. Training can be resumed
+            there: what is not restored shows in each element, and so on each rank that holds one.
         seed: another one draws other numbers.
     """
 
@@ -75,6 +77,7 @@ class Design:
     outliers: Mapping[int, Outliers] = field(default_factory=dict)
     ranks_start_apart: bool = False
     idle: int | None = None
+    stops: tuple[int, ...] = ()
     seed: int = 0
 
     @property
@@ -263,6 +266,8 @@ class _Courses:
             fits = ((moved.weights - state.weights) % (2 * step) == 0) & (
                 np.abs(moved.weights) <= design.largest_weight
             )
+            if visit + 1 in design.stops:
+                fits &= (moved.weights != visits[:, 0]) & (moved.buffer != 0)
             state = State(moved.weights[fits], moved.buffer[fits], moved.steps)
             taken, visits, moves, bites = taken[fits], visits[fits], moves[fits], bites[fits]
         # What is clipped in all elements shows no other fault.

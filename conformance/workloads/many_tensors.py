@@ -27,6 +27,7 @@ DESIGNS: dict[str, Design] = {
             "Ten parameters, of which one is tied and one an embedding; momentum and a learning-rate schedule.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
+            stops=(1, 2, 3, 4),
         ),
         Design(
             "many-groups",

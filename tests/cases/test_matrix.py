@@ -25,7 +25,7 @@ from conformance.cases.matrix import (
 )
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
-from conformance.oracle.recurrence import ScalerHistory
+from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads import precision as formats
 from conformance.workloads.any_order import ANY_ORDER
 from conformance.workloads.many_tensors import OF_KINDS
@@ -409,6 +409,35 @@ def test_the_default_run_is_small_and_always_the_same(backend):
     first, again = list(plan(EVERYTHING, backend)), list(plan(EVERYTHING, backend))
     assert first == again
     assert sum(entry.chosen for entry in first) < len(first) / 2
+
+
+def resumed():
+    """Each case that is resumed, once for all backends."""
+    found = {
+        (case.workload, case.precision, case.layout, case.world_size, case.resumed_at, case.resumed): case
+        for case in (planned.case for planned in everything())
+        if case.resumed_at is not None
+    }
+    return found.values()
+
+
+@pytest.mark.parametrize("case", resumed(), ids=lambda case: case.id)
+def test_where_training_is_resumed_no_element_is_where_it_began_or_at_rest(case):
+    """What a rank does not restore shows in each element that it holds. In the step before the stop, one that is at
+    rest has no momentum."""
+    start, steps = case.problem.workload.start, [*Recurrence(case.problem).steps(case.resumed_at)]
+    before, last = (step.weights for step in steps[-2:]) if len(steps) > 1 else (None, steps[-1].weights)
+    for number, (at, radius, first) in enumerate(zip(last.center, last.radius, start, strict=True)):
+        was, more = (before.center[number], before.radius[number]) if before else (first, 0)
+        assert abs(at - first) > radius, case.problem.workload.model.elements[number]
+        assert abs(at - was) > radius + more, case.problem.workload.model.elements[number]
+
+
+@pytest.mark.parametrize("case", resumed(), ids=lambda case: case.id)
+def test_every_case_that_is_resumed_can_be_judged(case):
+    strictest = readings(case.problem)[0]
+    nearest = power(strictest, strictest.recurrence().run(), HORIZON)
+    assert nearest.sufficient, (nearest.fault.name, float(nearest.gap))
 
 
 #: apex has the cases and the numbers of fp16.

@@ -36,7 +36,7 @@ CASES = (
     "ddp-w2-acc2-fp32-momentum-resumed-at-3-inside-window",
     "ddp-w2-acc2-fp32-momentum-resumed-at-4-on-3-ranks",
     "single-acc2-fp32-adamw-resumed-at-3",
-    "single-acc2-fp32-two-groups-resumed-at-4",
+    "single-acc2-fp32-two-groups-resumed-at-3",
     "single-acc2-fp32-many-tensors",
     "ddp-w2-acc2-fp32-many-tensors",
     "single-acc2-fp32-many-tensors-resumed-at-4",
