@@ -62,3 +62,15 @@ def test_a_model_that_is_restored_as_a_whole(record, how, is_watched):
     kinds = [event["event"] for event in recording.events]
     assert [kind in kinds for kind in ("forward", "step", "optimizer_state")] == [is_watched] * 3
     assert ("foreign_optimizer" in kinds) != is_watched
+
+
+def test_none_in_place_of_a_state_is_none(record):
+    """As `ZeroRedundancyOptimizer.load_state_dict` leaves it for parameters that another rank steps."""
+    recording = record(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for parameter in model.parameters():
+        optimizer.state[parameter] = None
+    optimizer.step()
+    [event] = [event for event in recording.events if event["event"] == "optimizer_state"]
+    assert [one["state"] for one in event["kept"]] == [{}, {}]

@@ -56,7 +56,8 @@ def _note(recording: Recording, optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for position in watched.numbers([parameter]):
-                state = optimizer.state.get(parameter, {})
+                # ZeroRedundancyOptimizer loads None for what is another rank's.
+                state = optimizer.state.get(parameter) or {}
                 kept.append(
                     {
                         "parameter": position,

@@ -452,7 +452,7 @@ class Watched:
         kept = [
             [
                 (name, _plain(value))
-                for name, value in sorted(optimizer.state.get(parameter, {}).items())
+                for name, value in sorted((optimizer.state.get(parameter) or {}).items())
                 if not is_torchs or name in KEPT_BY_TORCH
             ]
             for parameter in held_by(optimizer)
