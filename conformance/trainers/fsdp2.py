@@ -3,6 +3,8 @@
 Forward and backward gather the parameters that they need. In place of an all-reduce, a reduce-scatter leaves each rank
 the averaged gradients of its own part, which is all that its optimizer sees and steps. Under accumulation it is wanted
 once a window; until then each rank keeps whole gradients.
+
+Each checkpoint has a folder of its own, in which all ranks write. `.metadata` comes last: without, it is not whole.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from conformance import Task, trainer
     schedule_on_skip="wait",
     buffers=True,
     resume=True,
+    survives_kill=True,
+    random_state=True,
     elastic=True,
 )
 def train(task: Task) -> None:
@@ -59,17 +63,25 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
+    def state(trained: int) -> dict[str, Any]:
+        """Of weights and of what the optimizer keeps, the shards of this rank."""
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": trained}
+        return {"model": of_model, "optimizer": of_optimizer, **others}
+
     trained = 0
     if task.resume_from is not None:
+        folder = max(whole.parent for whole in task.resume_from.glob("*/.metadata"))
         # It reads what this rank holds now, from the files of whichever ranks held it.
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": 0}
-        saved: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state, **others}
-        load(saved, checkpoint_id=task.resume_from)
+        saved = state(trained)
+        load(saved, checkpoint_id=folder)
         set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
         scheduler.load_state_dict(saved["scheduler"])
         scaler.load_state_dict(saved["scaler"])
         trained = saved["trained"]
+        # A rank that was not there before goes on with its own.
+        if (random := folder / f"random{task.rank}.pt").exists():
+            torch.set_rng_state(torch.load(random, weights_only=True))
 
     for window in islice(task.windows(), trained, task.stop_after):
         optimizer.zero_grad()
@@ -102,10 +114,12 @@ def fit(task: Task, mesh: DeviceMesh) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
 
-    if task.checkpoint_dir is not None:
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        others = {"scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "trained": task.stop_after}
-        save({"model": model_state, "optimizer": optimizer_state, **others}, checkpoint_id=task.checkpoint_dir)
+        trained += 1
+        if task.checkpoint_dir is not None and trained in task.save_after:
+            folder = task.checkpoint_dir / f"{trained:06}"
+            folder.mkdir(exist_ok=True)
+            torch.save(torch.get_rng_state(), folder / f"random{task.rank}.pt")
+            save(state(trained), checkpoint_id=folder)
 
 
 def policy(task: Task) -> MixedPrecisionPolicy:

@@ -1,12 +1,15 @@
 """ZeroRedundancyOptimizer beside DistributedDataParallel: each rank keeps the optimizer state of some parameters.
 
-All ranks have all weights and all averaged gradients. Each steps its own parameters alone, and broadcasts them.
+All ranks have all weights and all averaged gradients. Each steps its own parameters alone, and broadcasts them. A
+checkpoint holds the states of all ranks, and of these each takes its own.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from inspect import signature
+from itertools import islice
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,10 @@ from conformance import Task, trainer
     last_batch="use",
     schedule_on_skip="wait",
     buffers=True,
+    resume=True,
+    survives_kill=True,
+    random_state=True,
+    elastic=True,
 )
 def train(task: Task) -> None:
     dist.init_process_group(task.collective_backend)
@@ -39,7 +46,19 @@ def fit(task: Task) -> None:
     scheduler = task.scheduler(optimizer)
     scaler = task.grad_scaler()
 
-    for window in task.windows():
+    trained = 0
+    if task.resume_from is not None:
+        saved = torch.load(task.resume_from / "checkpoint.pt", weights_only=True)
+        trained = saved["trained"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        scheduler.load_state_dict(saved["scheduler"])
+        scaler.load_state_dict(saved["scaler"])
+        # A rank that was not there before goes on with its own.
+        if task.rank < len(saved["random"]):
+            torch.set_rng_state(saved["random"][task.rank])
+
+    for window in islice(task.windows(), trained, task.stop_after):
         optimizer.zero_grad()
         samples = sum(len(batch.inputs) for batch in window)
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
@@ -71,9 +90,33 @@ def fit(task: Task) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
 
+        trained += 1
+        if task.checkpoint_dir is not None and trained in task.save_after:
+            # Rank 0 gets the states of all.
+            optimizer.consolidate_state_dict()
+            random = [torch.empty_like(torch.get_rng_state()) for _ in range(task.world_size)]
+            dist.all_gather(random, torch.get_rng_state())
+            if task.rank == 0:
+                saved = {
+                    "trained": trained,
+                    "model": model.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "scheduler": scheduler.state_dict(),
+                    "scaler": scaler.state_dict(),
+                    "random": random,
+                }
+                replace(task.checkpoint_dir / "checkpoint.pt", saved)
+
 
 def sharded(asked: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:
     """The same optimizer, spread over the ranks. Groups keep their own settings."""
     kind = type(asked)
     settings = {name: value for name, value in asked.defaults.items() if name in signature(kind).parameters}
     return ZeroRedundancyOptimizer(asked.param_groups, optimizer_class=kind, **settings)
+
+
+def replace(path: Path, saved: dict[str, object]) -> None:
+    """At each moment, what is there is whole."""
+    unfinished = path.with_suffix(".unfinished")
+    torch.save(saved, unfinished)
+    unfinished.replace(path)

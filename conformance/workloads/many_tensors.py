@@ -208,11 +208,14 @@ OF_OTHERS = {
     "many-shards": ("many-tensors", *_SHARDS),
     "many-shards-clip-value": ("many-clip-value", *_SHARDS),
     "many-shards-clip-norm": ("many-clip-norm", *_SHARDS),
+    "many-shards-unfrozen": ("unfrozen", ManyTensors(scalars=False, frozen=True), _SHARDS[1]),
+    "many-shards-unused": ("unused", ManyTensors(scalars=False, experts=True), _SHARDS[1]),
+    "many-shards-sparse": ("many-tensors", ManyTensors(scalars=False, sparse=True), f"{_SHARDS[1]} and {_SPARSE[1]}"),
     "sparse": ("many-tensors", *_SPARSE),
     "sparse-weighted": ("many-weighted", *_SPARSE),
     "sparse-overflow": ("many-overflow", *_SPARSE),
 }
-OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in OF_OTHERS.items() if model.sparse}
+OF_KINDS |= {name: ("sparse", like) for name, (like, model, _) in OF_OTHERS.items() if model is _SPARSE[0]}
 
 #: The workloads, each with the global batches that are tried in turn.
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
@@ -244,7 +247,7 @@ def many_tensors(name: str, batch_size: int) -> Workload:
     if name in OF_OTHERS:
         of, model, which = OF_OTHERS[name]
         like = many_tensors(of, batch_size)
-        summary = like.summary.replace("Ten parameters", f"Ten parameters {which}", 1)
+        summary = like.summary.replace(" parameters", f" parameters {which}", 1)
         # Torch's fused SGD steps neither shards nor sparse gradients.
         return replace(like, name=name, model=model, kernel=None, summary=summary)
     if name == MANY_ADAMW:

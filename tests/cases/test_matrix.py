@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import combinations
 
@@ -49,6 +49,9 @@ EVERYTHING = Declaration(
     sparse=True,
     own_order=True,
 )
+NOT_RESUMED = dict.fromkeys(("survives_kill", "resumes_inside_windows", "random_state", "elastic"), False)
+#: Those on which an ability shows by numbers of its own.
+SHOWN_PATHS = ("single", "distributed", "sharded")
 #: Their roots, quotients or data round: judged by bounds.
 BOUNDED = {
     "adamw",
@@ -187,7 +190,7 @@ def test_point_to_point_paths_have_fewer_cases_that_cover_the_same(backend):
 @pytest.mark.parametrize("backend", ["fsdp2", "zero-redundancy"])
 def test_sharded_paths_have_few_cases_of_every_shape_and_precision(backend):
     cases = [planned.case for planned in plan(EVERYTHING, backend)]
-    assert len(cases) == 54
+    assert len(cases) == 67
     assert {(case.layout, case.world_size, case.accumulation) for case in cases} == set(BACKEND_LAYOUTS[backend])
     assert {case.precision for case in cases} == set(BACKEND_PRECISIONS[backend])
     elsewhere = {(case.workload, case.precision) for case in DDP}
@@ -409,6 +412,23 @@ def test_the_default_run_is_small_and_always_the_same(backend):
     first, again = list(plan(EVERYTHING, backend)), list(plan(EVERYTHING, backend))
     assert first == again
     assert sum(entry.chosen for entry in first) < len(first) / 2
+
+
+#: What no case is for, and why.
+CASELESS = {
+    "launches_workers": "it says how ranks are started, and their cases are those of the backend",
+    ("single", "elastic"): "there is one rank, before a stop and after it",
+}
+SWITCHES = [field.name for field in fields(Declaration) if field.type == "bool"]
+
+
+@pytest.mark.parametrize("backend", [name for name in BACKEND_NAMES if BACKENDS[name].paths in SHOWN_PATHS])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_the_default_run_has_a_case_for_each_ability_that_can_be_declared(backend, switch):
+    chosen = [entry.case for entry in plan(EVERYTHING, backend) if entry.chosen]
+    without = Declaration(**{**vars(EVERYTHING), switch: False, **({} if switch != "resume" else NOT_RESUMED)})
+    shown = [case for case in chosen if next(matrix._lacking(case, without), None)]
+    assert bool(shown) != (switch in CASELESS or (backend, switch) in CASELESS)
 
 
 def resumed():
