@@ -199,7 +199,8 @@ RULES: tuple[Rule, ...] = (
     Rule(OWN_ORDER, ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
     *(Rule(workload, ("fp64", "fp32"), frozenset({_W2, _W4, _W3_ACC2}), thorough=True) for workload in ANY_ORDER),
     Rule("epoch-schedule", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    Rule("many-tensors", layouts=_ACCUMULATED),
+    Rule("many-tensors", tuple(name for name in PRECISIONS if name != "bf16"), _ACCUMULATED),
+    Rule("many-coarse", ("bf16",), _ACCUMULATED),
     Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
     Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
     Rule("many-groups", ("fp32",), frozenset({_W3_ACC2})),
@@ -319,6 +320,14 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
 )
 
+_SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (
+    (4, "twice"),
+    (3, "killed"),
+    (3, BETWEEN_FILES),
+    (4, INSIDE_WINDOW),
+    (4, "on-3-ranks"),
+)
+
 #: Every world size, with and without accumulation, and every precision; and each workload that can show what goes wrong
 #: where ranks hold, clip and step parts of the parameters.
 SHARDED_RULES: tuple[Rule, ...] = (
@@ -350,7 +359,7 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
     *(
         Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=stop, resumed=how)
-        for stop, how in ((4, "twice"), (3, "killed"), (3, BETWEEN_FILES), (4, INSIDE_WINDOW), (4, "on-3-ranks"))
+        for stop, how in _SHARDS_RESUMED
     ),
     Rule("many-shards", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
     *(Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3) for workload in ("adamw", "buffers", "dropout")),

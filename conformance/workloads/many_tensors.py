@@ -27,7 +27,14 @@ DESIGNS: dict[str, Design] = {
             "Ten parameters, of which one is tied and one an embedding; momentum and a learning-rate schedule.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
-            stops=(1, 2, 3, 4),
+            stops=(1, 3, 4),
+        ),
+        Design(
+            "many-coarse",
+            "The same with fewer bits, for bfloat16: training is not resumed in it, so elements may come back to where "
+            "they began.",
+            SGD(ONE, momentum=HALF),
+            schedule=SCHEDULE,
         ),
         Design(
             "many-groups",
