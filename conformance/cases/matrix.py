@@ -371,7 +371,7 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("two-layers", ("fp32",), frozenset({_W2, _W3_ACC2}), thorough=True),
     Rule("two-layers", ("bf16",), frozenset({_W2}), thorough=True),
     Rule("buffers", ("fp32",), frozenset({_W2_ACC2}), thorough=True),
-    Rule("many-shards", ("bf16",), frozenset({_W2_ACC2})),
+    Rule("many-shards-coarse", ("bf16",), frozenset({_W2_ACC2})),
     Rule("many-shards-overflow", ("fp16",), frozenset({_W2_ACC2, _W4})),
 )
 

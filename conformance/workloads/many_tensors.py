@@ -31,8 +31,7 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-coarse",
-            "The same with fewer bits, for bfloat16: training is not resumed in it, so elements may come back to where "
-            "they began.",
+            "Ten parameters, momentum and a schedule, in few bits, for bfloat16: elements may come back to where they began.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
         ),
@@ -213,6 +212,7 @@ _SPARSE = ManyTensors(sparse=True), "with sparse gradients of the embedding"
 #: with sparse gradients.
 OF_OTHERS = {
     "many-shards": ("many-tensors", *_SHARDS),
+    "many-shards-coarse": ("many-coarse", *_SHARDS),
     "many-shards-clip-value": ("many-clip-value", *_SHARDS),
     "many-shards-clip-norm": ("many-clip-norm", *_SHARDS),
     "many-shards-unfrozen": ("unfrozen", ManyTensors(scalars=False, frozen=True), _SHARDS[1]),
