@@ -31,7 +31,7 @@ DESIGNS: dict[str, Design] = {
         ),
         Design(
             "many-coarse",
-            "Ten parameters, momentum and a schedule, in few bits, for bfloat16: elements may come back to where they began.",
+            "Ten parameters, momentum and a schedule, in few bits, for bf16; elements may come back to their start.",
             SGD(ONE, momentum=HALF),
             schedule=SCHEDULE,
         ),
