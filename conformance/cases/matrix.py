@@ -190,8 +190,9 @@ RULES: tuple[Rule, ...] = (
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
     Rule("short-epochs", ("fp32",), _ACCUMULATED),
-    Rule("short-epochs", _SCALED, frozenset({_W2_ACC2})),
     Rule("short-epochs", ("fp32",), frozenset({_W3_ACC2})),
+    # Windows that go on over the end of an epoch, which is right, too, are rounded there.
+    Rule("short-epochs", _SCALED, frozenset({_W2_ACC2}), thorough=True),
     Rule("uneven-epochs", ("fp32",), _ACCUMULATED),
     Rule("uneven-ranks-epochs", ("fp32",), frozenset({_W2_ACC2})),
     Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2, _W3_ACC2})),
