@@ -48,6 +48,9 @@ class Batch(tuple[torch.Tensor, ...]):
         """(m, 1); ones where the loss is not weighted"""
         return torch.ones_like(self.targets)
 
+    def _replace(self, **parts: torch.Tensor) -> Batch:
+        return Batch(**{**self._asdict(), **parts})
+
     def _asdict(self) -> dict[str, torch.Tensor]:
         return dict(zip(self._fields, self, strict=True))
 

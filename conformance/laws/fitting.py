@@ -54,13 +54,12 @@ def fitted(fix: str, run: Run) -> str:
         fix = _SCALED_STEP.sub(r"\g<optimizer>.step()", fix)
     if plan.backend == "ddp" and not any(rank.of(Wrap) for rank in run.ranks):
         fix = _WITH_DDP.sub(_averaged_by_hand, fix)
+    has_frozen = any(tensor.frozen for tensor in plan.model.tensors)
+    guards = _UNFROZEN * has_frozen + _UNUSED * plan.model.may_go_unused
+    fix = _REDUCED.sub(guards + r"\g<0>", fix)
     if plan.backend == "horovod":
         fix = _AVERAGED.sub("hvd.allreduce_(parameter.grad, op=hvd.Average)", fix)
         fix = _BROADCAST.sub("hvd.broadcast_parameters(model.state_dict(), root_rank=0)", fix)
-    if plan.model.may_go_unused:
-        fix = _REDUCED.sub(_UNUSED + r"\g<0>", fix)
-    if any(tensor.frozen for tensor in plan.model.tensors):
-        fix = _REDUCED.sub(_UNFROZEN + r"\g<0>", fix)
     if plan.backend == "deepspeed":
         fix = _WITH_DDP.sub(_BY_ENGINE, fix)
     elif any(rank.shard is not None for rank in run.ranks):

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from conformance.adapter.unsupported import Unsupported
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
@@ -31,7 +32,8 @@ def ending(
     if first.raised is not None:
         if not first.raised.get("declined"):
             return "CRASH", _raised(first)
-        if _has_trained(ranks):
+        # What the task refuses by itself says what to declare.
+        if first.raised["type"] == Unsupported.__name__ and _has_trained(ranks):
             return "CRASH", f"{_raised(first)}; {_TOO_LATE}"
         return "UNSUPPORTED", _message(first) or "the trainer declines this case"
     if outcome.timed_out:

@@ -220,7 +220,7 @@ def _look_beside_weights(case: Case, judgement: Judgement) -> None:
     for name, expected, found in fates:
         if found.owner is not None:
             judgement.ways = (*judgement.ways, found.owner)
-        if found.unknown is not None:
+        if found.unknown is not None and judgement.verdict in PASSED:
             _overrule(judgement, "INCONCLUSIVE", found.unknown)
         if found.wrong is not None:
             judgement.guards += (Guard(name, False, expected, found.wrong, found.wrong),)
@@ -236,7 +236,7 @@ def _joined(case: Case, outcome: Outcome) -> Sequence[Sequence[dict[str, Any]]]:
 def _give_way_to_numbers(judgement: Judgement) -> None:
     """Drop broken laws that right numbers prove harmless: exact ones, and bounded ones if the least harm would show."""
     doubtful = next((one for one in judgement.findings if one.law.gives_way and _may_hide(judgement, one)), None)
-    if doubtful is None:
+    if doubtful is None or judgement.verdict not in PASSED:
         judgement.laws = without_harmless(judgement.laws)
         return
     _overrule(
@@ -392,8 +392,8 @@ def _by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Map
             notes += _without_gradients_in(case.problem.workload.model)
         verdict, headline = ended
         if verdict == "CRASH":
-            headline += _parameters_of(case.problem.workload.model, headline)
-            headline += _parts_of_batches(case.problem.workload, headline)
+            workload = case.problem.workload
+            headline += _parts_of_batches(workload, headline) + _parameters_of(workload.model, headline)
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
             headline += f"; {context}"
         return Judgement(verdict, headline, ranks, notes=notes)
@@ -446,9 +446,11 @@ def _parameters_of(model: Model, headline: str) -> str:
 
 def _parts_of_batches(workload: Workload, headline: str) -> str:
     """How many there are, if a trainer may have crashed on the weights."""
-    if workload.loss != "weighted" or "too many values to unpack (expected 2" not in headline:
-        return ""
-    return "; in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
+    if workload.loss == "weighted" and "too many values to unpack (expected 2" in headline:
+        return "; in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
+    if workload.loss != "weighted" and "not enough values to unpack (expected 3, got 2)" in headline:
+        return "; in this case the loss is not weighted, and a batch is unpacked as `inputs, targets = batch`"
+    return ""
 
 
 def _without_oracle(judgement: Judgement) -> list[str]:

@@ -70,6 +70,10 @@ def _read(
     return found
 
 
+#: Of more than so many times what is asked, no cut into epochs says more than that it goes on.
+_MOST = 3
+
+
 def _orders(case: Case, read: Sequence[Sequence[int]]) -> Iterator[Orders]:
     """What was read, in epochs: as long as planned, and if that is not as much as was read, of any number of whole
     windows or of micro-batches, or all equally long."""
@@ -77,7 +81,7 @@ def _orders(case: Case, read: Sequence[Sequence[int]]) -> Iterator[Orders]:
     planned = [sum(map(len, share)) for share in case.spec()["orders"][0]]
     size = case.problem.layout.micro_batch_size
     yield tuple(_epochs(read, planned, size))
-    if _is_as_much(case, read):
+    if _is_as_much(case, read) or sum(map(len, read)) > _MOST * workload.samples * workload.epochs:
         return
     cuts = list(_cuts(tuple(micro_batches(own, size) for own in read), workload.epochs))
     yield from sorted(cuts, key=lambda one: sum(len(order[0]) % case.accumulation > 0 for order in one[:-1]))

@@ -382,6 +382,7 @@ def test_batches_go_through_what_takes_named_tuples(loss):
     batch = next(iter(Task(make_spec(size=2, loss=loss), 0).dataloader()))
     others = [
         copy.deepcopy(batch),
+        batch._replace(targets=batch.targets.clone()),
         pickle.loads(pickle.dumps(batch)),
         tree_map_with_path(lambda _, part: part.clone(), batch),
         torch.utils.data.default_collate([Batch(*one) for one in zip(*batch, strict=True)]),

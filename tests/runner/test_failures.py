@@ -205,6 +205,10 @@ def write(path, text):
     threading.Event().wait(0.3)
     with open(path, "w") as file:
         file.write(text)
+
+def write_in_a_process(path, text):
+    threading.Event().wait(0.3)
+    multiprocessing.get_context("fork").Process(target=write, args=(path, text)).start()
 """
 
 
@@ -214,6 +218,7 @@ def write(path, text):
         "threading.Thread(target=write, args=('{}', 'whole')).start()",
         "ThreadPoolExecutor(2).submit(write, '{}', 'whole')",
         "multiprocessing.get_context('fork').Process(target=write, args=('{}', 'whole')).start()",
+        "threading.Thread(target=write_in_a_process, args=('{}', 'whole')).start()",
     ],
 )
 def test_what_python_waits_for_when_it_exits(run: Callable[..., Outcome], tmp_path: Path, start: str) -> None:

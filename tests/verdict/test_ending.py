@@ -114,6 +114,15 @@ def test_a_crash_on_the_weights_of_a_batch_says_so(follow):
     )
 
 
+def test_a_crash_on_weights_that_a_batch_does_not_have_says_so(follow):
+    run = follow("single-acc2-fp32-momentum")
+    with pytest.raises(ValueError, match="unpack") as raised:
+        _inputs, _targets, _weights = Batch(torch.ones(1, 2), torch.ones(1, 1))
+    raises(run, 0, "ValueError", str(raised.value))
+    headline = run.judged(finished=False, exit="exited 1").headline
+    assert "; in this case the loss is not weighted, and a batch is unpacked as `inputs, targets = batch`" in headline
+
+
 def declines(run, rank, error, *, after=()):
     """A rank raises, and no rank has done more than the events `after`."""
     gone = ("forward", "step", "finished")

@@ -41,7 +41,7 @@ def exchanges(engine: Any, size: int) -> dict[str, Any] | None:
     if that is in doubt: with other settings, other groups of ranks, or in another version."""
     try:
         return _exchanges(engine, size)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return None
 
 

@@ -493,7 +493,8 @@ def _tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | Non
     try:
         home = module.get_submodule(owner)
         # DeepSpeed gathers a parameter that is looked up like an attribute, which would be a collective of ours.
-        own = dict.get(home._parameters, leaf)
+        known: Any = home._parameters  # Of a scripted module, no dict.
+        own = dict.get(known, leaf) if isinstance(known, dict) else None
         value = getattr(home, leaf, otherwise) if own is None else own
     except AttributeError:
         return otherwise
