@@ -39,7 +39,9 @@ class SeededByRank(Recurrence):
         return [self._of_all_seeds(window) for window in super().read()]
 
     def _of_all_seeds(self, window: Window) -> Window:
-        layout, workload = self.problem.layout_of(window), self.problem.workload
+        # After a stop, other ranks may read windows from before it.
+        layout = next(one for one in self.problem.layouts if one.world_size == window.world_size)
+        workload = self.problem.workload
         seeded = [layout.window(workload, window.index, rank) for rank in range(layout.world_size)]
         samples = list[tuple[int, Sample]]()
         for rank, (own, share) in enumerate(zip(seeded, window.shares, strict=True)):

@@ -62,7 +62,7 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     release = Known.of(pipes.release)
     recorder = Recorder(killed_in_save(send, spec, rank), spec, rank)
     _never_freed.append(recorder)
-    code = attempt(load, spec, rank, recorder, send)
+    code = attempt(load, spec, rank, recorder, lambda: wait_for_the_rest(send.notify))
     if send.has_ended:
         return DESCRIPTORS_LOST if send.lost else 1
     # Its end breaks the connections of its peers. One that raised waits too: what its peers raise then comes later.
@@ -71,8 +71,11 @@ def run(load: Callable[[], Train], spec: dict[str, Any], rank: int, pipes: Pipes
     return code or 0
 
 
-def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder, send: Sender) -> int | None:
-    """Run the function that ``load`` returns, recorded, and what it leaves running; the exit code if it raised."""
+def attempt(
+    load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder: Recorder, wait: Callable[[], None]
+) -> int | None:
+    """Run the function that ``load`` returns, recorded, and ``wait`` for what it leaves running; the exit code if it
+    raised."""
     from conformance.adapter.task import Task
 
     try:
@@ -82,7 +85,7 @@ def attempt(load: Callable[[], Train], spec: dict[str, Any], rank: int, recorder
         with recorder:
             task = Task(spec, rank, recorder)
             call(train, task)
-            wait_for_the_rest(send.notify)
+            wait()
             recorder.finished()
     except BaseException as error:
         recorder.note("raised", **described(error), at=monotonic())
