@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from conformance.laws.at_outputs import exceeds_mean, is_of_mean
 from conformance.laws.law import OK, Broken, Outcomes, law
-from conformance.laws.run import Window
+from conformance.laws.run import Rank, Window, fact
 from conformance.trace.events import (
     AutocastEnter,
     AutocastExit,
@@ -151,15 +152,26 @@ def autocast_ends_in_window(window: Window) -> Outcomes:
 
 def _around(window: Window, last: Forward, first: Forward) -> AutocastEnter | None:
     """The outermost autocast that is open in both forwards and all the time between them."""
-    enters, exits = (window.rank.of(kind, before=first) for kind in (AutocastEnter, AutocastExit))
+    after = _outermost(window.rank)
+    at = bisect_left(after, first.seq, key=itemgetter(0)) - 1
+    outermost = after[at][1] if at >= 0 else None
+    return outermost if outermost is not None and outermost.caches and outermost.seq < last.seq else None
+
+
+@fact
+def _outermost(rank: Rank) -> list[tuple[int, AutocastEnter | None]]:
+    """The outermost autocast that is open from each enter or exit on, which is named by its place in the trace."""
+    found: list[tuple[int, AutocastEnter | None]] = []
     open_regions: list[AutocastEnter] = []
-    for event in sorted((*enters, *exits), key=attrgetter("seq")) if len(enters) > len(exits) else ():
+    balance = 0
+    for event in sorted((*rank.of(AutocastEnter), *rank.of(AutocastExit)), key=attrgetter("seq")):
         if isinstance(event, AutocastEnter):
             open_regions.append(event)
         elif open_regions:
             open_regions.pop()
-    outermost = open_regions[0] if open_regions else None
-    return outermost if outermost is not None and outermost.caches and outermost.seq < last.seq else None
+        balance += 1 if isinstance(event, AutocastEnter) else -1
+        found.append((event.seq, open_regions[0] if open_regions and balance > 0 else None))
+    return found
 
 
 @law(
