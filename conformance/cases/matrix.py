@@ -1,389 +1,31 @@
-"""Which workloads run on which paths in which precisions, and which of these cases the default run takes.
+"""The cases that a trainer can have on a backend, and which of them a run takes.
 
 Where a workload shows what it shows nowhere else, it always runs. Of the cases of workloads that can run almost
 anywhere, a run takes a covering array: so many that each path meets each precision, and each workload each world
 size, accumulation and precision, if any case has the two. A thorough run takes so many that any three of them meet,
-of which a kind of model and a recipe are two. Paths with point-to-point messages, those on which parameters or their
-optimizer states are split over the ranks, and those for which a framework starts new processes in each case, have
-their own, fewer rules: what a trainer does with averaged gradients is the same on all paths.
+of which a kind of model and a recipe are two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, reduce
-from itertools import combinations
-from operator import or_
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from conformance.adapter.backends import BACKENDS, Paths
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import Declaration
-from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device, Resumed
+from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device
+from conformance.cases.covering import Values, covering
+from conformance.cases.rules import BACKEND_LAYOUTS, BACKEND_PRECISIONS, BACKEND_RULES, Rule
 from conformance.workloads import many_tensors, short_ends
-from conformance.workloads.any_order import ANY_ORDER, OWN_ORDER
+from conformance.workloads.any_order import OWN_ORDER
 from conformance.workloads.designed import Design
-from conformance.workloads.layout import LayoutKind
-from conformance.workloads.many_tensors import BATCH_SIZES, OF_KINDS
+from conformance.workloads.many_tensors import OF_KINDS
 from conformance.workloads.model import Counting, WithDropout
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
 from conformance.workloads.short_ends import UNEVEN_BATCHES
 from conformance.workloads.workload import Workload
-
-#: Its kind, world size and accumulation.
-Layout = tuple[LayoutKind, int, int]
-
-# Named as in the ids of cases.
-_ACC2: Layout = ("accumulated", 1, 2)
-_W2: Layout = ("batched", 2, 1)
-_W4: Layout = ("batched", 4, 1)
-_W2_ACC2: Layout = ("accumulated", 2, 2)
-_W3_ACC2: Layout = ("accumulated", 3, 2)
-
-SINGLE: tuple[Layout, ...] = (
-    ("samples", 1, 1),
-    ("batched", 1, 1),
-    *(("accumulated", 1, accumulation) for accumulation in (2, 3, 4)),
-)
-DISTRIBUTED: tuple[Layout, ...] = tuple(
-    ("batched" if accumulation == 1 else "accumulated", world_size, accumulation)
-    for world_size in (2, 3, 4)
-    for accumulation in (1, 2, 3, 4)
-)
-_LAYOUTS: dict[Paths, tuple[Layout, ...]] = {
-    "single": SINGLE,
-    "distributed": DISTRIBUTED,
-    "sharded": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
-    "point-to-point": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
-    # A framework starts new processes for each case, which takes seconds.
-    "launched": (_W2, _W2_ACC2, _W3_ACC2),
-}
-BACKEND_LAYOUTS: dict[str, tuple[Layout, ...]] = {
-    name: (*_LAYOUTS[backend.paths], *backend.more_layouts) for name, backend in BACKENDS.items()
-}
-
-_COMMON = ("fp64", "fp32", "bf16", "fp16")
-_SCALED = ("fp16", "apex-O1")
-BACKEND_PRECISIONS = {name: (*_COMMON, *backend.more_precisions) for name, backend in BACKENDS.items()}
-
-REPRESENTATIVE = frozenset({_ACC2, _W2, _W2_ACC2, _W3_ACC2})
-_ACCUMULATED = frozenset({_ACC2, _W2_ACC2})
-_EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
-# There most workloads have no certified data, or cannot tell each bug from the right answer.
-_HARD = frozenset({("accumulated", 3, 3), ("accumulated", 3, 4), ("accumulated", 4, 4)})
-#: Each world size and each accumulation with some others.
-_SPREAD = _ACCUMULATED | {
-    ("accumulated", 1, 3),
-    _W2,
-    ("accumulated", 2, 4),
-    ("batched", 3, 1),
-    _W4,
-    ("accumulated", 4, 3),
-}
-_OF_TWOS = frozenset(layout for layout in _SPREAD if 3 not in layout)
-_ANYWHERE = frozenset({*SINGLE[1:], *DISTRIBUTED}) - _HARD
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``workload`` runs in ``precisions`` on ``layouts`` (None: all).
-
-    Attributes:
-        covering: of these cases a run takes only as many as meet all pairs, or triples.
-        thorough: only a thorough run takes any of these cases.
-        resumed_at: training is stopped after so many windows, and resumed; ``resumed``: how.
-        core: in the default run it meets every path, and on GPUs only such workloads run.
-        on_gpu_only: it runs nowhere else.
-    """
-
-    workload: str
-    precisions: tuple[str, ...] = tuple(PRECISIONS)
-    layouts: frozenset[Layout] | None = None
-    covering: bool = field(default=False, kw_only=True)
-    thorough: bool = field(default=False, kw_only=True)
-    core: bool = field(default=False, kw_only=True)
-    on_gpu_only: bool = field(default=False, kw_only=True)
-    resumed_at: int | None = field(default=None, kw_only=True)
-    resumed: Resumed = field(default="once", kw_only=True)
-
-
-_CORE = ("momentum", "clip-value")
-_VARIED = (*_CORE, "decay", "two-groups", "adamw", "weighted", "clip-norm")
-
-
-def _of_kinds() -> Iterator[Rule]:
-    """Each recipe with each kind of model."""
-    # In 16 bits the bound is too wide to tell what is clipped by norm, or a mean of means from the right mean. In an
-    # eighth of the samples of a window that does not overflow, all experts are used.
-    scaled = {
-        "many-tensors": _ACCUMULATED,
-        "many-clip-value": _SPREAD & _OF_TWOS,
-        "many-overflow": _SPREAD - {("accumulated", 2, 4)},
-    }
-    # The bound of what is clipped by norm takes long to derive.
-    whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
-    for name, (_, recipe) in OF_KINDS.items():
-        divides = frozenset(
-            layout for layout in _SPREAD if any(size % (layout[1] * layout[2]) == 0 for size in BATCH_SIZES[name])
-        )
-        for precisions, layouts in (
-            (_SCALED, scaled.get(recipe, frozenset())),
-            (("fp32",), whole.get(recipe, _SPREAD)),
-            (("fp64",), frozenset() if recipe in whole else frozenset({_W2_ACC2})),
-        ):
-            yield Rule(name, precisions, layouts & divides, covering=True, thorough=True)
-
-
-#: To add a workload to the default run, add a rule.
-RULES: tuple[Rule, ...] = (
-    *(Rule(workload, covering=True, core=True) for workload in _CORE),
-    *(Rule(workload, layouts=_ANYWHERE, covering=True) for workload in ("decay", "two-groups", "adamw")),
-    # In bf16 the bound is too wide to tell some means of means from the right mean.
-    Rule("weighted", ("fp64", "fp32", *_SCALED), _ANYWHERE, covering=True),
-    Rule("clip-norm", layouts=_ANYWHERE - {("accumulated", 1, 3)}, covering=True),
-    # Most trainers have branches for accumulation and for a scaler.
-    *(Rule(workload, ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})) for workload in _VARIED),
-    *(Rule(workload, _SCALED, _ACCUMULATED) for workload in _VARIED),
-    *(Rule(workload, ("fp32", *_SCALED), frozenset({("batched", 1, 1), _W2})) for workload in _CORE),
-    # Averages of running averages are right in a window of two.
-    Rule("momentum", ("fp32",), frozenset({("accumulated", 1, 3), _W3_ACC2})),
-    # A wrong eps shows in fp64 only, and a forward without autocast in bf16.
-    Rule("adamw", ("fp64", "bf16"), _ACCUMULATED),
-    Rule("adamw", _SCALED, frozenset({_W3_ACC2})),
-    Rule("clip-value", ("fp16-compression",), frozenset({_W2_ACC2})),
-    Rule("sgd", ("fp32",), REPRESENTATIVE),
-    Rule("sgd", _SCALED, _ACCUMULATED),
-    Rule("weightless", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("weighted-clip", ("fp32", *_SCALED), _ACCUMULATED),
-    Rule("nesterov", ("fp32",), REPRESENTATIVE),
-    # In other precisions the bound is too wide to see the schedule.
-    Rule("adamw-clip", ("fp64", "fp32"), _ACCUMULATED),
-    Rule("adamw-groups", ("fp32",), _ACCUMULATED),
-    Rule("adagrad", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
-    Rule("adagrad", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
-    Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3, thorough=True),
-    # torch refuses it elsewhere, unless the step is compiled.
-    Rule("adamw-capturable", ("fp32",), _ACCUMULATED, on_gpu_only=True),
-    Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
-    Rule("adamw-overflow", _SCALED, _ACCUMULATED),
-    Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
-    Rule("infinite-loss", _SCALED, REPRESENTATIVE),
-    Rule("overflow-in-part", _SCALED, frozenset({_ACC2, ("accumulated", 1, 3), _W2_ACC2, _W3_ACC2})),
-    Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("cast-weights", ("bf16", *_SCALED), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("overflow", _SCALED, REPRESENTATIVE | {("batched", 1, 1), _W4}),
-    # Not with apex: its scale grows after 2000 steps, and nothing can change that.
-    Rule("growing-scale", ("fp16",), REPRESENTATIVE),
-    Rule("ranks-start-apart", ("fp32",), frozenset({_W2, _W2_ACC2, _W4})),
-    # A trainer's branches for AMP may begin and end otherwise, that for bf16 too, which has no scaler.
-    Rule("ranks-start-apart", ("bf16", *_SCALED), frozenset({_W2_ACC2})),
-    *(Rule(workload, ("bf16", *_SCALED), _ACCUMULATED) for workload in ("short-window", "uneven-batch")),
-    Rule(
-        "short-window",
-        ("fp64", "fp32"),
-        frozenset({*SINGLE[2:], _W2_ACC2, ("accumulated", 2, 3), ("accumulated", 4, 2)}),
-    ),
-    Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, ("accumulated", 1, 4), _W2, _W2_ACC2})),
-    Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
-    # Not with apex, whose trainers do not join ranks.
-    Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("short-epochs", ("fp32",), _ACCUMULATED),
-    Rule("short-epochs", ("fp32",), frozenset({_W3_ACC2})),
-    # Windows that go on over the end of an epoch, which is right, too, are rounded there.
-    Rule("short-epochs", _SCALED, frozenset({_W2_ACC2}), thorough=True),
-    Rule("uneven-epochs", ("fp32",), _ACCUMULATED),
-    Rule("uneven-ranks-epochs", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2, _W3_ACC2})),
-    Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2})),
-    Rule(OWN_ORDER, ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    *(Rule(workload, ("fp64", "fp32"), frozenset({_W2, _W4, _W3_ACC2}), thorough=True) for workload in ANY_ORDER),
-    Rule("epoch-schedule", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    Rule("many-tensors", tuple(name for name in PRECISIONS if name != "bf16"), _ACCUMULATED),
-    Rule("many-coarse", ("bf16",), _ACCUMULATED),
-    Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
-    Rule("many-groups", ("fp32", *_SCALED), _ACCUMULATED),
-    Rule("many-groups", ("fp32",), frozenset({_W3_ACC2})),
-    Rule("many-clip-value", ("fp32", *_SCALED), _ACCUMULATED),
-    # In 16 bits the bound is too wide to tell what is clipped.
-    Rule("many-clip-norm", ("fp64", "fp32"), _ACCUMULATED),
-    # In fp16 the bound is too wide to tell a mean of means from the right mean.
-    Rule("many-weighted", ("fp64", "fp32"), _ACCUMULATED),
-    Rule("many-weighted", ("fp32",), frozenset({_W3_ACC2})),
-    Rule("many-overflow", _SCALED, _ACCUMULATED),
-    Rule("frozen", ("fp32",), _ACCUMULATED),
-    Rule("frozen", _SCALED, frozenset({_W2_ACC2})),
-    *(Rule(workload, ("fp32",), _ACCUMULATED) for workload in ("unfrozen", "unfrozen-clip-value")),
-    *(
-        Rule(workload, ("fp64", *_SCALED), _ACCUMULATED, thorough=True)
-        for workload in ("unfrozen", "unfrozen-clip-value")
-    ),
-    Rule("sparse", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    Rule("unused", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
-    *_of_kinds(),
-    # A clip and a scaler have branches of their own for gradients that are missing, and for sparse ones.
-    Rule("unused-clip-value", ("fp32",), _ACCUMULATED),
-    Rule("sparse", ("fp16",), _ACCUMULATED),
-    Rule("unused", _SCALED, _ACCUMULATED, thorough=True),
-    # Their 28 MiB take as long as five other cases.
-    Rule("large-tensors", ("fp32",), frozenset({("batched", 1, 1), _W2})),
-    Rule("large-clip-norm", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("two-layers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("two-layers", ("fp64", "fp32", *_SCALED, "fp16-compression"), _ANYWHERE, thorough=True),
-    # Sums over twelve samples need more bits than bf16 has.
-    Rule("two-layers", ("bf16",), frozenset({_ACC2, _W2, _W4, _W2_ACC2}), thorough=True),
-    *(
-        Rule(f"two-layers-{recipe}", precisions, layouts, thorough=True)
-        for recipe in ("weighted", "clip-value", "decay")
-        for precisions, layouts in ((("fp64", "fp32"), REPRESENTATIVE), (_SCALED, _ACCUMULATED))
-    ),
-    # In 16 bits the bound is too wide to tell what is clipped.
-    Rule("two-layers-clip", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
-    Rule("two-layers-overflow", _SCALED, _ACCUMULATED, thorough=True),
-    Rule("buffers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
-    *(
-        Rule(f"buffers-{recipe}", ("fp32",), REPRESENTATIVE, thorough=True)
-        for recipe in ("clip-value", "clip-norm", "decay", "weighted")
-    ),
-    *(
-        Rule(f"buffers-{recipe}", _SCALED, _ACCUMULATED, thorough=True)
-        for recipe in ("clip-value", "decay", "weighted", "overflow")
-    ),
-    Rule("line", ("fp64", "fp32"), _EXERCISE),
-    Rule("noisy-line", ("fp32",), _EXERCISE),
-    Rule("two-workers", ("fp64",), _EXERCISE),
-    # After a change of the learning rate, an overflow, and just before the loss scale grows. Where the schedule goes on
-    # shows in two places only: one rate comes several times.
-    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("momentum", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2}), resumed_at=4),
-    Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
-    Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
-    # In the middle of the second epoch, at the end of the first, and in its middle. Elsewhere not all faults show.
-    Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4),
-    Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
-    Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
-    *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
-    Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),
-    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="killed"),
-    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=BETWEEN_FILES),
-    Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed=INSIDE_WINDOW),
-    Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=4, resumed=INSIDE_WINDOW),
-    # After window 3, rates that begin again are the right ones. The second epoch is shuffled.
-    Rule("momentum", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, resumed="on-3-ranks"),
-    Rule("many-tensors", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
-    *(
-        rule
-        for workload, stop in (("momentum", 3), ("adamw", 3), ("weighted", 4))
-        for rule in (
-            Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=stop, resumed="on-1-rank", thorough=True),
-            Rule(workload, ("fp32",), frozenset({_W4, _W3_ACC2}), resumed_at=stop, resumed="on-2-ranks", thorough=True),
-        )
-    ),
-    # Its 400 steps take longer than ten cases of another workload.
-    Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
-    Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),
-)
-
-#: Every world size and precision, with and without accumulation; and each workload that can show more bugs once.
-POINT_TO_POINT_RULES: tuple[Rule, ...] = (
-    Rule("momentum", core=True),
-    Rule("clip-value", layouts=frozenset({_W4, _W3_ACC2}), core=True),
-    *(
-        Rule(workload, ("fp32", "fp16"), frozenset({_W3_ACC2}))
-        for workload in ("decay", "weighted", "clip-norm", "adamw")
-    ),
-    Rule("two-groups", ("fp32",), frozenset({_W3_ACC2})),
-    Rule("overflow", ("fp16",), frozenset({_W4, _W2_ACC2})),
-    Rule("overflow-in-part", ("fp16",), frozenset({_W3_ACC2})),
-    Rule("growing-scale", ("fp16",), frozenset({_W3_ACC2})),
-    Rule("ranks-start-apart", ("fp32",), frozenset({_W4})),
-    Rule("short-window", ("fp64",), frozenset({("accumulated", 4, 2)})),
-    Rule("uneven-batch", ("fp32",), frozenset({_W2_ACC2})),
-)
-
-#: Each workload where it is most likely to fail, and each precision, world size and accumulation at least once.
-LAUNCHED_RULES: tuple[Rule, ...] = (
-    Rule("momentum", layouts=frozenset({_W2_ACC2})),
-    Rule("momentum", ("fp32", "bf16"), frozenset({_W3_ACC2})),
-    Rule("momentum", ("fp32",), frozenset({_W2, _W4})),
-    Rule("clip-value", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("clip-norm", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("weighted", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("overflow", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("ranks-start-apart", ("fp32",), frozenset({_W2})),
-    Rule("short-window", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("uneven-batch", ("fp32",), frozenset({_W2})),
-)
-
-_SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (
-    (4, "twice"),
-    (3, "killed"),
-    (3, BETWEEN_FILES),
-    (4, INSIDE_WINDOW),
-    (4, "on-3-ranks"),
-)
-
-#: Every world size, with and without accumulation, and every precision; and each workload that can show what goes wrong
-#: where ranks hold, clip and step parts of the parameters.
-SHARDED_RULES: tuple[Rule, ...] = (
-    Rule("momentum", ("fp32",)),
-    Rule("momentum", ("fp64", "bf16", "fp16"), frozenset({_W2_ACC2})),
-    Rule("momentum", ("bf16",), frozenset({_W4})),
-    Rule("weighted", ("fp64", "fp32"), frozenset({_W2_ACC2, _W4})),
-    Rule("weighted", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("clip-norm", ("fp32", "fp16"), frozenset({_W3_ACC2, _W4})),
-    Rule("clip-value", ("bf16", "fp16"), frozenset({_W3_ACC2})),
-    Rule("decay", ("fp32",), frozenset({_W3_ACC2})),
-    # Not two-groups: torch's fused SGD does not step shards.
-    Rule("two-groups-clip", ("fp32",), frozenset({_W3_ACC2})),
-    Rule("two-groups-clip", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("adamw", ("fp64", "fp32"), frozenset({_W3_ACC2})),
-    Rule("overflow", ("fp16",), frozenset({_W3_ACC2, _W4})),
-    Rule("overflow-in-part", ("fp16",), frozenset({_W2_ACC2, _W3_ACC2})),
-    Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("cast-weights", ("bf16", "fp16"), frozenset({_W2})),
-    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 3, 1), _W4})),
-    Rule("ranks-start-apart", ("bf16",), frozenset({_W2_ACC2})),
-    Rule("short-window", ("fp32",), frozenset({_W2_ACC2, ("accumulated", 4, 2)})),
-    Rule("uneven-batch", ("fp32",), frozenset({_W2})),
-    # A Linear with one output has one row, which is all on rank 0 where parameters are split by rows.
-    Rule("many-shards", ("fp32",), frozenset({_W2_ACC2})),
-    Rule("many-shards-clip-value", ("fp16",), frozenset({_W2_ACC2})),
-    Rule("many-shards-groups", ("fp32",), frozenset({_W3_ACC2})),
-    Rule("many-shards-clip-norm", ("fp32",), frozenset({_W2_ACC2, _W4})),
-    Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
-    *(
-        Rule("many-shards", ("fp32",), frozenset({_W2_ACC2}), resumed_at=stop, resumed=how)
-        for stop, how in _SHARDS_RESUMED
-    ),
-    Rule("many-shards", ("fp32",), frozenset({_W3_ACC2}), resumed_at=4, resumed="on-2-ranks"),
-    *(Rule(workload, ("fp32",), frozenset({_W2_ACC2}), resumed_at=3) for workload in ("adamw", "buffers", "dropout")),
-    Rule("overflow", ("fp16",), frozenset({_W2_ACC2}), resumed_at=4),
-    Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2}), resumed_at=3),
-    # Of the abilities that few have here.
-    *(Rule(f"many-shards-{kind}", ("fp32",), frozenset({_W2_ACC2})) for kind in ("unfrozen", "unused", "sparse")),
-    Rule(OWN_ORDER, ("fp32",), frozenset({_W2_ACC2})),
-    Rule("two-layers", ("fp32",), frozenset({_W2, _W3_ACC2}), thorough=True),
-    Rule("two-layers", ("bf16",), frozenset({_W2}), thorough=True),
-    Rule("buffers", ("fp32",), frozenset({_W2_ACC2}), thorough=True),
-    Rule("many-shards-coarse", ("bf16",), frozenset({_W2_ACC2})),
-    Rule("many-shards-overflow", ("fp16",), frozenset({_W2_ACC2, _W4})),
-)
-
-_RULES: dict[Paths, tuple[Rule, ...]] = {
-    "single": RULES,
-    "distributed": RULES,
-    "sharded": SHARDED_RULES,
-    "point-to-point": POINT_TO_POINT_RULES,
-    "launched": LAUNCHED_RULES,
-}
-BACKEND_RULES: dict[str, tuple[Rule, ...]] = {name: _RULES[backend.paths] for name, backend in BACKENDS.items()}
 
 
 @dataclass(frozen=True)
@@ -459,38 +101,25 @@ def _quick(cases: Mapping[Case, Sequence[Rule]]) -> dict[Case, list[Rule]]:
 
 
 def _chosen(cases: Mapping[Case, Sequence[Rule]], strength: int) -> set[Case]:
-    """The cases that must run, and then always the first that meets most of the combinations that none has met yet.
-
-    Libraries make rows out of values. What is left of these after a trainer's declaration is best taken from the cases.
-    """
-    bits: dict[Hashable, int] = {}
-    combined = {
-        case: sum(
-            1 << bits.setdefault(values, len(bits))
-            for values in set(_combined(case, any(rule.core for rule in rules), strength))
-        )
-        for case, rules in cases.items()
-    }
-    chosen = {case for case, rules in cases.items() if not all(rule.covering for rule in rules)}
-    unmet = reduce(or_, combined.values(), 0) & ~reduce(or_, (combined[case] for case in chosen), 0)
-    while unmet:
-        best = max(combined, key=lambda case: (combined[case] & unmet).bit_count())
-        chosen.add(best)
-        unmet &= ~combined[best]
-    return chosen
+    """The cases that must run, and as many others as meet all combinations of so many values that any case has."""
+    must = {case for case, rules in cases.items() if not all(rule.covering for rule in rules)}
+    core = {case: _on_path(case) for case, rules in cases.items() if any(rule.core for rule in rules)}
+    must |= covering(core, strength, must)
+    models = {case: _of_model(case) for case in cases if case.resumed_at is None}
+    return must | covering(models, strength, must, _PATH_AND_PRECISION)
 
 
-def _combined(case: Case, core: bool, strength: int) -> Iterator[Hashable]:
-    """All that cases have in common in so many dimensions."""
-    if case.resumed_at is not None:
-        return
+#: Each path meets each precision.
+_PATH_AND_PRECISION = ("layout", "world_size", "accumulation", "precision")
+
+
+def _on_path(case: Case) -> Values:
+    return {"path": case.path, "precision": case.precision, "workload": case.workload}
+
+
+def _of_model(case: Case) -> Values:
     kind, recipe = OF_KINDS.get(case.workload, ("", case.workload))
-    fields = ("layout", "world_size", "accumulation", "precision")
-    values = [("kind", kind), ("recipe", recipe), *((name, getattr(case, name)) for name in fields)]
-    yield from combinations(values, strength)
-    yield case.path, case.precision
-    if core:
-        yield from combinations((case.path, case.precision, case.workload), strength)
+    return {"kind": kind, "recipe": recipe, **{name: getattr(case, name) for name in _PATH_AND_PRECISION}}
 
 
 def _runs_on(device: Device, backend: str, rule: Rule, precision: str) -> bool:

@@ -10,7 +10,8 @@ from typing import ClassVar, get_args
 
 from conformance.adapter.loading import stated
 from conformance.cases.case import Case, Device
-from conformance.cases.matrix import BACKEND_LAYOUTS, plan
+from conformance.cases.matrix import plan
+from conformance.cases.rules import BACKEND_LAYOUTS
 from conformance.results.records import Verdict
 from conformance.runner.front.client import TrainerError, Unavailable
 from conformance.suite.selection import selects, selects_nothing

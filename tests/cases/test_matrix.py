@@ -13,15 +13,14 @@ from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import BACKEND_NAMES, CLIPS, LAYOUTS, LOSSES, PRECISIONS, SCHEDULES, Declaration
 from conformance.cases import matrix
 from conformance.cases.case import Case
-from conformance.cases.matrix import (
+from conformance.cases.matrix import plan, possible
+from conformance.cases.rules import (
     BACKEND_LAYOUTS,
     BACKEND_PRECISIONS,
     BACKEND_RULES,
     POINT_TO_POINT_RULES,
     RULES,
     Rule,
-    plan,
-    possible,
 )
 from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
