@@ -13,7 +13,7 @@ from rich.table import Table
 
 from conformance.cases.case import Case
 
-CASE = Case("ddp", "batched", world_size=2, accumulation=1, precision="fp16", workload="momentum")
+CASE = Case("ddp", world_size=2, accumulation=1, precision="fp16", workload="momentum")
 TIME_LIMIT = 60.0
 
 

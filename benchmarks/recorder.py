@@ -31,7 +31,7 @@ from conformance.runner.system.protocol import encode
 from conformance.trace.recorder import Recorder
 from conformance.trainers.accumulated import train
 
-STANDARD = Case("single", "accumulated", world_size=1, accumulation=2, precision="fp16", workload="momentum")
+STANDARD = Case("single", world_size=1, accumulation=2, precision="fp16", workload="momentum")
 LAYERS, HEADS, WIDTH = 6, 6, 384
 BATCH, LENGTH = 2, 32
 STEPS = 4

@@ -20,7 +20,7 @@ class Backend:
 
     Attributes:
         paths: which paths are run.
-        more_layouts: beside those, each as (layout, world size, accumulation).
+        more_layouts: beside those, each as (world size, accumulation).
         more_precisions: beside fp64, fp32, bf16 and fp16.
         on_gpu: the core workloads run on a GPU too.
         rendezvous: where ranks that we start meet: at torchrun's store or at Horovod's server.
@@ -31,7 +31,7 @@ class Backend:
     """
 
     paths: Paths
-    more_layouts: tuple[tuple[Literal["samples", "batched", "accumulated"], int, int], ...] = ()
+    more_layouts: tuple[tuple[int, int], ...] = ()
     more_precisions: tuple[str, ...] = ()
     on_gpu: bool = True
     rendezvous: Literal["store", "horovod"] = "store"
@@ -61,7 +61,7 @@ BACKENDS: dict[str, Backend] = {
     "ring": Backend(paths="point-to-point", exchange="ring"),
     "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),
     # With four ranks, two replicas share a worker. Gradients travel in Ray's object store.
-    "ray": Backend(paths="launched", more_layouts=(("batched", 4, 1),), on_gpu=False, is_seen=False),
+    "ray": Backend(paths="launched", more_layouts=((4, 1),), on_gpu=False, is_seen=False),
     "ray-train": Backend(paths="launched", on_gpu=False),
 }
 

@@ -10,7 +10,7 @@ from itertools import repeat
 from math import lcm
 from typing import Any, Final, Literal
 
-from conformance.workloads.layout import Layout, LayoutKind, Orders, Window, windows_of
+from conformance.workloads.layout import EACH_SAMPLE, Layout, LayoutKind, Orders, Window, windows_of
 from conformance.workloads.precision import PRECISIONS, Precision
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -46,7 +46,6 @@ class Case:
     """
 
     backend: str
-    layout: LayoutKind
     world_size: int
     accumulation: int
     precision: str
@@ -55,6 +54,12 @@ class Case:
     resumed_at: int | None = None
     resumed: Resumed = "once"
     orders: Orders | None = None
+
+    @property
+    def layout(self) -> LayoutKind:
+        if self.accumulation == EACH_SAMPLE:
+            return "samples"
+        return "accumulated" if self.accumulation > 1 else "batched"
 
     @property
     def path(self) -> str:
@@ -92,9 +97,9 @@ class Case:
             ValueError: no global batch of this workload divides over the layout.
         """
         ranks = lcm(*self.world_sizes)
-        workload, layout = standard(self.workload, self.layout, ranks, self.accumulation)
+        workload, layout = standard(self.workload, ranks, self.accumulation)
         if len({*self.world_sizes}) > 1:
-            before, after = (Layout.of(workload, self.layout, size, self.accumulation) for size in self.world_sizes)
+            before, after = (Layout.of(workload, size, self.accumulation) for size in self.world_sizes)
             return Problem(workload, before, self.arithmetic, self.resumed_at, resumed_layout=after)
         problem = Problem(workload, layout, self.arithmetic, self.resumed_at, self.resumed_inside)
         if self.orders is None:

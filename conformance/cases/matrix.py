@@ -187,4 +187,4 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
 def _asking(workload: str) -> Workload | Design:
     """What tells what a workload asks of a trainer, however it is divided. To design data takes long."""
     designs = many_tensors.DESIGNS | short_ends.DESIGNS
-    return designs.get(workload) or Case("single", "batched", 1, 1, "fp64", workload).problem.workload
+    return designs.get(workload) or Case("single", 1, 1, "fp64", workload).problem.workload

@@ -13,35 +13,33 @@ from dataclasses import dataclass, field
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Resumed
 from conformance.workloads.any_order import ANY_ORDER, OWN_ORDER
-from conformance.workloads.layout import LayoutKind
+from conformance.workloads.layout import EACH_SAMPLE
 from conformance.workloads.many_tensors import BATCH_SIZES, OF_KINDS
 from conformance.workloads.precision import PRECISIONS
 
-#: Its kind, world size and accumulation.
-Layout = tuple[LayoutKind, int, int]
+#: World size and accumulation.
+Layout = tuple[int, int]
 
 # Named as in the ids of cases.
-_ACC2: Layout = ("accumulated", 1, 2)
-_W2: Layout = ("batched", 2, 1)
-_W4: Layout = ("batched", 4, 1)
-_W2_ACC2: Layout = ("accumulated", 2, 2)
-_W3_ACC2: Layout = ("accumulated", 3, 2)
+_ACC2: Layout = (1, 2)
+_W2: Layout = (2, 1)
+_W4: Layout = (4, 1)
+_W2_ACC2: Layout = (2, 2)
+_W3_ACC2: Layout = (3, 2)
 
 SINGLE: tuple[Layout, ...] = (
-    ("samples", 1, 1),
-    ("batched", 1, 1),
-    *(("accumulated", 1, accumulation) for accumulation in (2, 3, 4)),
+    (1, EACH_SAMPLE),
+    (1, 1),
+    *((1, accumulation) for accumulation in (2, 3, 4)),
 )
 DISTRIBUTED: tuple[Layout, ...] = tuple(
-    ("batched" if accumulation == 1 else "accumulated", world_size, accumulation)
-    for world_size in (2, 3, 4)
-    for accumulation in (1, 2, 3, 4)
+    (world_size, accumulation) for world_size in (2, 3, 4) for accumulation in (1, 2, 3, 4)
 )
 _LAYOUTS: dict[Paths, tuple[Layout, ...]] = {
     "single": SINGLE,
     "distributed": DISTRIBUTED,
-    "sharded": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
-    "point-to-point": tuple(layout for layout in DISTRIBUTED if layout[2] in (1, 2)),
+    "sharded": tuple(layout for layout in DISTRIBUTED if layout[1] in (1, 2)),
+    "point-to-point": tuple(layout for layout in DISTRIBUTED if layout[1] in (1, 2)),
     # A framework starts new processes for each case, which takes seconds.
     "launched": (_W2, _W2_ACC2, _W3_ACC2),
 }
@@ -57,15 +55,15 @@ REPRESENTATIVE = frozenset({_ACC2, _W2, _W2_ACC2, _W3_ACC2})
 _ACCUMULATED = frozenset({_ACC2, _W2_ACC2})
 _EXERCISE = frozenset({*SINGLE[:3], _W2, _W2_ACC2})
 # There most workloads have no certified data, or cannot tell each bug from the right answer.
-_HARD = frozenset({("accumulated", 3, 3), ("accumulated", 3, 4), ("accumulated", 4, 4)})
+_HARD = frozenset({(3, 3), (3, 4), (4, 4)})
 #: Each world size and each accumulation with some others.
 _SPREAD = _ACCUMULATED | {
-    ("accumulated", 1, 3),
+    (1, 3),
     _W2,
-    ("accumulated", 2, 4),
-    ("batched", 3, 1),
+    (2, 4),
+    (3, 1),
     _W4,
-    ("accumulated", 4, 3),
+    (4, 3),
 }
 _OF_TWOS = frozenset(layout for layout in _SPREAD if 3 not in layout)
 _ANYWHERE = frozenset({*SINGLE[1:], *DISTRIBUTED}) - _HARD
@@ -105,13 +103,13 @@ def _of_kinds() -> Iterator[Rule]:
     scaled = {
         "many-tensors": _ACCUMULATED,
         "many-clip-value": _SPREAD & _OF_TWOS,
-        "many-overflow": _SPREAD - {("accumulated", 2, 4)},
+        "many-overflow": _SPREAD - {(2, 4)},
     }
     # The bound of what is clipped by norm takes long to derive.
     whole = {"many-clip-norm": _ACCUMULATED | {_W4}, "many-overflow": frozenset[Layout]()}
     for name, (_, recipe) in OF_KINDS.items():
         divides = frozenset(
-            layout for layout in _SPREAD if any(size % (layout[1] * layout[2]) == 0 for size in BATCH_SIZES[name])
+            layout for layout in _SPREAD if any(size % (layout[0] * layout[1]) == 0 for size in BATCH_SIZES[name])
         )
         for precisions, layouts in (
             (_SCALED, scaled.get(recipe, frozenset())),
@@ -126,13 +124,13 @@ RULES: tuple[Rule, ...] = (
     *(Rule(workload, layouts=_ANYWHERE, covering=True) for workload in ("decay", "two-groups", "adamw")),
     # In bf16 the bound is too wide to tell some means of means from the right mean.
     Rule("weighted", ("fp64", "fp32", *_SCALED), _ANYWHERE, covering=True),
-    Rule("clip-norm", layouts=_ANYWHERE - {("accumulated", 1, 3)}, covering=True),
+    Rule("clip-norm", layouts=_ANYWHERE - {(1, 3)}, covering=True),
     # Most trainers have branches for accumulation and for a scaler.
     *(Rule(workload, ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})) for workload in _VARIED),
     *(Rule(workload, _SCALED, _ACCUMULATED) for workload in _VARIED),
-    *(Rule(workload, ("fp32", *_SCALED), frozenset({("batched", 1, 1), _W2})) for workload in _CORE),
+    *(Rule(workload, ("fp32", *_SCALED), frozenset({(1, 1), _W2})) for workload in _CORE),
     # Averages of running averages are right in a window of two.
-    Rule("momentum", ("fp32",), frozenset({("accumulated", 1, 3), _W3_ACC2})),
+    Rule("momentum", ("fp32",), frozenset({(1, 3), _W3_ACC2})),
     # A wrong eps shows in fp64 only, and a forward without autocast in bf16.
     Rule("adamw", ("fp64", "bf16"), _ACCUMULATED),
     Rule("adamw", _SCALED, frozenset({_W3_ACC2})),
@@ -155,11 +153,11 @@ RULES: tuple[Rule, ...] = (
     Rule("overflow-clip", _SCALED, frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("overflow-clip-value", _SCALED, _ACCUMULATED),
     Rule("infinite-loss", _SCALED, REPRESENTATIVE),
-    Rule("overflow-in-part", _SCALED, frozenset({_ACC2, ("accumulated", 1, 3), _W2_ACC2, _W3_ACC2})),
+    Rule("overflow-in-part", _SCALED, frozenset({_ACC2, (1, 3), _W2_ACC2, _W3_ACC2})),
     Rule("fine-data", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("finer-data", ("fp64",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("cast-weights", ("bf16", *_SCALED), frozenset({_ACC2, _W2, _W2_ACC2})),
-    Rule("overflow", _SCALED, REPRESENTATIVE | {("batched", 1, 1), _W4}),
+    Rule("overflow", _SCALED, REPRESENTATIVE | {(1, 1), _W4}),
     # Not with apex: its scale grows after 2000 steps, and nothing can change that.
     Rule("growing-scale", ("fp16",), REPRESENTATIVE),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2, _W2_ACC2, _W4})),
@@ -169,9 +167,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "short-window",
         ("fp64", "fp32"),
-        frozenset({*SINGLE[2:], _W2_ACC2, ("accumulated", 2, 3), ("accumulated", 4, 2)}),
+        frozenset({*SINGLE[2:], _W2_ACC2, (2, 3), (4, 2)}),
     ),
-    Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, ("accumulated", 1, 4), _W2, _W2_ACC2})),
+    Rule("uneven-batch", ("fp64", "fp32"), frozenset({_ACC2, (1, 4), _W2, _W2_ACC2})),
     Rule("uneven-ranks", ("fp32",), frozenset({_W2, _W4, _W2_ACC2, _W3_ACC2})),
     # Not with apex, whose trainers do not join ranks.
     Rule("uneven-ranks", ("fp16",), frozenset({_W2_ACC2})),
@@ -183,9 +181,9 @@ RULES: tuple[Rule, ...] = (
     Rule("uneven-ranks-epochs", ("fp32",), frozenset({_W2_ACC2})),
     Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2, _W3_ACC2})),
     Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2})),
-    Rule(OWN_ORDER, ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
+    Rule(OWN_ORDER, ("fp32",), frozenset({(1, 1), _ACC2, _W2, _W2_ACC2})),
     *(Rule(workload, ("fp64", "fp32"), frozenset({_W2, _W4, _W3_ACC2}), thorough=True) for workload in ANY_ORDER),
-    Rule("epoch-schedule", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
+    Rule("epoch-schedule", ("fp32",), frozenset({(1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-tensors", tuple(name for name in PRECISIONS if name != "bf16"), _ACCUMULATED),
     Rule("many-coarse", ("bf16",), _ACCUMULATED),
     Rule("many-tensors", ("fp32",), frozenset({_W2, _W3_ACC2})),
@@ -205,8 +203,8 @@ RULES: tuple[Rule, ...] = (
         Rule(workload, ("fp64", *_SCALED), _ACCUMULATED, thorough=True)
         for workload in ("unfrozen", "unfrozen-clip-value")
     ),
-    Rule("sparse", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
-    Rule("unused", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2, _W2_ACC2})),
+    Rule("sparse", ("fp32",), frozenset({(1, 1), _ACC2, _W2, _W2_ACC2})),
+    Rule("unused", ("fp32",), frozenset({(1, 1), _ACC2, _W2, _W2_ACC2})),
     Rule("many-adamw", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
     *_of_kinds(),
     # A clip and a scaler have branches of their own for gradients that are missing, and for sparse ones.
@@ -214,7 +212,7 @@ RULES: tuple[Rule, ...] = (
     Rule("sparse", ("fp16",), _ACCUMULATED),
     Rule("unused", _SCALED, _ACCUMULATED, thorough=True),
     # Their 28 MiB take as long as five other cases.
-    Rule("large-tensors", ("fp32",), frozenset({("batched", 1, 1), _W2})),
+    Rule("large-tensors", ("fp32",), frozenset({(1, 1), _W2})),
     Rule("large-clip-norm", ("fp32",), frozenset({_W2_ACC2})),
     Rule("two-layers", ("fp32",), frozenset({_ACC2, _W2, _W2_ACC2})),
     Rule("two-layers", ("fp64", "fp32", *_SCALED, "fp16-compression"), _ANYWHERE, thorough=True),
@@ -243,7 +241,7 @@ RULES: tuple[Rule, ...] = (
     # After a change of the learning rate, an overflow, and just before the loss scale grows. Where the schedule goes on
     # shows in two places only: one rate comes several times.
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3),
-    Rule("momentum", ("fp32",), frozenset({("batched", 1, 1), _ACC2, _W2}), resumed_at=4),
+    Rule("momentum", ("fp32",), frozenset({(1, 1), _ACC2, _W2}), resumed_at=4),
     Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
@@ -272,8 +270,8 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     # Its 400 steps take longer than ten cases of another workload.
-    Rule("multivariate", ("fp64",), frozenset({("batched", 1, 1), _W2_ACC2})),
-    Rule("multivariate", ("fp32",), frozenset({("accumulated", 1, 4), _W4})),
+    Rule("multivariate", ("fp64",), frozenset({(1, 1), _W2_ACC2})),
+    Rule("multivariate", ("fp32",), frozenset({(1, 4), _W4})),
 )
 
 #: Every world size and precision, with and without accumulation; and each workload that can show more bugs once.
@@ -289,7 +287,7 @@ POINT_TO_POINT_RULES: tuple[Rule, ...] = (
     Rule("overflow-in-part", ("fp16",), frozenset({_W3_ACC2})),
     Rule("growing-scale", ("fp16",), frozenset({_W3_ACC2})),
     Rule("ranks-start-apart", ("fp32",), frozenset({_W4})),
-    Rule("short-window", ("fp64",), frozenset({("accumulated", 4, 2)})),
+    Rule("short-window", ("fp64",), frozenset({(4, 2)})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2_ACC2})),
 )
 
@@ -334,9 +332,9 @@ SHARDED_RULES: tuple[Rule, ...] = (
     Rule("overflow-in-part", ("fp16",), frozenset({_W2_ACC2, _W3_ACC2})),
     Rule("growing-scale", ("fp16",), frozenset({_W2_ACC2})),
     Rule("cast-weights", ("bf16", "fp16"), frozenset({_W2})),
-    Rule("ranks-start-apart", ("fp32",), frozenset({("batched", 3, 1), _W4})),
+    Rule("ranks-start-apart", ("fp32",), frozenset({(3, 1), _W4})),
     Rule("ranks-start-apart", ("bf16",), frozenset({_W2_ACC2})),
-    Rule("short-window", ("fp32",), frozenset({_W2_ACC2, ("accumulated", 4, 2)})),
+    Rule("short-window", ("fp32",), frozenset({_W2_ACC2, (4, 2)})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
     # A Linear with one output has one row, which is all on rank 0 where parameters are split by rows.
     Rule("many-shards", ("fp32",), frozenset({_W2_ACC2})),

@@ -12,6 +12,8 @@ from conformance.workloads.plan import sampled, shuffled
 from conformance.workloads.workload import Sample, Workload
 
 LayoutKind = Literal["samples", "batched", "accumulated"]
+#: As an accumulation: one sample at a time, so the global batch is a window of as many micro-batches.
+EACH_SAMPLE = 0
 Shares = tuple[tuple[tuple[int, ...], ...], ...]
 #: By epoch, the numbers of the samples in each micro-batch of each rank.
 Orders = tuple[Shares, ...]
@@ -83,14 +85,13 @@ class Layout:
     in_whole_shares: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, kind: LayoutKind, world_size: int = 1, accumulation: int = 1) -> Layout:
+    def of(cls, workload: Workload, world_size: int = 1, accumulation: int = 1) -> Layout:
         """The layout that covers one full global batch of ``workload`` per step.
 
         Raises:
             ValueError: the global batch does not divide into ``world_size * accumulation`` equal micro-batches.
         """
-        if kind == "samples":
-            return cls(1, workload.batch_size, 1)
+        accumulation = accumulation or workload.batch_size // world_size
         size, rest = divmod(workload.batch_size, world_size * accumulation)
         if rest or not size:
             raise ValueError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from conformance.workloads.any_order import ANY_ORDER, any_order
 from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER_BATCH_SIZES
 from conformance.workloads.exercise import line, noisy_line, two_workers
-from conformance.workloads.layout import Layout, LayoutKind
+from conformance.workloads.layout import Layout
 from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
 from conformance.workloads.many_tensors import many_tensors
 from conformance.workloads.multivariate import multivariate
@@ -73,7 +73,7 @@ STANDARD: dict[str, Standard] = {
 }
 
 
-def standard(name: str, kind: LayoutKind, world_size: int, accumulation: int) -> tuple[Workload, Layout]:
+def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, Layout]:
     """The workload ``name`` with a global batch that divides over the layout, and that layout.
 
     Raises:
@@ -82,8 +82,8 @@ def standard(name: str, kind: LayoutKind, world_size: int, accumulation: int) ->
     """
     entry = STANDARD[name]
     for size in entry.batch_sizes:
-        if size % (world_size * accumulation) == 0:
+        if size % (world_size * max(1, accumulation)) == 0:
             workload = entry.build(size, accumulation)
-            layout = Layout.of(workload, kind, world_size, accumulation)
+            layout = Layout.of(workload, world_size, accumulation)
             return workload, replace(layout, in_whole_shares=entry.in_whole_shares)
     raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")

@@ -235,7 +235,7 @@ def test_settings_for_optimizers_of_ones_own():
 
 @pytest.mark.parametrize("workload", ["adamw", "nesterov", "adagrad"])
 def test_arguments_are_torchs_own(workload):
-    task = Task(Case("single", "accumulated", 1, 2, "fp32", workload).spec(), 0)
+    task = Task(Case("single", 1, 2, "fp32", workload).spec(), 0)
     settings = task.optimizer_settings
     kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "adagrad": torch.optim.Adagrad}[settings.kind]
     own, given = (kind(task.model().parameters(), **settings.arguments), task.optimizer(task.model().parameters()))
@@ -337,7 +337,7 @@ def test_a_mean_over_tokens_is_the_loss_of_the_window(loss):
 )
 def test_every_weight_is_a_number_of_tokens(workload):
     """And no target is the number that stands for none."""
-    samples = Case("ddp", "accumulated", 2, 2, "fp32", workload).spec()["samples"]
+    samples = Case("ddp", 2, 2, "fp32", workload).spec()["samples"]
     assert all(weight == int(weight) >= 0 for weight in samples["weight"])
     assert -100.0 not in samples["y"]
 
@@ -481,7 +481,7 @@ def test_epochs_may_be_read_in_part_and_again():
         assert [indices(window) for window in epoch.windows()] == [[[2, 3], [6, 7]]]
 
 
-SHUFFLED = Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors")
+SHUFFLED = Case("ddp", 2, 2, "fp32", "many-tensors")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

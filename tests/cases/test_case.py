@@ -10,6 +10,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.trace.lives import as_resumed
+from conformance.workloads.layout import EACH_SAMPLE
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
 
@@ -21,24 +22,22 @@ ID = re.compile(
 )
 
 EXAMPLES = {
-    "single-samples-fp32-momentum": Case("single", "samples", 1, 1, "fp32", "momentum"),
-    "single-batched-fp64-line": Case("single", "batched", 1, 1, "fp64", "line"),
-    "single-acc3-bf16-decay": Case("single", "accumulated", 1, 3, "bf16", "decay"),
-    "ddp-w2-fp32-multivariate": Case("ddp", "batched", 2, 1, "fp32", "multivariate"),
-    "ddp-w2-acc2-fp16-clip-value": Case("ddp", "accumulated", 2, 2, "fp16", "clip-value"),
-    "horovod-w4-acc3-fp16-compression-weighted": Case("horovod", "accumulated", 4, 3, "fp16-compression", "weighted"),
-    "cuda-ddp-w2-acc2-fp16-momentum": Case("ddp", "accumulated", 2, 2, "fp16", "momentum", "cuda"),
-    "single-acc2-fp16-growing-scale-resumed-at-3": Case(
-        "single", "accumulated", 1, 2, "fp16", "growing-scale", resumed_at=3
-    ),
+    "single-samples-fp32-momentum": Case("single", 1, EACH_SAMPLE, "fp32", "momentum"),
+    "single-batched-fp64-line": Case("single", 1, 1, "fp64", "line"),
+    "single-acc3-bf16-decay": Case("single", 1, 3, "bf16", "decay"),
+    "ddp-w2-fp32-multivariate": Case("ddp", 2, 1, "fp32", "multivariate"),
+    "ddp-w2-acc2-fp16-clip-value": Case("ddp", 2, 2, "fp16", "clip-value"),
+    "horovod-w4-acc3-fp16-compression-weighted": Case("horovod", 4, 3, "fp16-compression", "weighted"),
+    "cuda-ddp-w2-acc2-fp16-momentum": Case("ddp", 2, 2, "fp16", "momentum", "cuda"),
+    "single-acc2-fp16-growing-scale-resumed-at-3": Case("single", 1, 2, "fp16", "growing-scale", resumed_at=3),
     "single-acc2-fp32-momentum-resumed-at-3-killed-between-files": Case(
-        "single", "accumulated", 1, 2, "fp32", "momentum", resumed_at=3, resumed="killed-between-files"
+        "single", 1, 2, "fp32", "momentum", resumed_at=3, resumed="killed-between-files"
     ),
     "ddp-w2-acc2-fp32-momentum-resumed-at-3-killed": Case(
-        "ddp", "accumulated", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"
+        "ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"
     ),
     "ddp-w2-fp32-momentum-resumed-at-3-on-1-rank": Case(
-        "ddp", "batched", 2, 1, "fp32", "momentum", resumed_at=3, resumed="on-1-rank"
+        "ddp", 2, 1, "fp32", "momentum", resumed_at=3, resumed="on-1-rank"
     ),
 }
 SPECS = ["momentum", "weighted", "clip-norm", "clip-value", "adamw", "overflow", "short-window", "ranks-start-apart"]
@@ -53,35 +52,37 @@ def test_ids_say_all_that_makes_a_case(case_id):
     assert (parts["device"] == "cuda-") == (case.device == "cuda")
     assert (parts["backend"], parts["precision"], parts["workload"]) == (case.backend, case.precision, case.workload)
     assert int(parts["world_size"] or 1) == case.world_size
-    assert int(parts["accumulation"] or 1) == case.accumulation
+    one_by_one = parts["kind"] == "samples"
+    assert int(parts["accumulation"] or (EACH_SAMPLE if one_by_one else 1)) == case.accumulation
+    assert (case.layout == "samples") == one_by_one
     assert int(parts["resumed_at"] or 0) == (case.resumed_at or 0)
     assert (parts["resumed"] or "once") == case.resumed
 
 
 def test_a_case_is_compared_and_hashed_by_its_values():
-    one, same = (Case("ddp", "batched", 2, 1, "fp32", "momentum") for _ in range(2))
+    one, same = (Case("ddp", 2, 1, "fp32", "momentum") for _ in range(2))
     assert {one, same} == {one}
 
 
 def test_a_case_builds_its_workload_and_layout():
-    problem = Case("ddp", "accumulated", 3, 2, "bf16", "momentum").problem
+    problem = Case("ddp", 3, 2, "bf16", "momentum").problem
     workload, layout = problem.workload, problem.layout
     assert (workload.name, workload.batch_size) == ("momentum", 24)
     assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (3, 2, 4)
-    assert Case("ddp", "accumulated", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
+    assert Case("ddp", 3, 2, "bf16", "momentum").arithmetic is PRECISIONS["bf16"]
 
 
 def test_what_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="no global batch divides over 3 ranks x 1 micro-batches"):
-        Case("ddp", "batched", 3, 1, "fp32", "line").spec()
+        Case("ddp", 3, 1, "fp32", "line").spec()
 
 
 def cases():
     for workload in (*SPECS, "line", "multivariate", "uneven-batch"):
-        for shape in (("accumulated", 2, 2), ("batched", 2, 1), ("accumulated", 1, 2)):
-            if workload == "short-window" and shape[0] != "accumulated":
+        for shape in ((2, 2), (2, 1), (1, 2)):
+            if workload == "short-window" and shape[1] == 1:
                 continue
-            yield Case("single" if shape[1] == 1 else "ddp", *shape, "fp16", workload)
+            yield Case("single" if shape[0] == 1 else "ddp", *shape, "fp16", workload)
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.id)
@@ -122,7 +123,7 @@ def test_micro_batches_are_those_of_the_layout(case):
 
 
 def spec(workload, precision="fp32"):
-    return Case("ddp", "accumulated", 2, 2, precision, workload).spec()
+    return Case("ddp", 2, 2, precision, workload).spec()
 
 
 def test_optimizers_are_told_with_torchs_names():
@@ -174,13 +175,13 @@ def test_ranks_are_told_different_weights_where_a_broadcast_must_make_them_one()
 
 
 def test_a_case_that_is_resumed_on_other_ranks_shares_the_same_batches_out_to_them():
-    case = Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors", resumed_at=4, resumed="on-3-ranks")
+    case = Case("ddp", 2, 2, "fp32", "many-tensors", resumed_at=4, resumed="on-3-ranks")
     assert case.world_sizes == (2, 3)
     assert [window.world_size for window in case.problem.windows] == [2, 2, 2, 2, 3, 3]
-    through = Case("ddp", "accumulated", 3, 2, "fp32", "many-tensors").problem.windows
+    through = Case("ddp", 3, 2, "fp32", "many-tensors").problem.windows
     assert [window.samples for window in case.problem.windows] == [window.samples for window in through]
     spec = case.spec()
     assert (spec["world_size"], spec["micro_batch_size"], len(spec["model"]["weights"])) == (2, 6, 3)
     resumed = as_resumed(spec)
     assert (resumed["world_size"], resumed["micro_batch_size"], len(resumed["orders"][0])) == (3, 4, 3)
-    assert resumed["orders"] == Case("ddp", "accumulated", 3, 2, "fp32", "many-tensors").spec()["orders"]
+    assert resumed["orders"] == Case("ddp", 3, 2, "fp32", "many-tensors").spec()["orders"]

@@ -19,10 +19,7 @@ from tools.float_descents import NODES, descents, distance
 def right():
     """The oracle's enclosures after each epoch."""
     workload = multivariate()
-    return [
-        step.weights
-        for step in Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])).run().steps
-    ]
+    return [step.weights for step in Recurrence(Problem(workload, Layout.of(workload), PRECISIONS["fp64"])).run().steps]
 
 
 @pytest.mark.parametrize("track", ["ordinary", "accumulated"])

@@ -105,7 +105,7 @@ def test_training_is_the_oracles_recurrence(call):
     batches, iterations = given_["dataset"], given_["iterations"]
     epochs = -(-iterations // len(batches))
     workload = exercise("q11", batches, given_["lr"], epochs)
-    problem = Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp64"])
+    problem = Problem(workload, Layout.of(workload), PRECISIONS["fp64"])
     steps = Recurrence(problem).run(iterations).steps
     from_zero = given_ | {"m": 0}
     assert steps[-1].weights.center == answer("train_loop_batches", from_zero).center

@@ -47,6 +47,6 @@ def is_divided_by_the_nominal_length(case):
 
 def test_fp16_on_a_cpu_is_float32(run, write):
     """Which is why the adapter does not declare fp16."""
-    [rank] = run(write(FP16_ON_A_CPU), Case("single", "batched", 1, 1, "fp16", "overflow"))
+    [rank] = run(write(FP16_ON_A_CPU), Case("single", 1, 1, "fp16", "overflow"))
     assert set(rank.output.splitlines()) == {"forward in torch.float32"}
     assert {event["scale"] for event in rank.events if event["event"] == "step"} == {None}

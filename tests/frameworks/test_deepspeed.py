@@ -80,7 +80,7 @@ def recorded(target, *cases):
 
 
 SIZES = [
-    Case("deepspeed", "batched" if accumulation == 1 else "accumulated", ranks, accumulation, precision, "momentum")
+    Case("deepspeed", ranks, accumulation, precision, "momentum")
     for ranks in (2, 3)
     for accumulation in (1, 2)
     for precision in ("fp32", "bf16")
@@ -118,7 +118,7 @@ TRAINER = """
     def train(task: Task) -> None:
         deepspeed.fit(task, {stage})
 """
-SHARDS = Case("deepspeed", "accumulated", 2, 2, "fp32", "many-shards")
+SHARDS = Case("deepspeed", 2, 2, "fp32", "many-shards")
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -158,7 +158,7 @@ BY_HAND = """
 
 def test_gradients_averaged_in_each_micro_batch_by_hand(write):
     target = write(TRAINER.format(stage=0, settings={}) + BY_HAND)
-    [run] = recorded(target, Case("deepspeed", "accumulated", 2, 2, "fp32", "momentum"))
+    [run] = recorded(target, Case("deepspeed", 2, 2, "fp32", "momentum"))
     assert {(rank.reduced, rank.expected_reduced) for rank in traffic(run).ranks} == {(2 * 16, 16)}
 
 

@@ -186,7 +186,7 @@ def test_every_law_of_its_guide_was_checked_and_but_for_one_holds(judged):
 
 def test_horovod_steps_once_on_zeros_before_training(run):
     """The Trainer calls `broadcast_optimizer_state` on new optimizers, which have no state."""
-    case = Case("horovod", "batched", 2, 1, "fp64", "decay")
+    case = Case("horovod", 2, 1, "fp64", "decay")
     spec = case.spec()
     decay = 1 - spec["optimizer"]["lr"] * spec["optimizer"]["weight_decay"]
     decayed = [weight * decay for weight in spec["model"]["weights"][0]]
@@ -199,7 +199,7 @@ def test_data_that_do_not_go_round_are_filled_up_from_their_start(run):
 
     92 samples are 23 micro-batches of 4, of which rank 1 gets the twelfth. In fact its twelfth is number 24.
     """
-    case = Case("ddp", "accumulated", 2, 2, "fp64", "uneven-batch")
+    case = Case("ddp", 2, 2, "fp64", "uneven-batch")
     spec = case.spec()
     samples = [tuple(row) for row in spec["samples"]["x"]]
     distinct = list(dict.fromkeys(samples))
@@ -210,14 +210,14 @@ def test_data_that_do_not_go_round_are_filled_up_from_their_start(run):
 
 
 def test_a_short_last_window_is_never_stepped(run):
-    [rank] = run(TARGET, Case("single", "accumulated", 1, 2, "fp64", "short-window"))
+    [rank] = run(TARGET, Case("single", 1, 2, "fp64", "short-window"))
     kinds = [event["event"] for event in rank.events if event["event"] in ("forward", "step")]
     assert kinds == ["forward", "forward", "step"] * 5 + ["forward"]
 
 
 def test_averaging_is_all_that_is_added_up_again(run):
     """DDP averages in every backward, because its forward was not in `no_sync()`."""
-    for rank in run(TARGET, Case("ddp", "accumulated", 2, 3, "fp32", "momentum")):
+    for rank in run(TARGET, Case("ddp", 2, 3, "fp32", "momentum")):
         sent = [event for event in rank.events if event["event"] == "collective" and event["of"] == "gradients"]
         backwards = [event for event in rank.events if event["event"] == "backward_begin"]
         assert len(sent) == len(backwards) == 3 * sum(event["event"] == "step" for event in rank.events)
@@ -225,7 +225,7 @@ def test_averaging_is_all_that_is_added_up_again(run):
 
 def test_use_amp_on_a_cpu_is_float32(run, trial):
     """Which is why the adapter brings its own scaler and autocast."""
-    [rank] = run(trial(AUTOMATIC), Case("single", "batched", 1, 1, "fp16", "momentum"))
+    [rank] = run(trial(AUTOMATIC), Case("single", 1, 1, "fp16", "momentum"))
     assert "loss_scaled" not in {event["event"] for event in rank.events}
     assert {event["scale"] for event in rank.events if event["event"] == "step"} == {None}
 
@@ -233,7 +233,7 @@ def test_use_amp_on_a_cpu_is_float32(run, trial):
 @pytest.mark.parametrize(("backend", "world_size"), [("single", 1), ("ddp", 2)])
 def test_use_amp_keeps_its_laws_where_it_has_amp(run, trial, backend, world_size):
     """In every window: scale each loss, unscale, clip, step, update; and never the other way round."""
-    case = Case(backend, "accumulated", world_size, 2, "fp16", "clip-value")
+    case = Case(backend, world_size, 2, "fp16", "clip-value")
     watched = ("loss_scaled", "backward_begin", "unscale", "clip", "scaler_step", "step", "update")
     window = ["loss_scaled", "backward_begin"] * 2 + ["unscale", "clip", "scaler_step", "step", "update"]
     for rank in run(trial(AUTOMATIC, AMP_OF_THE_CPU), case):
@@ -242,7 +242,7 @@ def test_use_amp_keeps_its_laws_where_it_has_amp(run, trial, backend, world_size
 
 def test_the_guides_update_in_every_batch_fails_under_aggregation(crash, trial):
     """Which is why the adapter updates the scaler once a window."""
-    message = crash(trial(UPDATE_IN_EVERY_BATCH), Case("single", "accumulated", 1, 2, "fp16", "momentum"))
+    message = crash(trial(UPDATE_IN_EVERY_BATCH), Case("single", 1, 2, "fp16", "momentum"))
     assert message == "AssertionError: No inf checks were recorded prior to update."
 
 
@@ -258,7 +258,7 @@ def test_the_guides_update_in_every_batch_fails_under_aggregation(crash, trial):
 def test_how_often_a_schedule_steps_in_a_window_of_two(run, trial, mode, frequency, steps):
     """Which is why the adapter takes the first."""
     target = trial(SCHEDULED.format(mode=mode, frequency=frequency))
-    [rank] = run(target, Case("single", "accumulated", 1, 2, "fp32", "momentum"))
+    [rank] = run(target, Case("single", 1, 2, "fp32", "momentum"))
     scheduled = [event for event in rank.events if event["event"] == "schedule" and not event["initial"]]
     assert len(scheduled) == steps * sum(event["event"] == "step" for event in rank.events)
 
@@ -266,7 +266,7 @@ def test_how_often_a_schedule_steps_in_a_window_of_two(run, trial, mode, frequen
 @pytest.mark.parametrize(("divided", "factor"), [(" / task.accumulation", 1), ("", 2)])
 def test_average_aggregated_gradients_leaves_the_division_to_the_trial(run, trial, divided, factor):
     target = trial(NOT_AVERAGED.format(divided=divided.replace("task", "self.task")))
-    case = Case("single", "accumulated", 1, 2, "fp32", "momentum")
+    case = Case("single", 1, 2, "fp32", "momentum")
     [averaged], [left] = (
         [next(event["gradients"] for event in rank.events if event["event"] == "step") for rank in run(name, case)]
         for name in (TARGET, target)
@@ -275,5 +275,5 @@ def test_average_aggregated_gradients_leaves_the_division_to_the_trial(run, tria
 
 
 def test_apex_is_refused_without_cuda(crash, trial):
-    message = crash(trial(APEX), Case("single", "batched", 1, 1, "fp32", "momentum"))
+    message = crash(trial(APEX), Case("single", 1, 1, "fp32", "momentum"))
     assert message == "InvalidExperimentException: context.configure_apex_amp is supported only on GPU slots."

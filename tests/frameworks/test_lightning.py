@@ -46,7 +46,7 @@ def is_divided_by_the_nominal_length(case):
 
 
 def test_the_schedule_goes_on_when_a_step_is_skipped(run):
-    case = Case("single", "batched", 1, 1, "fp16", "overflow")
+    case = Case("single", 1, 1, "fp16", "overflow")
     [rank] = run(TARGET, case)
     [skipped] = [event["forwards"] for event in rank.events if event["event"] == "skip"]
     rates = {event["forwards"]: event["lr"] for event in rank.events if event["event"] == "step"}
@@ -58,7 +58,7 @@ def test_the_schedule_goes_on_when_a_step_is_skipped(run):
 def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
     """Which is why the adapter hands over the plugin that "16-mixed" stands for."""
     target = write(PLAIN.format(precision="16-mixed"))
-    [rank] = run(target, Case("single", "batched", 1, 1, "fp16", "momentum"))
+    [rank] = run(target, Case("single", 1, 1, "fp16", "momentum"))
     seen = {line for line in rank.output.splitlines() if line.startswith("forward in")}
     assert seen == {"forward in torch.bfloat16"}
 
@@ -66,7 +66,7 @@ def test_sixteen_mixed_on_a_cpu_is_bfloat16(run, write):
 @pytest.mark.parametrize(("backend", "world_size", "in_order"), [("single", 1, True), ("ddp", 2, False)])
 def test_ranks_read_a_loader_shuffled_that_one_process_reads_in_order(run, write, backend, world_size, in_order):
     """Which is why the adapter brings this rank's own loader."""
-    case = Case(backend, "batched", world_size, 1, "fp32", "momentum")
+    case = Case(backend, world_size, 1, "fp32", "momentum")
     ranks = run(write(PLAIN.format(precision="32-true")), case)
     forwards = [next(event for event in rank.events if event["event"] == "forward") for rank in ranks]
     read = [row for forward in forwards for row in forward["rows"]]

@@ -80,7 +80,7 @@ def test_mutant_is_caught(caught):
 
 def test_a_replica_that_dies_is_named_and_nothing_of_the_cluster_is_left(write):
     """And while the cluster is there, it listens on loopback only."""
-    case = Case("ray", "batched", 2, 1, "fp32", "momentum")
+    case = Case("ray", 2, 1, "fp32", "momentum")
     with ForkServer(write(ONE_DIES), backend="ray") as server:
         outcome = server.run(case.spec(), time_limit=60.0)
         address = re.search(r"127\.0\.0\.1:\d+", outcome.ranks[0].output)[0]

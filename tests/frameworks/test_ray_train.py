@@ -42,7 +42,7 @@ def test_mutant_is_caught(caught):
 
 def test_a_worker_that_raises_is_named(write):
     """And not those that Ray Train ends because of it."""
-    case = Case("ray-train", "batched", 2, 1, "fp32", "momentum")
+    case = Case("ray-train", 2, 1, "fp32", "momentum")
     with ForkServer(write(ONE_RAISES), backend="ray-train") as server:
         judgement = judge(case, server.run(case.spec(), time_limit=60.0))
     assert judgement.verdict == "CRASH"

@@ -48,7 +48,7 @@ def find(program: Program, kind: str, what: str) -> Program:
 def textbook() -> Program:
     """The loop of PyTorch's documentation on one device: accumulation, fp16, clipping."""
     text = """{
-        "case": {"backend": "single", "layout": "accumulated", "world_size": 1, "accumulation": 2,
+        "case": {"backend": "single", "world_size": 1, "accumulation": 2,
                  "precision": "fp16", "workload": "clip-value"},
         "setup": [
             {"op": "make_model"},

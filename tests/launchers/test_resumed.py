@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from conformance.cases.case import Case
 from conformance.launchers.hosts import Hosts
 
-CASE = Case("ddp", "batched", 2, 1, "fp32", "momentum", resumed_at=4)
+CASE = Case("ddp", 2, 1, "fp32", "momentum", resumed_at=4)
 
 
 def hosts(*names):
@@ -16,4 +16,4 @@ def hosts(*names):
 def test_on_several_machines_no_case_is_resumed():
     assert "one folder for checkpoints" in hosts("one", "other").why_not(CASE)
     assert hosts("one", "one").why_not(CASE) is None
-    assert hosts("one", "other").why_not(Case("ddp", "batched", 2, 1, "fp32", "momentum")) is None
+    assert hosts("one", "other").why_not(Case("ddp", 2, 1, "fp32", "momentum")) is None

@@ -28,7 +28,7 @@ def shapes(draw: st.DrawFn, largest_batch: int = 36) -> tuple[int, int, int]:
 
 
 def _layout(workload: Workload, world: int, accumulation: int) -> Layout:
-    return Layout.of(workload, "accumulated" if accumulation > 1 else "batched", world, accumulation)
+    return Layout.of(workload, world, accumulation)
 
 
 @st.composite

@@ -39,14 +39,14 @@ def ways(found):
     return [reading.ways for reading in found]
 
 
-@pytest.mark.parametrize("shape", [("samples", 1, 1), ("batched", 2, 1), ("accumulated", 2, 2), ("batched", 3, 1)])
+@pytest.mark.parametrize("shape", [(1, 0), (2, 1), (2, 2), (3, 1)])
 def test_full_windows_have_one_reading(shape):
     asked = problem("momentum", *shape)
     [only] = readings(asked)
     assert (only.ways, only.problem, only.deviations) == ((), asked, ())
 
 
-@pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
 def test_a_short_window_is_averaged_by_its_true_length_or_dropped(shape):
     asked = problem("short-window", *shape)
     averaged, dropped = readings(asked)
@@ -57,7 +57,7 @@ def test_a_short_window_is_averaged_by_its_true_length_or_dropped(shape):
     assert dropped.problem.windows == asked.windows[:5]
 
 
-@pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
 def test_dividing_a_short_window_by_the_nominal_length_is_neither(shape):
     [nominal] = [fault for fault in CATALOGUE if fault.name == "nominal-length"]
     accepted = readings(problem("short-window", *shape))
@@ -68,7 +68,7 @@ def test_dividing_a_short_window_by_the_nominal_length_is_neither(shape):
     assert len(wrong.steps) != len(dropped.steps)
 
 
-@pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
 def test_an_uneven_window_counts_samples_or_micro_batches(shape):
     by_sample, by_micro_batch, *_ = readings(problem("uneven-batch", *shape))
     assert ways((by_sample, by_micro_batch)) == [
@@ -86,7 +86,7 @@ def test_a_mean_of_means_by_hand():
     """Six samples, of which a rank reads four and then two."""
     batch = tuple(Sample((Fraction(n),), Fraction(0)) for n in range(6))
     workload = Workload("uneven", (*[batch + batch[:2]], batch), SGD(Fraction(1)), Linear(1), (Fraction(1),))
-    layout = Layout.of(workload, "accumulated", 1, 2)
+    layout = Layout.of(workload, 1, 2)
     window = layout.windows(workload)[1]
     by_sample, by_micro_batch = (
         reading.recurrence().coefficients(window)
@@ -98,7 +98,7 @@ def test_a_mean_of_means_by_hand():
 
 def test_what_a_window_leaves_open_combines():
     """The last window of three ranks is short, and they may average in every micro-batch besides."""
-    long, often_long, dropped, often_dropped = readings(problem("short-window", "accumulated", 3, 2))
+    long, often_long, dropped, often_dropped = readings(problem("short-window", 3, 2))
     assert ways((long, often_long, dropped, often_dropped)) == [
         ("last_window=step",),
         ("last_window=step", "averaging=in every micro-batch"),
@@ -112,7 +112,7 @@ def test_what_a_window_leaves_open_combines():
 
 def test_a_weighted_loss_says_what_a_sample_counts():
     """Also in an uneven window: averaging the means of its micro-batches is a catalogued fault."""
-    asked = problem("uneven-batch", "accumulated", 1, 2)
+    asked = problem("uneven-batch", 1, 2)
     batches = tuple(
         tuple(replace(sample, weight=Fraction(index % 3)) for index, sample in enumerate(batch))
         for batch in asked.workload.batches
@@ -125,7 +125,7 @@ def test_a_weighted_loss_says_what_a_sample_counts():
 
 
 def test_a_smaller_last_batch_may_be_dropped_and_may_be_all_of_a_window():
-    used, _, dropped = readings(problem("uneven-batch", "batched", 2, 1))
+    used, _, dropped = readings(problem("uneven-batch", 2, 1))
     assert ways((used, dropped)) == [("last_batch=use",), ("last_batch=drop",)]
     assert (len(run(used).steps), len(run(dropped).steps)) == (6, 5)
     assert run(used).steps[:5] == run(dropped).steps
@@ -133,14 +133,14 @@ def test_a_smaller_last_batch_may_be_dropped_and_may_be_all_of_a_window():
 
 def test_whole_batches_may_be_dealt_to_the_ranks():
     """Of twelve samples one rank gets eight, the other four, and each rank's mean counts as much."""
-    _, by_batch, _ = readings(problem("uneven-batch", "batched", 2, 1))
+    _, by_batch, _ = readings(problem("uneven-batch", 2, 1))
     assert by_batch.ways == ("last_batch=use", "uneven_window=by micro-batches")
     recurrence = by_batch.recurrence()
     assert recurrence.coefficients(recurrence.problem.windows[-1]) == (Fraction(1, 16),) * 8 + (Fraction(1, 8),) * 4
 
 
 def test_what_dropping_a_batch_leaves_may_be_a_short_window():
-    _, _, stepped, left_out = readings(problem("uneven-batch", "accumulated", 1, 2))
+    _, _, stepped, left_out = readings(problem("uneven-batch", 1, 2))
     assert ways((stepped, left_out)) == [
         ("last_batch=drop", "last_window=step"),
         ("last_batch=drop", "last_window=drop"),
@@ -151,7 +151,7 @@ def test_what_dropping_a_batch_leaves_may_be_a_short_window():
 
 def test_each_epoch_may_end_in_the_same_way():
     """Windows keep their numbers where short ones are left out."""
-    asked = problem("short-epochs", "accumulated", 2, 2)
+    asked = problem("short-epochs", 2, 2)
     stepped, dropped = readings(asked)
     assert ways((stepped, dropped)) == [("last_window=step",), ("last_window=drop",)]
     assert [[step.window for step in run(one).steps] for one in (stepped, dropped)] == [[*range(6)], [0, 1, 3, 4]]
@@ -162,7 +162,7 @@ def test_each_epoch_may_end_in_the_same_way():
 @pytest.mark.parametrize(("number", "of_left"), [(2, Fraction(1, 32)), (3, Fraction(1, 16))])
 def test_only_who_declares_it_adds_a_short_window_to_the_next_one(number, of_left):
     """It has half of a window's 32 samples, and counts as part of a window or as a mean."""
-    asked = problem("short-epochs", "accumulated", 2, 2)
+    asked = problem("short-epochs", 2, 2)
     added = readings(asked, carries=True)[number]
     assert added.ways == ("last_window=carry",)
     recurrence = added.recurrence()
@@ -173,12 +173,12 @@ def test_only_who_declares_it_adds_a_short_window_to_the_next_one(number, of_lef
 
 
 def test_nothing_is_left_of_the_last_epoch():
-    assert len(readings(problem("short-window", "accumulated", 2, 2), carries=True)) == 2
+    assert len(readings(problem("short-window", 2, 2), carries=True)) == 2
 
 
 def test_a_batch_that_was_filled_up_counts_what_was_repeated():
     """Repeating each of its rows makes the numbers of a mean of means: then it is only read as what it is."""
-    asked = problem("uneven-batch", "accumulated", 1, 2)
+    asked = problem("uneven-batch", 1, 2)
     filled = filled_up(asked, asked.windows[-1].samples[8:])
     used, padded, *_ = readings(asked, [filled])
     assert ways((used, padded)) == [("last_batch=use", "uneven_window=by samples"), ("last_batch=pad",)]
@@ -188,7 +188,7 @@ def test_a_batch_that_was_filled_up_counts_what_was_repeated():
 
 
 def test_a_short_window_that_was_filled_up_is_a_full_one():
-    asked = problem("short-window", "accumulated", 1, 2)
+    asked = problem("short-window", 1, 2)
     stepped, filled, dropped = readings(asked, [filled_up(asked, range(len(asked.windows[-1].batch)))])
     assert ways((stepped, filled, dropped)) == [("last_window=step",), ("last_window=pad",), ("last_window=drop",)]
     assert filled.problem.windows[-1].length == 2
@@ -198,7 +198,7 @@ def test_a_short_window_that_was_filled_up_is_a_full_one():
 @pytest.mark.parametrize("name", ["short-epochs", "uneven-epochs"])
 def test_each_fault_can_be_made_in_each_reading(name):
     """However last windows end, a wrong window has as many samples in its micro-batches as it averages over."""
-    asked = problem(name, "accumulated", 2, 2)
+    asked = problem(name, 2, 2)
     ends = {
         end.index: asked.layout.filled_up(asked.workload, end, range(32 - len(end.batch)))
         for end in asked.windows[2::3]
@@ -216,15 +216,13 @@ def test_each_fault_can_be_made_in_each_reading(name):
 
 
 def test_a_reading_may_be_other_than_what_is_declared():
-    stepped, dropped = readings(problem("short-window", "accumulated", 2, 2))
+    stepped, dropped = readings(problem("short-window", 2, 2))
     assert not stepped.denies({})
     assert not stepped.denies({"last_window": "step", "last_batch": "drop"})
     assert dropped.denies({"last_window": "step"})
 
 
-@pytest.mark.parametrize(
-    ("shape", "share"), [(("batched", 2, 1), 2), (("batched", 4, 1), 2), (("accumulated", 2, 2), 2)]
-)
+@pytest.mark.parametrize(("shape", "share"), [((2, 1), 2), ((4, 1), 2), ((2, 2), 2)])
 def test_ranks_without_data_count_in_the_average_or_not(shape, share):
     left_out, counted, dropped = readings(problem("uneven-ranks", *shape))
     assert ways((left_out, counted, dropped)) == [
@@ -240,7 +238,7 @@ def test_ranks_without_data_count_in_the_average_or_not(shape, share):
 
 
 def test_ranks_that_go_on_with_repeated_data_have_full_windows():
-    asked = problem("uneven-ranks", "batched", 2, 1)
+    asked = problem("uneven-ranks", 2, 1)
     last = len(asked.windows[-1].batch)
     [filled] = [one for one in readings(asked, [filled_up(asked, range(last))]) if "last_batch=pad" in one.ways]
     assert (filled.ways, filled.problem.windows[-1].with_data) == (("last_batch=pad",), 2)
@@ -249,7 +247,7 @@ def test_ranks_that_go_on_with_repeated_data_have_full_windows():
 
 @pytest.mark.parametrize("skips", [{2}, {0}, {1, 3}])
 def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
-    asked = problem("overflow", "accumulated", 1, 2, precision="fp16")
+    asked = problem("overflow", 1, 2, precision="fp16")
     waits, advances = readings(asked, skips=skips)
     assert ways((waits, advances)) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
     stepped = [window for window in range(6) if window not in skips]
@@ -264,7 +262,7 @@ def test_after_a_skipped_step_the_schedule_may_be_that_of_the_windows(skips):
 
 
 def test_after_a_skipped_step_the_schedule_of_one_group_may_be_that_of_the_windows_too():
-    asked = problem("overflow", "accumulated", 1, 2, precision="fp16")
+    asked = problem("overflow", 1, 2, precision="fp16")
     own = Group(Fraction(1), Fraction(0), schedule=asked.workload.schedule)
     asked = replace(asked, workload=replace(asked.workload, groups=(own,), schedule=None))
     assert ways(readings(asked, skips={2})) == [("schedule_on_skip=wait",), ("schedule_on_skip=advance",)]
@@ -273,11 +271,11 @@ def test_after_a_skipped_step_the_schedule_of_one_group_may_be_that_of_the_windo
 @pytest.mark.parametrize(("name", "skips"), [("overflow", set()), ("overflow", {5}), ("overflow-clip", {2})])
 def test_a_skip_that_no_schedule_shows_leaves_nothing_to_choose(name, skips):
     """No step was skipped, none came after it, or there is no schedule; a clip by norm has two readings of its own."""
-    assert {*ways(readings(problem(name, "accumulated", 1, 2, precision="fp16"), skips=skips))} == {()}
+    assert {*ways(readings(problem(name, 1, 2, precision="fp16"), skips=skips))} == {()}
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [("accumulated", 3, 2), ("accumulated", 3, 3), ("accumulated", 3, 4)])
+@pytest.mark.parametrize("shape", [(3, 2), (3, 3), (3, 4)])
 def test_averaging_in_every_micro_batch_changes_rounding_only(shape, precision):
     once, often = readings(problem("momentum", *shape, precision=precision))
     assert ways((once, often)) == [(), ("averaging=in every micro-batch",)]
@@ -291,7 +289,7 @@ def test_averaging_in_every_micro_batch_changes_rounding_only(shape, precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("shape", [("accumulated", 3, 2), ("accumulated", 3, 3), ("accumulated", 3, 4)])
+@pytest.mark.parametrize("shape", [(3, 2), (3, 3), (3, 4)])
 @settings(max_examples=4)
 @given(style=styles(["mean, loss over window, ranks averaged"]))
 def test_averaging_in_every_micro_batch_stays_in_its_bound(shape, precision, style):
@@ -304,7 +302,7 @@ def test_averaging_in_every_micro_batch_stays_in_its_bound(shape, precision, sty
 
 
 def test_a_sample_that_the_sampler_repeats_may_be_left_out():
-    asked = problem("sampler-pads", "accumulated", 2, 2)
+    asked = problem("sampler-pads", 2, 2)
     trained, *left_out = readings(asked)
     assert trained.ways == ("repeated_samples=trained",)
     assert run(trained).certificate.exact
@@ -313,4 +311,4 @@ def test_a_sample_that_the_sampler_repeats_may_be_left_out():
     assert sizes == [8, 8, 7, 8, 8, 7]
     once = [number for window in left_out[0].problem.windows[:3] for number in window.samples]
     assert sorted(once) == list(range(23))
-    assert ways(readings(problem("sampler-drops", "accumulated", 2, 2))) == [()]
+    assert ways(readings(problem("sampler-drops", 2, 2))) == [()]

@@ -44,7 +44,7 @@ def averaging(asked, style):
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("workload", ["momentum", "decay", "sgd"])
 def test_three_ranks(workload, precision):
-    asked = Problem(*standard(workload, "accumulated", 3, 2), PRECISIONS[precision])
+    asked = Problem(*standard(workload, 3, 2), PRECISIONS[precision])
     accepted = readings(asked)[0]
     right, bound = accepted.recurrence().run(), accepted.by(None, AVERAGES_WEIGHTS).recurrence().run()
     assert [step.weights.center for step in bound.steps] == [step.weights.center for step in right.steps]

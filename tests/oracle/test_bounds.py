@@ -161,10 +161,10 @@ BOUNDED = [
         (name, precision, shape)
         for name in ("adamw", "clip-norm")
         for precision in PRECISIONS
-        for shape in (("accumulated", 2, 2), ("accumulated", 3, 2))
+        for shape in ((2, 2), (3, 2))
     ),
-    *((name, "fp32", ("accumulated", 2, 2)) for name in ("line", "noisy-line", "two-workers")),
-    ("line", "fp64", ("samples", 1, 1)),
+    *((name, "fp32", (2, 2)) for name in ("line", "noisy-line", "two-workers")),
+    ("line", "fp64", (1, 0)),
 ]
 
 
@@ -183,7 +183,7 @@ def test_standard_bounded_workloads(name, precision, shape, record_property):
     assert found is not None and found.sufficient
 
 
-@pytest.mark.parametrize("shape", [("batched", 1, 1), ("accumulated", 1, 4), ("accumulated", 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (2, 2)])
 def test_weights_alone_show_each_fault_where_a_norm_is_clipped(shape):
     """In the widest bounds: an optimizer of the trainer's own shows no gradients."""
     workload, layout = standard("clip-norm", *shape)
@@ -194,14 +194,14 @@ def test_weights_alone_show_each_fault_where_a_norm_is_clipped(shape):
 
 def test_multivariate_regression_in_fp32(record_property):
     """Sums of a thousand terms, over enough epochs for errors to build up."""
-    workload = replace(standard("multivariate", "accumulated", 2, 2)[0], epochs=30)
-    layout = Layout.of(workload, "accumulated", 2, 2)
+    workload = replace(standard("multivariate", 2, 2)[0], epochs=30)
+    layout = Layout.of(workload, 2, 2)
     record_property("error over bound", assert_enclosed(workload, layout, "fp32", Style()))
 
 
 def test_gradients_that_may_overflow_between_the_ranks_are_refused():
     """They did in one way of training; in a format with more range they have a bound."""
-    workload, layout = standard("line", "batched", 2, 1)
+    workload, layout = standard("line", 2, 1)
     [batch, *_] = workload.batches
     steep = tuple(Sample((sample.x[0] * 128,), sample.y * 128, sample.weight) for sample in batch)
     workload = replace(workload, batches=(steep,), start=(Fraction(8),), epochs=1)
@@ -214,6 +214,6 @@ def test_gradients_that_may_overflow_between_the_ranks_are_refused():
 
 def test_sums_that_are_too_long_for_any_bound_are_refused():
     """256 roundings of bf16 may take everything: better no verdict than a wrong one."""
-    workload, layout = standard("multivariate", "batched", 1, 1)
+    workload, layout = standard("multivariate", 1, 1)
     with pytest.raises(Unbounded, match=r"roundings in bf16 \(u = 2\^-8\) have no finite relative bound"):
         Recurrence(Problem(workload, layout, PRECISIONS["bf16"])).run(1)

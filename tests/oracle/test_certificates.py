@@ -109,11 +109,11 @@ def test_certified_random_recipes(job, order, style):
 @given(data=st.data())
 def test_standard_workloads(name, precision, data):
     """Those of the default matrix; the odd world sizes and windows among them."""
-    shapes = [("accumulated", 2, 2), ("batched", 2, 1)]
+    shapes = [(2, 2), (2, 1)]
     if name != "uneven-batch":
-        shapes += [("accumulated", 3, 2), ("accumulated", 1, 3)]
+        shapes += [(3, 2), (1, 3)]
     if name in ("momentum", "clip-value"):
-        shapes += [("samples", 1, 1), ("accumulated", 3, 3), ("accumulated", 4, 3), ("accumulated", 4, 4)]
+        shapes += [(1, 0), (3, 3), (4, 3), (4, 4)]
     job = standard(name, *data.draw(st.sampled_from(shapes)))
     right = right_answer(job, precision)
     assert right.certificate.exact
@@ -122,7 +122,7 @@ def test_standard_workloads(name, precision, data):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("shape", [("batched", 2, 1), ("accumulated", 3, 2)])
+@pytest.mark.parametrize("shape", [(2, 1), (3, 2)])
 def test_overflows_are_skipped_and_the_rest_is_exact(shape, placement):
     job = standard("overflow", *shape)
     right = right_answer(job, "fp16")
@@ -135,7 +135,7 @@ def test_overflows_are_skipped_and_the_rest_is_exact(shape, placement):
 def perturbations(draw):
     """A standard workload that is certified, and the same with one number that is a little off."""
     name, precision = draw(st.sampled_from(["momentum", "clip-value", "sgd"])), draw(precisions)
-    workload, layout = standard(name, "accumulated", *draw(st.sampled_from([(2, 2), (3, 1), (1, 3)])))
+    workload, layout = standard(name, *draw(st.sampled_from([(2, 2), (3, 1), (1, 3)])))
     step, index = draw(st.integers(0, 1)), draw(st.integers(0, workload.batch_size - 1))
     little = Fraction(draw(st.sampled_from([-3, -1, 1, 3])), 2 ** draw(st.integers(1, 60)))
     sample = workload.batches[step][index]
@@ -264,13 +264,13 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_stage_and_the_reason(name):
     workload, (world, accumulation), precision, reason = REFUSED[name]
-    right = right_answer((workload, Layout.of(workload, "accumulated", world, accumulation)), precision)
+    right = right_answer((workload, Layout.of(workload, world, accumulation)), precision)
     assert not right.certificate.exact
     assert right.certificate.reason == reason
 
 
 def test_a_certificate_keeps_the_tightest_proof_of_each_stage():
-    certificate = right_answer(standard("momentum", "accumulated", 2, 2), "bf16").certificate
+    certificate = right_answer(standard("momentum", 2, 2), "bf16").certificate
     tightest = {proof.stage: proof for proof in certificate.tightest()}
     assert {"forward", "backward", "accumulation", "all-reduce", "momentum", "update"} <= set(tightest)
     for proof in certificate.proofs:
@@ -281,7 +281,7 @@ def test_a_certificate_keeps_the_tightest_proof_of_each_stage():
 
 
 def test_the_tightest_proof_of_a_refused_stage_is_the_first_refusal():
-    certificate = right_answer(standard("adamw", "accumulated", 2, 2), "fp32").certificate
+    certificate = right_answer(standard("adamw", 2, 2), "fp32").certificate
     refused = [proof for proof in certificate.tightest() if not proof.exact]
     assert "update" in {proof.stage for proof in refused}
     for proof in refused:
@@ -289,6 +289,6 @@ def test_the_tightest_proof_of_a_refused_stage_is_the_first_refusal():
 
 
 def test_a_skipped_window_needs_no_proof():
-    right = right_answer((recipe("overflow", 24), Layout.of(recipe("overflow", 24), "batched")), "fp16")
+    right = right_answer((recipe("overflow", 24), Layout.of(recipe("overflow", 24))), "fp16")
     assert right.certificate.exact
     assert {proof.window for proof in right.certificate.proofs} == {0, 1, 3, 4, 5}

@@ -41,10 +41,10 @@ def grad(data, m, n):
     return quadratic.matrix[0][0] * m - quadratic.offset[0]
 
 
-def train(batches, lr, iterations, kind="batched", world_size=1, precision="fp64"):
+def train(batches, lr, iterations, world_size=1, precision="fp64"):
     """The weight after each of ``iterations`` steps over ``batches``, which are repeated as often as needed."""
     workload = exercise("exercise", batches, lr, -(-iterations // len(batches)))
-    layout = Layout.of(workload, kind, world_size)
+    layout = Layout.of(workload, world_size)
     return Recurrence(Problem(workload, layout, PRECISIONS[precision])).run(iterations).steps
 
 

@@ -28,9 +28,9 @@ every_fault = pytest.mark.parametrize("name", FAULTS)
 
 #: Each with the window at which it is resumed, and the micro-batches of that before the stop.
 PLACES = [
-    ("uneven-batch", ("accumulated", 2, 2), "fp32"),
+    ("uneven-batch", (2, 2), "fp32"),
     *(
-        (workload, ("accumulated", 2, 2), "fp32")
+        (workload, (2, 2), "fp32")
         for workload in (
             "many-tensors",
             "many-groups",
@@ -42,14 +42,14 @@ PLACES = [
             "two-layers",
         )
     ),
-    ("sparse", ("batched", 2, 1), "fp32", None),
-    ("adagrad", ("accumulated", 2, 2), "fp32", None),
-    ("short-epochs", ("accumulated", 2, 2), "fp32", None),
-    ("epoch-schedule", ("accumulated", 2, 2), "fp32", None),
-    ("many-tensors", ("accumulated", 2, 2), "fp32", 4),
-    *((workload, ("accumulated", 2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
-    ("momentum", ("accumulated", 2, 2), "fp32", 3, 1),
-    ("momentum", ("accumulated", 2, 2), "fp32", 3, 0, Layout(3, 2, 4)),
+    ("sparse", (2, 1), "fp32", None),
+    ("adagrad", (2, 2), "fp32", None),
+    ("short-epochs", (2, 2), "fp32", None),
+    ("epoch-schedule", (2, 2), "fp32", None),
+    ("many-tensors", (2, 2), "fp32", 4),
+    *((workload, (2, 2), "fp32", 3) for workload in ("momentum", "adamw", "two-groups")),
+    ("momentum", (2, 2), "fp32", 3, 1),
+    ("momentum", (2, 2), "fp32", 3, 0, Layout(3, 2, 4)),
     *(
         (workload, shape, precision)
         for workload, shape, precision in product(
@@ -66,7 +66,7 @@ PLACES = [
                 "short-window",
                 "uneven-ranks",
             ],
-            [("accumulated", 2, 2), ("accumulated", 2, 3)],
+            [(2, 2), (2, 3)],
             ["fp32", "fp16"],
         )
     ),
@@ -137,7 +137,7 @@ def test_a_short_window_divided_by_the_nominal_length():
     [("counts-on-in-next-epoch", [2, 2, 1, 1, 2, 2]), ("adds-what-is-left", [2, 2, 3, 2])],
 )
 def test_epochs_of_five_micro_batches_in_windows_of_two(name, lengths):
-    problem = Problem(*standard("short-epochs", "accumulated", 1, 2), PRECISIONS["fp32"])
+    problem = Problem(*standard("short-epochs", 1, 2), PRECISIONS["fp32"])
     windows = FAULTS[name].textbook(problem).read()
     assert [window.length for window in windows] == lengths
     assert [window.samples[at] for window in windows for at in window.shares[0][0]][:16] == list(range(16))
@@ -244,13 +244,13 @@ def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
 @pytest.mark.parametrize(
     ("name", "shape", "precision"),
     [
-        ("sum-over-ranks", ("batched", 1, 1), "fp32"),
-        ("sum-over-window", ("batched", 2, 1), "fp32"),
-        ("scale-left-in", ("accumulated", 2, 2), "fp32"),
-        ("not-clipped", ("accumulated", 2, 2), "fp32"),
-        ("mean-of-rank-means", ("accumulated", 2, 2), "fp32"),
-        ("nominal-length", ("accumulated", 2, 2), "fp32"),
-        ("loss-summed", ("samples", 1, 1), "fp32"),
+        ("sum-over-ranks", (1, 1), "fp32"),
+        ("sum-over-window", (2, 1), "fp32"),
+        ("scale-left-in", (2, 2), "fp32"),
+        ("not-clipped", (2, 2), "fp32"),
+        ("mean-of-rank-means", (2, 2), "fp32"),
+        ("nominal-length", (2, 2), "fp32"),
+        ("loss-summed", (1, 0), "fp32"),
     ],
 )
 def test_a_fault_does_not_apply_where_it_changes_nothing(name, shape, precision):
@@ -259,7 +259,7 @@ def test_a_fault_does_not_apply_where_it_changes_nothing(name, shape, precision)
 
 
 def test_adamw_has_no_momentum_to_lose():
-    problem = Problem(*standard("adamw", "accumulated", 2, 2), PRECISIONS["fp32"])
+    problem = Problem(*standard("adamw", 2, 2), PRECISIONS["fp32"])
     assert isinstance(problem.workload.optimizer, AdamW)
     assert "momentum-lost" not in {fault.name for fault in applicable(problem)}
 
@@ -277,7 +277,7 @@ def test_separation_is_the_larger_of_both_gaps():
 
 
 def test_power_is_that_of_the_nearest_fault():
-    problem = Problem(*standard("clip-norm", "accumulated", 2, 2), PRECISIONS["fp32"])
+    problem = Problem(*standard("clip-norm", 2, 2), PRECISIONS["fp32"])
     right = Recurrence(problem).run()
     found = power(Reading(None, problem), right)
     assert found.sufficient
@@ -291,7 +291,7 @@ def test_power_is_that_of_the_nearest_fault():
 
 
 def test_power_looks_no_further_than_asked():
-    problem = Problem(*standard("clip-norm", "batched", 2, 1), PRECISIONS["fp32"])
+    problem = Problem(*standard("clip-norm", 2, 1), PRECISIONS["fp32"])
     blind = power(Reading(None, problem), Recurrence(problem).run(), limit=4)
     assert not blind.sufficient
     assert blind.fault.name in {"not-clipped", "clip-before-all-reduce"}

@@ -22,7 +22,7 @@ def run(layout, precision="fp64", limit=None):
 
 @pytest.fixture(scope="module")
 def whole():
-    return run(Layout.of(multivariate(), "batched"))
+    return run(Layout.of(multivariate()))
 
 
 def distance(weights):
@@ -66,12 +66,12 @@ def test_the_loss_falls_in_every_epoch(whole):
 
 
 @pytest.mark.parametrize(
-    ("kind", "world_size", "accumulation"),
-    [("accumulated", 1, 4), ("batched", 4, 1), ("accumulated", 2, 2), ("accumulated", 4, 2), ("accumulated", 1, 5)],
+    ("world_size", "accumulation"),
+    [(1, 4), (4, 1), (2, 2), (4, 2), (1, 5)],
 )
-def test_shards_give_the_trajectory_of_the_whole(whole, kind, world_size, accumulation):
-    layout = Layout.of(multivariate(), kind, world_size, accumulation)
-    assert form(layout) == form(Layout.of(multivariate(), "batched"))
+def test_shards_give_the_trajectory_of_the_whole(whole, world_size, accumulation):
+    layout = Layout.of(multivariate(), world_size, accumulation)
+    assert form(layout) == form(Layout.of(multivariate()))
     if world_size * accumulation == 4:
         assert layout.micro_batch_size == SHARD
     for expected, step in zip(whole.steps, run(layout, limit=24).steps, strict=False):
@@ -79,7 +79,7 @@ def test_shards_give_the_trajectory_of_the_whole(whole, kind, world_size, accumu
 
 
 def test_the_bound_settles_because_gradient_descent_forgets_its_errors(whole):
-    steps = run(Layout.of(multivariate(), "batched"), "fp32").steps
+    steps = run(Layout.of(multivariate()), "fp32").steps
     for one, other in zip(whole.steps, steps, strict=True):
         assert other.weights.gap(one.weights) <= 1
     early, later, final = (max(steps[epoch].weights.radius) for epoch in (199, 299, 399))

@@ -23,7 +23,7 @@ from conformance.workloads.workload import SGD, LossScale, Sample, Workload
 from .strategies import shapes
 from .training import PLACEMENTS, Style, train
 
-REPRESENTATIVE = [("batched", 1, 1), ("batched", 2, 1), ("accumulated", 2, 2), ("accumulated", 3, 2), ("batched", 4, 1)]
+REPRESENTATIVE = [(1, 1), (2, 1), (2, 2), (3, 2), (4, 1)]
 
 
 @st.composite
@@ -97,7 +97,7 @@ def single(x, y, w, scale=1, weight=1):
     loss = "mean" if weight == 1 else "weighted"
     scaler = LossScale(Fraction(scale))
     workload = Workload("one", ((sample,),), SGD(Fraction(1)), Linear(1), (Fraction(w),), loss=loss, scale=scaler)
-    return classified(workload, Layout.of(workload, "batched"))
+    return classified(workload, Layout.of(workload))
 
 
 def test_the_loss_scale_decides():
@@ -121,7 +121,7 @@ def test_what_the_forward_pass_rounds_away_does_not_overflow_for_certain():
     workload = Workload(
         "cancelling", ((sample,),), SGD(Fraction(1)), Linear(len(start)), start, scale=LossScale(Fraction(2**14))
     )
-    layout = Layout.of(workload, "batched")
+    layout = Layout.of(workload)
     assert not train(workload, layout, PRECISIONS["fp16"], Style()).skips
     assert classified(workload, layout) == "possible"
 
@@ -149,13 +149,13 @@ def test_the_growing_scale(shape):
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 def test_without_a_scaler_nothing_is_skipped(precision):
-    right = Recurrence(Problem(*standard("overflow", "batched", 1, 1), PRECISIONS[precision])).run()
+    right = Recurrence(Problem(*standard("overflow", 1, 1), PRECISIONS[precision])).run()
     assert (right.skips, right.overflows, right.scales, right.history) == (frozenset(), (), (), None)
     assert len(right.steps) == 6
 
 
 def test_a_trainers_own_scaler_is_followed():
-    workload, layout = standard("overflow", "batched", 2, 1)
+    workload, layout = standard("overflow", 2, 1)
     own = (Fraction(4), Fraction(4), Fraction(1))
     right = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({1, 2}), own)).run()
     assert [step.window for step in right.steps] == [0, 3, 4, 5]
@@ -165,7 +165,7 @@ def test_a_trainers_own_scaler_is_followed():
 
 def test_a_skipped_window_changes_nothing():
     """Not the weights, not the momentum, not the schedule."""
-    workload, layout = standard("momentum", "batched", 2, 1)
+    workload, layout = standard("momentum", 2, 1)
     skipping = Recurrence(Problem(workload, layout, PRECISIONS["fp16"]), ScalerHistory(frozenset({0}))).run()
     without = Workload(**{**vars(workload), "batches": workload.batches[1:]})
     fresh = Recurrence(Problem(without, layout, PRECISIONS["fp16"])).run()

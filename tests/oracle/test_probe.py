@@ -22,7 +22,7 @@ def workload(*weights, loss="mean"):
 
 
 def moved(job, world, accumulation):
-    layout = Layout.of(job, "accumulated", world, accumulation)
+    layout = Layout.of(job, world, accumulation)
     [window] = layout.windows(job)
     return OneSampleMoved(Problem(job, layout, PRECISIONS["fp32"])).coefficients(window)
 
@@ -52,7 +52,7 @@ def test_a_single_sample_has_no_neighbour():
 
 def test_the_gradient_differs_and_all_else_is_the_same():
     job = replace(workload(*[1] * 8), schedule=(Fraction(1, 2),))
-    layout = Layout.of(job, "accumulated", 2, 2)
+    layout = Layout.of(job, 2, 2)
     [right] = Recurrence(Problem(job, layout, PRECISIONS["fp64"])).steps()
     [wrong] = OneSampleMoved(Problem(job, layout, PRECISIONS["fp64"])).steps()
     assert right.gradient.center != wrong.gradient.center

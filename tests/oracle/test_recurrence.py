@@ -16,7 +16,7 @@ def problem(x, y, epochs=1):
     workload = Workload(
         "one", ((Sample((Fraction(x),), Fraction(y)),),), SGD(Fraction(1, 4)), Linear(1), (Fraction(1),), epochs=epochs
     )
-    return Problem(workload, Layout.of(workload, "batched"), PRECISIONS["fp32"])
+    return Problem(workload, Layout.of(workload), PRECISIONS["fp32"])
 
 
 class DoubledLater(Recurrence):

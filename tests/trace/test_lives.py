@@ -7,7 +7,7 @@ from conformance.laws.run import Plan
 from conformance.trace.hindsight.placing import placed
 from conformance.trace.lives import joined, lives
 
-CASE = Case("single", "batched", 1, 1, "fp32", "momentum", resumed_at=3)
+CASE = Case("single", 1, 1, "fp32", "momentum", resumed_at=3)
 ROWS = [[row for micro_batch in window for row in micro_batch] for window in Plan(CASE.spec()).rows(0)]
 
 
@@ -88,7 +88,7 @@ def test_numbers_go_on_and_the_lives_can_be_told_apart():
     ],
 )
 def test_a_stop_inside_a_window(resumes, read, places):
-    case = Case("single", "accumulated", 1, 2, "fp32", "momentum", resumed_at=1, resumed="inside-window")
+    case = Case("single", 1, 2, "fp32", "momentum", resumed_at=1, resumed="inside-window")
     rows = [list(window) for window in Plan(case.spec()).rows(0)]
     lines = [{"event": "started", "pid": 1}]
     for number, (window, micro_batch) in enumerate([*read, *((3, place) for place in (0, 1) if resumes)]):

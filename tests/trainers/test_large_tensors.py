@@ -25,7 +25,7 @@ def train(task: Task) -> None:
 
 
 def events_of_rank_0(trainer, backend):
-    case = Case(backend, "batched", 2, 1, "fp32", "large-tensors")
+    case = Case(backend, 2, 1, "fp32", "large-tensors")
     with ForkServer(trainer, backend=backend) as server:
         outcome = server.run(case.spec(), time_limit=60.0)
     assert [rank.exit for rank in outcome.ranks] == ["exited 0"] * 2

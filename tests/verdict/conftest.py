@@ -16,7 +16,7 @@ from conformance.oracle.recurrence import Recurrence, ScalerHistory, Trajectory
 from conformance.oracle.rounding import nearest
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.verdict.judge import Judgement, judge
-from conformance.workloads.layout import Window
+from conformance.workloads.layout import EACH_SAMPLE, Window
 from conformance.workloads.precision import PRECISIONS
 
 from ..laws.building import whole
@@ -88,16 +88,15 @@ def case() -> Callable[[str], Case]:
     def parsed(name: str) -> Case:
         backend, *parts = name.split("-")
         world_size = int(parts.pop(0)[1:]) if parts[0][0] == "w" and parts[0][1:].isdigit() else 1
-        kind = parts[0] if parts[0] in ("samples", "batched") else "batched"
-        accumulation = 1
+        accumulation = EACH_SAMPLE if parts[0] == "samples" else 1
         if parts[0].startswith("acc"):
-            kind, accumulation = "accumulated", int(parts[0][3:])
+            accumulation = int(parts[0][3:])
         if parts[0] in ("samples", "batched") or accumulation > 1:
             parts.pop(0)
         precision = next(p for p in sorted(PRECISIONS, key=len, reverse=True) if "-".join(parts).startswith(f"{p}-"))
         workload, _, resumed_at = "-".join(parts)[len(precision) + 1 :].partition("-resumed-at-")
         stop, _, resumed = resumed_at.partition("-")
-        found = Case(backend, kind, world_size, accumulation, precision, workload)
+        found = Case(backend, world_size, accumulation, precision, workload)
         if stop:
             found = replace(found, resumed_at=int(stop), resumed=resumed or "once")
         assert found.id == name

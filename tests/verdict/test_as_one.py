@@ -10,15 +10,15 @@ from conformance.cases.case import Case
 from conformance.runner.outcome import Outcome, RankOutcome
 from conformance.verdict.as_one import as_one, crosses
 
-SHORT = Case("ddp", "accumulated", 2, 2, "fp32", "short-epochs")
+SHORT = Case("ddp", 2, 2, "fp32", "short-epochs")
 
 
 def test_epochs_of_whole_windows_are_the_same_as_one():
-    assert as_one(Case("ddp", "accumulated", 2, 2, "fp32", "many-tensors")) is None
+    assert as_one(Case("ddp", 2, 2, "fp32", "many-tensors")) is None
 
 
 def test_one_epoch_is_one():
-    assert as_one(Case("ddp", "accumulated", 2, 2, "fp32", "short-window")) is None
+    assert as_one(Case("ddp", 2, 2, "fp32", "short-window")) is None
 
 
 def test_ten_micro_batches_are_five_windows():

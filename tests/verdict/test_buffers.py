@@ -11,7 +11,7 @@ from conformance.trace.events import Forward
 from conformance.verdict.buffers import Fate, fate
 from conformance.workloads.model import Counting
 
-CASE = Case("ddp", "batched", 2, 1, "fp32", "buffers")
+CASE = Case("ddp", 2, 1, "fp32", "buffers")
 #: The samples of each rank in a window.
 SHARE = sum(map(len, CASE.problem.windows[0].shares[0]))
 WINDOWS = CASE.problem.windows

@@ -9,7 +9,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.verdict.shards import copies_apart
 
-CASE = Case("deepspeed", "accumulated", 2, 2, "bf16", "momentum")
+CASE = Case("deepspeed", 2, 2, "bf16", "momentum")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from conformance.verdict.own_order import not_once, ways
 from conformance.workloads.layout import micro_batches
 
 NAME = "ddp-w2-acc2-fp32-own-order"
-CASE = Case("ddp", "accumulated", 2, 2, "fp32", "own-order")
+CASE = Case("ddp", 2, 2, "fp32", "own-order")
 ALL = tuple(range(24))
 REVERSED = tuple(reversed(ALL))
 

@@ -11,7 +11,7 @@ from conformance.verdict.evidence import read
 from conformance.verdict.judge import judge
 from conformance.verdict.watched_weights import with_watched_weights
 
-CASE = Case("parameter-server", "accumulated", 3, 2, "fp16", "overflow")
+CASE = Case("parameter-server", 3, 2, "fp16", "overflow")
 
 
 @pytest.fixture(scope="module")

@@ -24,17 +24,17 @@ def recorded(target, case):
 @pytest.mark.parametrize(
     ("trainer", "case"),
     [
-        ("ring", Case("ring", "batched", 4, 1, "fp32", "momentum")),
-        ("ring", Case("ring", "accumulated", 3, 2, "fp16", "clip-value")),
-        ("ring_gather", Case("ring-gather", "accumulated", 4, 2, "fp64", "momentum")),
-        ("parameter_server", Case("parameter-server", "accumulated", 3, 2, "bf16", "momentum")),
-        ("parameter_server", Case("parameter-server", "batched", 4, 1, "fp16", "overflow")),
-        ("ddp", Case("ddp", "accumulated", 3, 2, "fp32", "momentum")),
-        ("horovod", Case("horovod", "accumulated", 2, 2, "fp16-compression", "momentum")),
-        ("zero_redundancy", Case("zero-redundancy", "accumulated", 2, 2, "fp16", "overflow-in-part")),
-        ("fsdp2", Case("fsdp2", "accumulated", 3, 2, "fp32", "momentum")),
-        ("fsdp2", Case("fsdp2", "accumulated", 2, 2, "fp16", "overflow-in-part")),
-        ("fsdp2_hybrid", Case("fsdp2", "accumulated", 4, 2, "fp64", "momentum")),
+        ("ring", Case("ring", 4, 1, "fp32", "momentum")),
+        ("ring", Case("ring", 3, 2, "fp16", "clip-value")),
+        ("ring_gather", Case("ring-gather", 4, 2, "fp64", "momentum")),
+        ("parameter_server", Case("parameter-server", 3, 2, "bf16", "momentum")),
+        ("parameter_server", Case("parameter-server", 4, 1, "fp16", "overflow")),
+        ("ddp", Case("ddp", 3, 2, "fp32", "momentum")),
+        ("horovod", Case("horovod", 2, 2, "fp16-compression", "momentum")),
+        ("zero_redundancy", Case("zero-redundancy", 2, 2, "fp16", "overflow-in-part")),
+        ("fsdp2", Case("fsdp2", 3, 2, "fp32", "momentum")),
+        ("fsdp2", Case("fsdp2", 2, 2, "fp16", "overflow-in-part")),
+        ("fsdp2_hybrid", Case("fsdp2", 4, 2, "fp64", "momentum")),
     ],
     ids=lambda value: getattr(value, "id", None),
 )
@@ -53,10 +53,10 @@ def test_as_the_formula_says(trainer, case):
     ("trainer", "case", "whole", "kept"),
     [
         # A row of three weights and a bias, in fp32: rank 0 has a column and the bias, each other one a column.
-        ("fsdp2", Case("fsdp2", "accumulated", 3, 2, "fp32", "momentum"), 16, [8, 4, 4]),
+        ("fsdp2", Case("fsdp2", 3, 2, "fp32", "momentum"), 16, [8, 4, 4]),
         # Two moments of each in fp64; the weight is one rank's, the bias another's.
-        ("zero_redundancy", Case("zero-redundancy", "accumulated", 3, 2, "fp64", "adamw"), 64, [48, 16, 0]),
-        ("ddp", Case("ddp", "accumulated", 2, 2, "fp32", "momentum"), None, [None, None]),
+        ("zero_redundancy", Case("zero-redundancy", 3, 2, "fp64", "adamw"), 64, [48, 16, 0]),
+        ("ddp", Case("ddp", 2, 2, "fp32", "momentum"), None, [None, None]),
     ],
     ids=lambda value: getattr(value, "id", None),
 )
@@ -66,15 +66,15 @@ def test_what_each_rank_keeps_of_the_optimizers_state(trainer, case, whole, kept
 
 
 def test_a_server_tells_its_workers_the_loss_scale_besides():
-    found = recorded("parameter_server", Case("parameter-server", "batched", 3, 1, "fp16", "momentum"))
+    found = recorded("parameter_server", Case("parameter-server", 3, 1, "fp16", "momentum"))
     assert [rank.other for rank in found.ranks] == [2 * 4, 0, 0]
 
 
 @pytest.mark.parametrize(
     ("mutant", "case"),
     [
-        ("ring_each_micro_batch", Case("ring", "accumulated", 3, 2, "fp32", "momentum")),
-        ("all_reduce_per_micro_batch", Case("ddp", "accumulated", 2, 2, "fp32", "momentum")),
+        ("ring_each_micro_batch", Case("ring", 3, 2, "fp32", "momentum")),
+        ("all_reduce_per_micro_batch", Case("ddp", 2, 2, "fp32", "momentum")),
     ],
 )
 def test_what_is_sent_in_every_micro_batch_shows(mutant, case):
@@ -99,13 +99,13 @@ class Counting(DistributedDataParallel):
 ddp.DistributedDataParallel = Counting
 train = ddp.train
 """)
-    for rank in recorded(f"{path}:train", Case("ddp", "batched", 2, 1, "fp32", "momentum")).ranks:
+    for rank in recorded(f"{path}:train", Case("ddp", 2, 1, "fp32", "momentum")).ranks:
         assert rank.reduced == rank.expected_reduced
         assert rank.other > 0
 
 
 def test_one_process_sends_nothing():
-    case = Case("single", "batched", 1, 1, "fp32", "momentum")
+    case = Case("single", 1, 1, "fp32", "momentum")
     assert recorded("batched", case) is None
 
 

@@ -26,8 +26,7 @@ def test_a_row_shows_which_sample_it_is(name, batch_size):
 @pytest.mark.parametrize("name", ANY_ORDER)
 def test_any_order_is_exact(name, world_size, accumulation):
     """Also one in which samples come several times in a window, and others never."""
-    kind = "accumulated" if accumulation > 1 else "batched"
-    problem = Case("ddp", kind, world_size, accumulation, "fp32", name).problem
+    problem = Case("ddp", world_size, accumulation, "fp32", name).problem
     draw, layout, workload = Random(name), problem.layout, problem.workload
     share = 3 * layout.accumulation * layout.micro_batch_size
     for _ in range(4):
@@ -44,7 +43,7 @@ def test_any_order_is_exact(name, world_size, accumulation):
 
 @pytest.mark.parametrize(("name", "samples"), [("sampler-pads", 23), ("sampler-drops", 25)])
 def test_what_a_sampler_repeats_or_drops_leaves_whole_windows(name, samples):
-    problem = Case("ddp", "accumulated", 2, 2, "fp32", name).problem
+    problem = Case("ddp", 2, 2, "fp32", name).problem
     assert problem.workload.samples == samples
     assert [(window.epoch, len(window.batch)) for window in problem.windows] == [
         *((0, 8) for _ in range(3)),

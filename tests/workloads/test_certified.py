@@ -29,7 +29,7 @@ every_batch_size = pytest.mark.parametrize("batch_size", BATCH_SIZES)
 
 
 def trajectory_in(workload, precision):
-    return Recurrence(Problem(workload, Layout.of(workload, "batched"), PRECISIONS[precision.name])).run()
+    return Recurrence(Problem(workload, Layout.of(workload), PRECISIONS[precision.name])).run()
 
 
 def trajectory(workload):
@@ -41,7 +41,7 @@ def unclipped(name, batch_size):
     """The recipe's gradients before they are clipped, one per step."""
     workload = recipe(name, batch_size)
     right = trajectory(workload)
-    layout = Layout.of(workload, "batched")
+    layout = Layout.of(workload)
     before = [workload.start, *(step.weights.center for step in right.steps)]
     gradients = []
     for window, weights in zip(layout.windows(workload), before, strict=False):
@@ -177,7 +177,7 @@ def test_outliers_are_where_asked_and_nowhere_else(name, batch_size):
         assert any(map(is_outlier, batch)) == (step in RECIPES[name].outliers)
 
 
-@pytest.mark.parametrize("shape", [("accumulated", 1, 2), ("accumulated", 1, 3), ("accumulated", 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 2), (1, 3), (2, 2)])
 def test_a_part_of_the_gradients_overflows_and_the_other_is_zero(shape):
     """In one micro-batch, not of the first rank where there are several, at the loss scale of that window."""
     workload = recipe("overflow-in-part", 24)

@@ -25,7 +25,7 @@ every_design = pytest.mark.parametrize(
 
 
 def problem(workload, precision="fp64"):
-    return Problem(workload, Layout.of(workload, "batched"), PRECISIONS[precision])
+    return Problem(workload, Layout.of(workload), PRECISIONS[precision])
 
 
 def rows(workload, batch):
@@ -73,10 +73,10 @@ def test_each_gradient_depends_on_its_own_element_alone(name, size):
         assert (np.diag(products) != 0).tolist() == uses
 
 
-@pytest.mark.parametrize(("kind", "accumulation", "window"), [("batched", 1, 0), ("accumulated", 2, 1)])
-def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(kind, accumulation, window):
+@pytest.mark.parametrize(("accumulation", "window"), [(1, 0), (2, 1)])
+def test_each_rank_uses_a_row_of_the_embedding_that_the_other_does_not(accumulation, window):
     workload = many_tensors("many-tensors", 32)
-    shares = Layout.of(workload, kind, 2, accumulation).window(workload, window).shares
+    shares = Layout.of(workload, 2, accumulation).window(workload, window).shares
     used = [{workload.batches[window][index].x[6] for part in share for index in part} for share in shares]
     assert used == [{0}, {1}]
 
@@ -109,10 +109,10 @@ def test_every_element_moves_in_half_of_the_windows(name, size):
     assert all(map(any, moved))
 
 
-@pytest.mark.parametrize(("kind", "accumulation", "window"), [("batched", 1, 0), ("accumulated", 2, 1)])
-def test_some_windows_use_an_expert_on_one_rank_or_on_none(kind, accumulation, window):
+@pytest.mark.parametrize(("accumulation", "window"), [(1, 0), (2, 1)])
+def test_some_windows_use_an_expert_on_one_rank_or_on_none(accumulation, window):
     workload = many_tensors("unused", 32)
-    planned = Layout.of(workload, kind, 2, accumulation).windows(workload)
+    planned = Layout.of(workload, 2, accumulation).windows(workload)
     last = len(workload.model.tensors) - [tensor.block for tensor in workload.model.tensors][::-1].index(1) - 1
     users = [
         [workload.uses(last, [one.batch[index] for part in share for index in part]) for share in one.shares]
@@ -202,7 +202,7 @@ def test_a_linear_model_can_be_designed_too():
     assert Recurrence(problem(workload, "bf16")).run().certificate.exact
 
 
-@pytest.mark.parametrize("shape", [("accumulated", 2, 2), ("batched", 4, 1)])
+@pytest.mark.parametrize("shape", [(2, 2), (4, 1)])
 def test_one_element_alone_overflows_that_the_first_rank_does_not_hold(shape):
     """However the loss is divided, and nothing else, in the last micro-batch of the first epoch's second window."""
     workload = many_tensors("many-shards-overflow", 32)

@@ -25,7 +25,7 @@ def test_lines():
 
 def test_two_ranks_read_the_two_workers_shards():
     workload = two_workers()
-    layout = Layout.of(workload, "batched", 2)
+    layout = Layout.of(workload, 2)
     shards = [
         [pairs([window.batch[index] for index in window.shares[rank][0]]) for window in layout.windows(workload)[:2]]
         for rank in range(2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.workloads.layout import Layout
+from conformance.workloads.layout import EACH_SAMPLE, Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.workload import SGD, Sample, Workload
 
@@ -24,7 +24,7 @@ def workload(*sizes: int) -> Workload:
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 5))
 def test_micro_batch_t_of_rank_r_is_chunk_t_times_world_plus_r(world, accumulation, size):
     job = workload(world * accumulation * size, world * accumulation * size)
-    layout = Layout.of(job, "accumulated", world, accumulation)
+    layout = Layout.of(job, world, accumulation)
     assert layout.micro_batch_size == size
     for step, window in enumerate(layout.windows(job)):
         assert (window.index, window.batch) == (step, job.batches[step])
@@ -40,7 +40,7 @@ def test_a_short_last_batch_is_dealt_evenly_and_without_loss(world, accumulation
     full = world * accumulation * size
     short = world * data.draw(st.integers(1, accumulation * size))
     job = workload(full, short)
-    window = Layout.of(job, "accumulated", world, accumulation).windows(job)[-1]
+    window = Layout.of(job, world, accumulation).windows(job)[-1]
     dealt = [index for share in window.shares for micro_batch in share for index in micro_batch]
     assert sorted(dealt) == list(range(short))
     assert {sum(map(len, share)) for share in window.shares} == {short // world}
@@ -53,14 +53,14 @@ def test_a_short_last_batch_is_dealt_evenly_and_without_loss(world, accumulation
 
 def test_sample_by_sample_is_a_window_of_micro_batches_of_one():
     job = workload(3, 3)
-    layout = Layout.of(job, "samples")
+    layout = Layout.of(job, 1, EACH_SAMPLE)
     assert (layout.world_size, layout.accumulation, layout.micro_batch_size) == (1, 3, 1)
     assert layout.windows(job)[1].shares == (((0,), (1,), (2,)),)
 
 
 def test_windows_repeat_with_the_epochs():
     job = Workload("epochs", workload(2, 2).batches, SGD(Fraction(1)), Linear(1), (Fraction(0),), epochs=3)
-    windows = Layout.of(job, "batched").windows(job)
+    windows = Layout.of(job).windows(job)
     assert [(window.index, window.epoch) for window in windows] == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert (windows[3].samples, windows[3].batch) == ((2, 3), job.batches[1])
 
@@ -68,7 +68,7 @@ def test_windows_repeat_with_the_epochs():
 @pytest.mark.parametrize(("size", "world", "accumulation"), [(4, 3, 1), (4, 1, 3), (4, 2, 4), (6, 2, 2)])
 def test_a_batch_that_does_not_divide_is_refused(size, world, accumulation):
     with pytest.raises(ValueError, match="counting") as refusal:
-        Layout.of(workload(size), "accumulated", world, accumulation)
+        Layout.of(workload(size), world, accumulation)
     assert str(refusal.value) == (
         f"workload counting: {size} samples do not divide into {world} ranks x {accumulation} micro-batches"
     )
@@ -76,7 +76,7 @@ def test_a_batch_that_does_not_divide_is_refused(size, world, accumulation):
 
 def test_a_last_batch_that_does_not_divide_over_the_ranks_is_refused():
     job = workload(4, 3)
-    layout = Layout.of(job, "batched", 2)
+    layout = Layout.of(job, 2)
     assert layout.window(job, 0).shares == (((0, 1),), ((2, 3),))
     with pytest.raises(ValueError, match=r"\Aworkload counting: 3 samples do not divide over 2 ranks\Z"):
         layout.windows(job)
@@ -86,7 +86,7 @@ def test_a_last_batch_that_does_not_divide_over_the_ranks_is_refused():
 def test_a_short_last_batch_may_be_dealt_in_whole_shares(world, accumulation, size, data):
     with_data = data.draw(st.integers(1, world - 1))
     job = workload(world * accumulation * size, with_data * accumulation * size)
-    layout = replace(Layout.of(job, "accumulated", world, accumulation), in_whole_shares=True)
+    layout = replace(Layout.of(job, world, accumulation), in_whole_shares=True)
     full, last = layout.windows(job)
     assert full == replace(layout, in_whole_shares=False).window(job, 0)
     assert (last.world_size, last.with_data, last.length) == (world, with_data, accumulation)
@@ -99,6 +99,6 @@ def test_a_short_last_batch_may_be_dealt_in_whole_shares(world, accumulation, si
 @pytest.mark.parametrize("short", [1, 3])
 def test_a_last_batch_that_does_not_divide_into_whole_shares_is_refused(short):
     job = workload(4, short)
-    layout = replace(Layout.of(job, "batched", 2), in_whole_shares=True)
+    layout = replace(Layout.of(job, 2), in_whole_shares=True)
     with pytest.raises(ValueError, match=rf"counting: {short} samples do not divide into whole shares of 2\Z"):
         layout.windows(job)

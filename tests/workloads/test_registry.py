@@ -46,7 +46,7 @@ def test_all_recipes_and_data_sets_have_a_name():
     ("world", "accumulation", "batch_size"), [(1, 1, 24), (4, 3, 24), (4, 4, 16), (2, 4, 24), (3, 3, 18)]
 )
 def test_the_first_batch_that_divides_is_taken(world, accumulation, batch_size):
-    workload, layout = standard("momentum", "accumulated", world, accumulation)
+    workload, layout = standard("momentum", world, accumulation)
     assert workload.batch_size == batch_size
     assert layout.world_size * layout.accumulation * layout.micro_batch_size == batch_size
 
@@ -54,7 +54,7 @@ def test_the_first_batch_that_divides_is_taken(world, accumulation, batch_size):
 @pytest.mark.parametrize("name", STANDARD)
 def test_every_step_changes_the_weights(name):
     """Where no optimizer of torch's steps, that is how a step is seen."""
-    workload, layout = standard(name, "batched", 2, 1)
+    workload, layout = standard(name, 2, 1)
     steps = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])).run().steps
     held = [workload.start, *(tuple(step.weights.center) for step in steps)]
     assert all(before != after for before, after in pairwise(held))
@@ -62,14 +62,14 @@ def test_every_step_changes_the_weights(name):
 
 @pytest.mark.parametrize("name", [name for name in STANDARD if name in RECIPES])
 def test_a_recipe_is_found_under_its_own_name(name):
-    workload, _ = standard(name, "accumulated", 2, 2)
+    workload, _ = standard(name, 2, 2)
     assert workload.name == name
 
 
 @pytest.mark.parametrize(("accumulation", "length"), [(2, 1), (3, 1), (4, 2)])
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_last_window_is_short_by_whole_micro_batches(world, accumulation, length):
-    workload, layout = standard("short-window", "accumulated", world, accumulation)
+    workload, layout = standard("short-window", world, accumulation)
     last = layout.windows(workload)[-1]
     assert last.length == length
     assert {len(micro_batch) for share in last.shares for micro_batch in share} == {layout.micro_batch_size}
@@ -79,7 +79,7 @@ def test_the_last_window_is_short_by_whole_micro_batches(world, accumulation, le
     ("world", "accumulation", "sizes"), [(1, 2, [8, 4]), (2, 2, [4, 2]), (2, 1, [6]), (1, 4, [4, 4, 4])]
 )
 def test_the_last_batch_is_uneven(world, accumulation, sizes):
-    workload, layout = standard("uneven-batch", "accumulated", world, accumulation)
+    workload, layout = standard("uneven-batch", world, accumulation)
     assert workload.batch_size == 16
     shares = layout.windows(workload)[-1].shares
     assert [[len(micro_batch) for micro_batch in share] for share in shares] == [sizes] * world
@@ -87,7 +87,7 @@ def test_the_last_batch_is_uneven(world, accumulation, sizes):
 
 @pytest.mark.parametrize(("world", "accumulation", "with_data"), [(2, 1, 1), (2, 2, 1), (4, 1, 2)])
 def test_half_of_the_ranks_run_out_of_data(world, accumulation, with_data):
-    workload, layout = standard("uneven-ranks", "accumulated", world, accumulation)
+    workload, layout = standard("uneven-ranks", world, accumulation)
     *before, last = layout.windows(workload)
     assert {window.with_data for window in before} == {world}
     assert (last.with_data, last.length) == (with_data, accumulation)
@@ -95,9 +95,9 @@ def test_half_of_the_ranks_run_out_of_data(world, accumulation, with_data):
 
 def test_an_unknown_name_is_a_key_error():
     with pytest.raises(KeyError):
-        standard("nonesuch", "batched", 1, 1)
+        standard("nonesuch", 1, 1)
 
 
 def test_no_batch_of_a_fixed_data_set_divides_by_three():
     with pytest.raises(ValueError, match=r"\Aworkload line: no global batch divides over 3 ranks x 1 micro-batches\Z"):
-        standard("line", "batched", 3, 1)
+        standard("line", 3, 1)
