@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,9 @@ class Watcher(Protocol):
 
     def watch(self, model: torch.nn.Module) -> None: ...
 
-    def report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None: ...
+    def report(
+        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class Task:
         self.save_after: tuple[int, ...] = tuple(life.get("save_after", ()))
         self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
         self.resume_from = _folder(life.get("resume_from"))
+        self._window: int = (spec.get("resumed_at") or 0) if self.resume_from else 0
         self._samples = Samples(spec, self.device, self.dtype)
         self._stream = Stream(self._samples, spec)
 
@@ -223,32 +227,59 @@ class Task:
         else:
             torch.nn.utils.clip_grad_value_(parameters, self.clip.threshold)
 
-    def report(self, step: int, named_weights: Mapping[str, Any]) -> None:
+    @contextmanager
+    def step(
+        self, weights: Callable[[], Mapping[str, Any]], gradients: Callable[[], Mapping[str, Any] | None] = lambda: None
+    ) -> Iterator[None]:
+        """Around a step that no optimizer of torch's takes on the model's parameters, one in each window.
+
+        `gradients` is called before the step: the averages that it will use, by the names of
+        `model().named_parameters()`, or None where they cannot be had; then weights alone are judged. So they are where
+        there is a clip or a loss scale, which the step may see to itself. `weights` is called after it. Both are called
+        on each rank, and what they return is reported, as with `report`.
+
+        Raises:
+            ValueError: as `report`.
+        """
+        used = gradients()
+        yield
+        self.report(self._window, weights(), used)
+        self._window += 1
+
+    def report(
+        self, step: int, named_weights: Mapping[str, Any], named_gradients: Mapping[str, Any] | None = None
+    ) -> None:
         """Say which weights this rank has after window `step`, where its parameters cannot be seen.
 
         `step` counts windows from 0, those included whose step is skipped. `named_weights`: by the names of
         `model().named_parameters()`, tensors of their shapes, or anything that `torch.as_tensor` takes; of what the
-        ranks hold together, those that this one has. Call it after each window on every rank. What can be seen is not
-        taken from it, but compared with it.
+        ranks hold together, those that this one has. `named_gradients`: those that the step used. Call it after each
+        window on every rank. What can be seen is not taken from it, but compared with it.
 
         Raises:
             ValueError: there is no such window or parameter, or one has another shape.
         """
         if step not in range(self.steps):
             raise ValueError(f"task.report: there is no window {step}, they count from 0 to {self.steps - 1}")
+        weights = self._in_order(named_weights)
+        gradients = None if named_gradients is None else self._in_order(named_gradients)
+        if self._recorder is not None:
+            self._recorder.report(step, weights, gradients)
+
+    def _in_order(self, values: Mapping[str, Any]) -> list[torch.Tensor | None]:
+        """Values of parameters in the order of the model's; None where there is none."""
         with torch.device("meta"):
             model = module(self._spec["model"])
         named = dict(model.named_parameters(remove_duplicate=False))
         found: dict[torch.Tensor, torch.Tensor] = {}
-        for name, value in named_weights.items():
-            weights = torch.as_tensor(value)
+        for name, value in values.items():
+            told = torch.as_tensor(value)
             if name not in named:
                 raise ValueError(f"task.report: {name!r} is none of the parameters {', '.join(named)}")
-            if weights.shape != named[name].shape:
-                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*weights.shape]}")
-            found[named[name]] = weights
-        if self._recorder is not None:
-            self._recorder.report(step, [found.get(parameter) for parameter in model.parameters()])
+            if told.shape != named[name].shape:
+                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*told.shape]}")
+            found[named[name]] = told
+        return [found.get(parameter) for parameter in model.parameters()]
 
     def dataloader(self, rank: int | None = None, format: Format | None = None) -> DataLoader[Any]:
         """The micro-batches of this rank (or of `rank`) in order: one pass over them is the whole training

@@ -590,6 +590,7 @@ class ObserverFailed(Event, noted="when a part of the recorder has raised an err
 class Report(Event, noted="when the trainer calls `Task.report`"):
     step: Annotated[int, "the window after which it has these weights, by its own account"]
     weights: Annotated[Vector | None, "those that it reports"]
+    gradients: Annotated[Vector | None, "those that the step used, by its own account"] = None
 
     @property
     def label(self) -> str:

@@ -84,12 +84,17 @@ class Recorder(Recording):
         self.accounted()
         self.note("model", model=self.numbers.of("model", model), shapes=[list(p.shape) for p in model.parameters()])
 
-    def report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
-        """`Task.report` calls this with all parameters, None where there is no value."""
-        harmless(self._report)(step, weights)
+    def report(
+        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+    ) -> None:
+        """`Task.report` calls this with values for all parameters, None where there is none."""
+        harmless(self._report)(step, weights, gradients)
 
-    def _report(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
-        self.note("report", step=step, weights=self.watched.weights(tuple(weights)))
+    def _report(
+        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+    ) -> None:
+        used = {} if gradients is None else {"gradients": self.watched.weights(tuple(gradients))}
+        self.note("report", step=step, weights=self.watched.weights(tuple(weights)), **used)
 
     def _buffers(self) -> None:
         if self.counting is not None:

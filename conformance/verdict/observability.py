@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
-from conformance.results.records import Vector
-from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
-from conformance.verdict.reported import unreported
+from conformance.verdict.reported import is_at_start, never_written, unreported
 from conformance.verdict.resuming import resumed_unseen
 from conformance.verdict.shards import hole
 
@@ -62,14 +60,13 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         # A rank without the model has no weights.
         if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):
             continue
-        # Ranks that start apart are made equal to rank 0.
-        is_at_start = any(same(final, _start(case, of)) for of in (0, rank.outcome.rank))
-        if is_at_start and any(not same(step.weights, final) for step in rank.steps):
+        if never_written(case, rank):
             return (
                 f"the forwards of rank {rank.outcome.rank} used weights that the model's own parameters never had, so "
-                "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`"
+                "its last step cannot be seen; write them back at the end, with `model.load_state_dict(weights)`, or "
+                "report them with `task.report`"
             )
-        if any(rank.steps for rank in ranks) or is_at_start:
+        if any(rank.steps for rank in ranks) or is_at_start(case, rank):
             continue
         if rank.other_optimizer:
             return (
@@ -119,7 +116,3 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
         len(seen) == planned.get(at) if None in seen else batches.get(at, set()).issuperset(seen)
         for at, seen in rows.items()
     )
-
-
-def _start(case: Case, rank: int) -> Vector:
-    return tuple(map(float, case.problem.workload.start_of(rank)))

@@ -1,5 +1,5 @@
-"""Weights that a trainer reports, as where its parameters cannot be seen. They stand for what is not seen, or only
-rounded, and for nothing else."""
+"""Weights and gradients that a trainer reports, as where its parameters cannot be seen. They stand for what is not
+seen, or only rounded, and for nothing else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from conformance.laws.run import Run
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
 from conformance.trace.events import Report
+from conformance.trace.events import Vector as Told
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, values
 from conformance.workloads.precision import Format
@@ -19,21 +20,24 @@ from conformance.workloads.precision import Format
 def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
     """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
     that of the first rank that does."""
-    said = [
-        {
-            event.step: values(event.weights)
-            for run in runs
-            for rank in run.ranks[at : at + 1]
-            for event in rank.of(Report)
-            if event.weights
-        }
+    told = [
+        [event for run in runs for rank in run.ranks[at : at + 1] for event in rank.of(Report)]
         for at in range(len(ranks))
     ]
-    whole = [
-        {step: overlaid([weights, *(other[step] for other in said if step in other)]) for step, weights in own.items()}
+    weights = _together([{event.step: event.weights for event in own} for own in told])
+    # The step itself may unscale or clip them.
+    uses = not case.arithmetic.scaled and case.problem.workload.clip is None
+    gradients = _together([{event.step: event.gradients for event in own if uses} for own in told])
+    reports = zip(ranks, weights, gradients, strict=True)
+    return tuple(_completed(case, rank, runs, own, used) if own else rank for rank, own, used in reports)
+
+
+def _together(told: Sequence[Mapping[int, Told | None]]) -> Sequence[Mapping[int, Vector]]:
+    said = [{step: values(numbers) for step, numbers in own.items() if numbers} for own in told]
+    return [
+        {step: overlaid([numbers, *(other[step] for other in said if step in other)]) for step, numbers in own.items()}
         for own in said
     ]
-    return tuple(_completed(case, rank, runs, own) if own else rank for rank, own in zip(ranks, whole, strict=True))
 
 
 def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None:
@@ -51,7 +55,27 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
     return None
 
 
-def _completed(case: Case, rank: RankEvidence, runs: Sequence[Run], reported: Mapping[int, Vector]) -> RankEvidence:
+def never_written(case: Case, rank: RankEvidence) -> bool:
+    """Whether the model's own parameters end as they began, though the rank has trained: forwards get others then."""
+    final = rank.final_weights
+    if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):
+        return False
+    return is_at_start(case, rank) and any(not same(step.weights, final) for step in rank.steps)
+
+
+def is_at_start(case: Case, rank: RankEvidence) -> bool:
+    """Whether its last weights are those that training began with; ranks that start apart are made equal to rank 0."""
+    final = rank.final_weights or ()
+    return any(same(final, tuple(map(float, case.problem.workload.start_of(of)))) for of in (0, rank.outcome.rank))
+
+
+def _completed(
+    case: Case,
+    rank: RankEvidence,
+    runs: Sequence[Run],
+    reported: Mapping[int, Vector],
+    used: Mapping[int, Vector],
+) -> RankEvidence:
     attempts = {attempt.window: attempt for attempt in rank.attempts}
     is_rounded = any(event.get("rounded") for event in rank.outcome.events)
     compute = case.arithmetic.compute if case.arithmetic.mixed else None
@@ -59,9 +83,13 @@ def _completed(case: Case, rank: RankEvidence, runs: Sequence[Run], reported: Ma
     unseen: Vector = (None,) * case.problem.workload.model.size
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
     taken, denied = set[int](), list[str]()
-    for step in sorted({*attempts, *reported}):
+    trained = sorted({*attempts, *reported})
+    is_left = never_written(case, rank)
+    for step in trained:
         attempt = attempts.get(step)
         seen = attempt.weights if attempt else shown.get(step, unseen)
+        if is_left and step == trained[-1]:
+            seen = unseen
         said = reported.get(step, unseen)
         weights = tuple(
             one if _is_seen(one, two, compute, is_rounded) else two for one, two in zip(seen, said, strict=True)
@@ -71,17 +99,19 @@ def _completed(case: Case, rank: RankEvidence, runs: Sequence[Run], reported: Ma
         for name, one, two in zip(case.problem.workload.model.elements, weights, said, strict=True):
             if not (two is None or _stands_for(one, two, compute)):
                 denied.append(f"{two:.9g} for {name} after window {step}, which is seen to be {one:.9g}")
+        known = used.get(step, unseen)
+        gradients = None if None in known else known
         if attempt:
-            attempts[step] = replace(attempt, weights=weights)
+            attempts[step] = replace(attempt, weights=weights, gradients=attempt.gradients or gradients)
         else:
             has_moved = not case.arithmetic.scaled or not same(weights, before)
-            attempts[step] = Attempt(step, None, has_moved, gradients=None, weights=weights, scale=None)
+            attempts[step] = Attempt(step, None, has_moved, gradients, weights, scale=None)
         before = weights
     final = rank.final_weights
     return replace(
         rank,
         attempts=tuple(attempts[step] for step in sorted(attempts)),
-        final_weights=before if final is None or None in final else final,
+        final_weights=before if is_left or final is None or None in final else final,
         reported=frozenset(taken),
         denied=next(iter(denied), None),
     )

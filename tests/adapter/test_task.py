@@ -32,8 +32,8 @@ class Watcher:
     def watch(self, model):
         self.models.append(model)
 
-    def report(self, step, weights):
-        self.reports.append((step, weights))
+    def report(self, step, weights, gradients):
+        self.reports.append((step, weights, gradients))
 
 
 def indices(batches):
@@ -526,12 +526,33 @@ def test_weights_are_reported_in_the_order_of_the_model():
     task.report(1, {"bias": [3.0], "weight": [[1.0, 2.0]]})
     task.report(0, {"bias": torch.ones(1)})
     assert [
-        (step, [None if one is None else one.tolist() for one in weights]) for step, weights in watcher.reports
+        (step, [None if one is None else one.tolist() for one in weights]) for step, weights, _ in watcher.reports
     ] == [
         (1, [[[1.0, 2.0]], [3.0]]),
         (0, [None, [1.0]]),
     ]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_step_of_the_trainers_own_is_reported_with_what_it_uses():
+    watcher = Watcher()
+    task, weights, used = Task(make_spec(), 0, watcher), {"bias": [1.0]}, [{"bias": [0.5]}, None]
+    for _ in range(2):
+        with task.step(weights=weights.copy, gradients=lambda: used.pop(0)):
+            weights["bias"] = [weights["bias"][0] + 1]
+    told = [
+        (step, [one and one.tolist() for one in (bias, slope)])
+        for step, (_, bias), gradients in watcher.reports
+        for slope in [None if gradients is None else gradients[1]]
+    ]
+    assert told == [(0, [[2.0], [0.5]]), (1, [[3.0], None])]
+
+
+def test_a_step_that_raises_is_not_reported():
+    watcher = Watcher()
+    with pytest.raises(OverflowError), Task(make_spec(), 0, watcher).step(weights=dict):
+        raise OverflowError
+    assert watcher.reports == []
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,13 @@ def hide(run):
         events[:] = [event for event in events if event["event"] not in ("step", "skip", "forward", "optimizer")]
 
 
-def report(run, ranks=(0, 1)):
-    """Have the ranks report what their steps leave."""
+def report(run, ranks=(0, 1), gradients=False):
+    """Have the ranks report what their steps leave, and what they use."""
     for rank in ranks:
         for step in run.of("step", rank):
             told = {"event": "report", "step": step["window"], "weights": list(step["weights"])}
+            if gradients:
+                told["gradients"] = list(step["gradients"])
             run.after(
                 step,
                 {**{name: step[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")}, **told},
@@ -46,6 +48,43 @@ def test_wrong_weights_that_are_reported(follow):
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline.startswith("step 3, rank 0: weight[1] becomes ")
     assert any("as the trainer reports them" in note for note in judgement.notes)
+
+
+def test_gradients_that_are_reported_are_compared(follow):
+    run = follow(CASE)
+    report(run, gradients=True)
+    hide(run)
+    judgement = run.judged()
+    assert judgement.headline == "6 steps, reported weights and gradients equal to the oracle to the bit on every rank"
+    for event in run.everywhere("report", 3):
+        event["gradients"][1] += 1
+        event["weights"][1] -= 0.5
+    judgement = run.judged()
+    assert judgement.verdict == "FAIL (numerics)"
+    assert judgement.headline.startswith("step 3, rank 0: the gradient of weight[1] is ")
+
+
+def test_gradients_that_the_step_did_not_use(follow):
+    """Right weights show that they were read elsewhere."""
+    run = follow(CASE)
+    report(run, gradients=True)
+    hide(run)
+    for event in run.everywhere("report", 3):
+        event["gradients"][1] += 1
+    judgement = run.judged()
+    assert judgement.headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
+    assert any(note.startswith("only weights were compared") for note in judgement.notes)
+
+
+@pytest.mark.parametrize("name", ["ddp-w2-acc2-fp32-clip-value", "ddp-w2-acc2-fp16-momentum"])
+def test_gradients_that_a_step_may_still_change_are_not_compared(follow, name):
+    run = follow(name)
+    report(run, gradients=True)
+    hide(run)
+    for rank in range(2):
+        for event in run.of("report", rank):
+            event["gradients"] = [1024 * one for one in event["gradients"]]
+    assert run.judged().headline == "6 steps, reported weights equal to the oracle to the bit on every rank"
 
 
 def test_reports_of_ranks_that_differ(follow):
