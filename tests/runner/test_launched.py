@@ -13,6 +13,7 @@ import pytest
 
 import conformance
 from conformance.runner.front.client import ForkServer, Outcome
+from conformance.trace.events import check_all
 
 LIMIT = 60.0
 MakeSpec = Callable[..., dict[str, Any]]
@@ -224,6 +225,16 @@ def test_a_driver_that_launches_nothing(serve: Callable[..., ForkServer], make_s
             f"no worker entered the case as rank {rank.rank}; the trainer's function raised OSError: no cluster"
         )
         assert "OSError: no cluster" in rank.output
+
+
+def test_a_driver_that_declines_the_case(serve: Callable[..., ForkServer], make_spec: MakeSpec) -> None:
+    template = TEMPLATE.replace("worker.start()", "pass")
+    server = serve(driver='raise conformance.Unsupported("no workers of two")', template=template)
+    for rank in server.run(make_spec("ddp"), LIMIT).ranks:
+        [event] = rank.events
+        check_all([event], rank.rank)
+        told = (event["event"], event["type"], event["message"], event["declined"])
+        assert told == ("raised", "Unsupported", "no workers of two", True)
 
 
 def test_a_driver_that_returns_too_early(run: Callable[..., Outcome]) -> None:

@@ -22,7 +22,7 @@ from conformance.runner.outcome import RankOutcome
 from conformance.runner.rank.environment import LOOPBACK
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.system.callers import Caller, Callers
-from conformance.runner.system.protocol import Channel
+from conformance.runner.system.protocol import Channel, Lines, to_json
 
 
 class LaunchedCase(Case):
@@ -105,10 +105,24 @@ def _with_driver(rank: RankOutcome, driver: RankOutcome) -> RankOutcome:
     has_entered = bool(rank.events)
     if rank.finished:
         return replace(rank, finished=False, exit=_how_it_ended(driver), stack=driver.stack, output=output)
+    if not has_entered and (declined := _declined(driver)) is not None:
+        return replace(rank, events=Lines([_as_of(rank.rank, declined)]), output=output)
     if has_entered and rank.events[-1]["event"] == "raised":
         return replace(rank, output=output)
     exit = rank.exit if driver.finished and has_entered else f"{rank.exit}; {_how_it_ended(driver)}"
     return replace(rank, exit=exit, stack=rank.stack if has_entered else driver.stack, output=output)
+
+
+def _declined(driver: RankOutcome) -> dict[str, Any] | None:
+    """What the trainer's function raised to decline the case."""
+    last = driver.events[-1] if driver.events else {}
+    return last if last.get("declined") else None
+
+
+def _as_of(rank: int, raised: dict[str, Any]) -> bytes:
+    """What the driver raised, as the only event of a rank."""
+    at = {"rank": rank, "seq": 0, "time": 0.0, "window": None, "micro_batch": None, "where": None}
+    return to_json({**at, **{name: value for name, value in raised.items() if name != "at"}})
 
 
 def _how_it_ended(driver: RankOutcome) -> str:
