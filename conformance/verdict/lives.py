@@ -64,9 +64,11 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
 
 def _with_missing(case: Case, attempt: Attempt) -> Attempt:
     """With gradients of zero for the parameters that may have none: those that are frozen, or not used."""
-    if attempt.gradients is None:
+    workload, windows = case.problem.workload, case.problem.windows
+    # Who steps more often than there are windows has steps that no batch is known for.
+    if attempt.gradients is None or attempt.window >= len(windows):
         return attempt
-    workload, batch = case.problem.workload, case.problem.windows[attempt.window].batch
+    batch = windows[attempt.window].batch
     needed = [
         workload.trains(tensor, attempt.window) and workload.uses(tensor, batch)
         for tensor in range(len(workload.model.tensors))
