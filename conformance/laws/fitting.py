@@ -32,6 +32,8 @@ _BY_ENGINE = """for number, batch in enumerate(window, start=1):
 """
 _REDUCED = re.compile(r"^(?P<indent> *)dist\.all_reduce\(parameter\.grad\)", re.MULTILINE)
 _AVERAGED = re.compile(r"dist\.all_reduce\(parameter\.grad\)\n *parameter\.grad /= dist\.get_world_size\(\)")
+_FOUND = "DistributedDataParallel does it for those that it found when it wrapped"
+_HOOKED = "DistributedOptimizer does it for those that were trained when it was made"
 _BROADCAST = re.compile(r"for tensor in model\.state_dict\(\)\.values\(\):\n *dist\.broadcast\(tensor, src=0\).*")
 _UNFROZEN = r"""\g<indent>if not parameter.requires_grad:
 \g<indent>    continue
@@ -58,6 +60,7 @@ def fitted(fix: str, run: Run) -> str:
     guards = _UNFROZEN * has_frozen + _UNUSED * plan.model.may_go_unused
     fix = _REDUCED.sub(guards + r"\g<0>", fix)
     if plan.backend == "horovod":
+        fix = fix.replace(_FOUND, _HOOKED)
         fix = _AVERAGED.sub("hvd.allreduce_(parameter.grad, op=hvd.Average)", fix)
         fix = _BROADCAST.sub("hvd.broadcast_parameters(model.state_dict(), root_rank=0)", fix)
     if plan.backend == "deepspeed":
