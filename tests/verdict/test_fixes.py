@@ -82,7 +82,9 @@ def test_an_average_by_hand_covers_what_a_rank_has_not_used_and_leaves_out_what_
 
 def test_horovod_and_deepspeed_are_asked_for_calls_of_their_own(follow):
     averaged = fix_of(follow, "horovod-w2-fp32-momentum", "ddp/average-each-parameter")
-    assert averaged.splitlines()[0].endswith("# DistributedOptimizer does it for those that were trained when it was made")
+    assert averaged.splitlines()[0].endswith(
+        "DistributedOptimizer does it for those that were trained when it was made"
+    )
     assert averaged.splitlines()[1:] == ["    hvd.allreduce_(parameter.grad, op=hvd.Average)"]
     assert "if not parameter.requires_grad:" in fix_of(
         follow, "horovod-w2-acc2-fp32-frozen", "ddp/average-each-parameter"
