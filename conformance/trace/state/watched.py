@@ -386,10 +386,10 @@ class Watched:
         if self._own_went_forward and len(self._own) == 1 and not self._is_ones_copy:
             model = self._own[0]
             for number, name in enumerate(self._names[: len(used)]):
-                # What a hook has computed is that of the last forward.
+                # What a hook has computed is that of the last forward. A layer in a wrapper has another name.
                 owner, _, leaf = name.rpartition(".")
                 if leaf not in vars(model.get_submodule(owner)):
-                    used[number] = _tensor_at(model, name)
+                    used[number] = _tensor_at(model, name, used[number])
         return self.weights(self._meant(used))
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
