@@ -195,10 +195,17 @@ def _shown_by(event: Forward | Finished | Report | None) -> Vector | None:
 
 def _within(rank: RankEvidence) -> Iterator[str]:
     """Where weights changed between two forwards of a window, and no step of an optimizer of torch's changed them."""
-    window, has_stepped = None, False
+    window, has_stepped, before = None, False, list[Any]()
     for event in rank.outcome.events:
         has_stepped |= event["event"] in ("step", "skip")
         if event["event"] == "forward" and not event.get("extra"):
-            if event["weights"] is not None and event["window"] == window and not has_stepped:
+            shown = event["weights"]
+            if shown is not None and event["window"] == window and not has_stepped and _differ(before, shown):
                 yield f"rank {rank.outcome.rank}, window {window}, before micro-batch {event['micro_batch']}"
+            before = before if shown is None else shown
             window, has_stepped = event["window"], False
+
+
+def _differ(before: Sequence[Any], shown: Sequence[Any]) -> bool:
+    """Whether a weight that was seen is seen to be another. One that is gathered only later was not seen before."""
+    return any(None not in pair and pair[0] != pair[1] for pair in zip(before, shown, strict=True))
