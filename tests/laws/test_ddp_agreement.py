@@ -290,3 +290,8 @@ def test_weights_that_begin_apart_are_named_unless_all_do():
 
     assert told(0.0).endswith("rank 0 began with (0) and rank 1 with (1) of weight[0]")
     assert told(2.0).endswith("rank 0 began with (0, 0) and rank 1 with (1, 2)")
+
+
+def test_ranks_that_begin_with_shards_do_not_begin_apart():
+    run = ranks(lambda rank: [event("start", weights=[None, 1.0] if rank else [0.0, None]), FIRST])
+    assert "ddp/equal-start" not in broken(run)

@@ -180,6 +180,25 @@ def test_a_parametrization_computes_as_often_as_without_us(record):
     assert shown == [[one + counted.calls - 1 for one in weight], [one + counted.calls for one in weight]]
 
 
+def test_a_parametrization_inside_computes_as_often_as_without_us():
+    class Counted(torch.nn.Module):
+        calls = 0
+
+        def forward(self, original: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return original
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    torch.nn.utils.parametrize.register_parametrization(model[0], "weight", Counted())
+    counted = model[0].parametrizations.weight[0]
+    recorder = Recorder(here())
+    before = counted.calls
+    with recorder:
+        recorder.watch(model)
+        model(torch.ones(1, 2))
+    assert counted.calls == before + 1
+
+
 def test_an_error_in_a_forward(record):
     """The next one is noted all the same."""
     recording = record()

@@ -45,7 +45,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 )
 def equal_start(run: Run) -> Outcomes:
     starts = [(start, start.weights) for rank in run.ranks for start in rank.of(Start)[:1]]
-    known = [(start, weights) for start, weights in starts if weights is not None]
+    known = [(start, weights) for start, weights in starts if weights is not None and None not in weights]
     if run.plan.world_size == 1 or len(known) < run.plan.world_size:
         return
     first, weights = known[0]

@@ -38,7 +38,7 @@ def _forwards(recording: Recording) -> Iterator[None]:
         if recording.is_inside(("forward of", id(module))):
             return original(module, *args, **kwargs)
         # What a parametrization computes is read, and may draw random numbers: the forward gets the same.
-        is_parametrized = "parametrizations" in module._modules
+        is_parametrized = any("parametrizations" in one._modules for one in module.modules())
         with recording.inside(("forward of", id(module))), cached() if is_parametrized else nullcontext():
             number = _note(recording, module, args)
             output = original(module, *args, **kwargs)

@@ -299,7 +299,7 @@ class Watched:
         for found in self._known():
             rest, own = list(held), list[torch.Tensor]()
             for known in found:
-                place = next((number for number, one in enumerate(rest) if _equal(one, known)), None)
+                place = next((at for at, one in enumerate(rest) if _equal(one, known) or _is_part(one, known)), None)
                 if place is None:
                     break
                 own.append(rest.pop(place))
@@ -371,7 +371,16 @@ class Watched:
             return self.current
         # It computes a parametrized or pruned one from others, which have other names.
         named = zip(self._names, self.current, strict=False)
-        return self._meant([_tensor_at(module, name, stepped) for name, stepped in named])
+        return self._meant([self._used_at(module, name, stepped) for name, stepped in named])
+
+    def _used_at(
+        self, module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        # A parametrization that gathers a shard would do it in a collective of ours.
+        kept = _parametrized(module, name)
+        if kept is not None and id(kept) in self._numbers and places(kept) is not None:
+            return kept
+        return _tensor_at(module, name, otherwise)
 
     def may_be_rounded(self, used: Found) -> bool:
         """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
@@ -389,7 +398,7 @@ class Watched:
                 # What a hook has computed is that of the last forward. A layer in a wrapper has another name.
                 owner, _, leaf = name.rpartition(".")
                 if leaf not in vars(model.get_submodule(owner)):
-                    used[number] = _tensor_at(model, name, used[number])
+                    used[number] = self._used_at(model, name, used[number])
         return self.weights(self._meant(used))
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
@@ -414,7 +423,7 @@ class Watched:
         """Those of the task's one model, where those of a copy were stepped last; None if they never changed."""
         if not self.is_readable or not self._is_ones_copy:
             return None
-        found = self.weights(self._meant([_tensor_at(self._own[0], name) for name in self._names]))
+        found = self.weights(self._meant([self._used_at(self._own[0], name) for name in self._names]))
         return None if found == self._handed_out else found
 
     def held(self) -> list[int] | None:
@@ -487,6 +496,17 @@ def _parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: one for name, one in module.named_parameters() if "parametrizations" not in name.split(".")}
 
 
+def _parametrized(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    """The tensor that a parametrization computes the one of this name from, if it does so from one."""
+    owner, _, leaf = name.rpartition(".")
+    try:
+        home = module.get_submodule(owner)
+        found = home.get_submodule(f"parametrizations.{leaf}")._parameters
+    except AttributeError:
+        return None
+    return found.get("original")
+
+
 def _tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None) -> torch.Tensor | None:
     """What is called so in a module, or in one within it."""
     owner, _, leaf = name.rpartition(".")
@@ -516,6 +536,15 @@ def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
         return False
     part, whole = own_part(one).to(used.dtype).flatten(), own_part(used).flatten()
     return len(at) == len(part) and max(at, default=-1) < len(whole) and torch.equal(part, whole[list(at)])
+
+
+def _is_part(one: torch.Tensor, whole: torch.Tensor | None) -> bool:
+    """Whether `one` is what this rank holds of a copy of `whole`, which may be nothing."""
+    at = None if whole is None or one.shape != whole.shape else places(one)
+    if whole is None or at is None:
+        return False
+    part, values = own_part(one).flatten(), own_part(whole).flatten()
+    return len(values) == whole.numel() and torch.equal(part, values[list(at)].to(part))
 
 
 def _plain(value: Any) -> Any:
