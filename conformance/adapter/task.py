@@ -236,7 +236,8 @@ class Task:
         `gradients` is called before the step: the averages that it will use, by the names of
         `model().named_parameters()`, or None where they cannot be had; then weights alone are judged. So they are where
         there is a clip or a loss scale, which the step may see to itself. `weights` is called after it. Both are called
-        on each rank, and what they return is reported, as with `report`.
+        on each rank, and what they return is reported, as with `report`. A trainer that `survives_kill` calls `report`
+        itself, as it alone knows from which of two checkpoints it goes on.
 
         Raises:
             ValueError: as `report`.
@@ -273,12 +274,12 @@ class Task:
         named = dict(model.named_parameters(remove_duplicate=False))
         found: dict[torch.Tensor, torch.Tensor] = {}
         for name, value in values.items():
-            told = torch.as_tensor(value)
+            tensor = torch.as_tensor(value)
             if name not in named:
                 raise ValueError(f"task.report: {name!r} is none of the parameters {', '.join(named)}")
-            if told.shape != named[name].shape:
-                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*told.shape]}")
-            found[named[name]] = told
+            if tensor.shape != named[name].shape:
+                raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*tensor.shape]}")
+            found[named[name]] = tensor
         return [found.get(parameter) for parameter in model.parameters()]
 
     def dataloader(self, rank: int | None = None, format: Format | None = None) -> DataLoader[Any]:

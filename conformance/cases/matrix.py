@@ -110,7 +110,7 @@ def _chosen(cases: Mapping[Case, Sequence[Rule]], strength: int) -> set[Case]:
 
 
 #: Each path meets each precision.
-_PATH_AND_PRECISION = ("layout", "world_size", "accumulation", "precision")
+_PATH_AND_PRECISION = ("world_size", "accumulation", "precision")
 
 
 def _on_path(case: Case) -> Values:

@@ -135,8 +135,13 @@ def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
     return min(cases, key=_size)
 
 
-def _size(case: CaseRecord) -> tuple[int, int, list[tuple[int, int, str]]]:
-    return case.world_size, case.accumulation, natural(case.id)
+def _size(case: CaseRecord) -> tuple[int, bool, int, list[tuple[int, int, str]]]:
+    return case.world_size, *_length(case), natural(case.id)
+
+
+def _length(case: CaseRecord) -> tuple[bool, int]:
+    """Of its windows; one sample at a time comes before any accumulation."""
+    return case.layout == "accumulated", case.accumulation
 
 
 def tally(verdicts: Iterable[str]) -> list[tuple[Look, int]]:
@@ -202,9 +207,9 @@ def _cells(cases: tuple[CaseRecord, ...]) -> dict[str, Cell]:
     return {precision: Cell(groups[precision], precision) for precision in sorted(groups, key=_precision_order)}
 
 
-def _path_order(case: CaseRecord) -> tuple[str, int, int, int, list[tuple[int, int, str]]]:
+def _path_order(case: CaseRecord) -> tuple[str, int, int, bool, int, list[tuple[int, int, str]]]:
     backend = BACKEND_NAMES.index(case.backend) if case.backend in BACKEND_NAMES else len(BACKEND_NAMES)
-    return case.device, backend, case.world_size, case.accumulation, natural(case.path)
+    return case.device, backend, case.world_size, *_length(case), natural(case.path)
 
 
 def _precision_order(precision: str) -> tuple[int, str]:

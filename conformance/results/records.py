@@ -80,7 +80,7 @@ class CaseRecord:
     backend: Annotated[str, "`single`, `ddp`, `horovod`, ..."]
     layout: Annotated[str, "how a global batch is split: `samples`, `batched`, `accumulated`"]
     world_size: Annotated[int, "ranks"]
-    accumulation: Annotated[int, "micro-batches in a window; 0: as many as it has samples"]
+    accumulation: Annotated[int, "micro-batches in a window"]
     precision: Annotated[str, "column of the matrix: `fp64`, `fp32`, `bf16`, `fp16`, `fp16-compression`, `apex-O1`"]
     workload: Annotated[str, "what was trained"]
     device: Annotated[str, "`cpu` or `cuda`"]

@@ -36,7 +36,7 @@ def without_evidence(
         backend=case.backend,
         layout=case.layout,
         world_size=case.world_size,
-        accumulation=case.accumulation,
+        accumulation=case.accumulation or case.problem.layout.accumulation,
         precision=case.precision,
         workload=case.workload,
         device=case.device,

@@ -11,7 +11,7 @@ from conformance.laws.run import Run
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
 from conformance.trace.events import Report
-from conformance.trace.events import Vector as Told
+from conformance.trace.events import Vector as Reported
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, values
 from conformance.workloads.precision import Format
@@ -20,20 +20,20 @@ from conformance.workloads.precision import Format
 def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run]) -> tuple[RankEvidence, ...]:
     """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
     that of the first rank that does."""
-    told = [
+    reports = [
         [event for run in runs for rank in run.ranks[at : at + 1] for event in rank.of(Report)]
         for at in range(len(ranks))
     ]
-    weights = _together([{event.step: event.weights for event in own} for own in told])
+    weights = _together([{event.step: event.weights for event in own} for own in reports])
     # The step itself may unscale or clip them.
     uses = not case.arithmetic.scaled and case.problem.workload.clip is None
-    gradients = _together([{event.step: event.gradients for event in own if uses} for own in told])
-    reports = zip(ranks, weights, gradients, strict=True)
-    return tuple(_completed(case, rank, runs, own, used) if own else rank for rank, own, used in reports)
+    gradients = _together([{event.step: event.gradients for event in own if uses} for own in reports])
+    each = zip(ranks, weights, gradients, strict=True)
+    return tuple(_completed(case, rank, runs, own, used) if own else rank for rank, own, used in each)
 
 
-def _together(told: Sequence[Mapping[int, Told | None]]) -> Sequence[Mapping[int, Vector]]:
-    said = [{step: values(numbers) for step, numbers in own.items() if numbers} for own in told]
+def _together(reports: Sequence[Mapping[int, Reported | None]]) -> Sequence[Mapping[int, Vector]]:
+    said = [{step: values(numbers) for step, numbers in own.items() if numbers} for own in reports]
     return [
         {step: overlaid([numbers, *(other[step] for other in said if step in other)]) for step, numbers in own.items()}
         for own in said
@@ -84,11 +84,11 @@ def _completed(
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
     taken, denied = set[int](), list[str]()
     trained = sorted({*attempts, *reported})
-    is_left = never_written(case, rank)
+    ends_unseen = never_written(case, rank)
     for step in trained:
         attempt = attempts.get(step)
         seen = attempt.weights if attempt else shown.get(step, unseen)
-        if is_left and step == trained[-1]:
+        if ends_unseen and step == trained[-1]:
             seen = unseen
         said = reported.get(step, unseen)
         weights = tuple(
@@ -111,7 +111,7 @@ def _completed(
     return replace(
         rank,
         attempts=tuple(attempts[step] for step in sorted(attempts)),
-        final_weights=before if is_left or final is None or None in final else final,
+        final_weights=before if ends_unseen or final is None or None in final else final,
         reported=frozenset(taken),
         denied=next(iter(denied), None),
     )

@@ -548,6 +548,14 @@ def test_a_step_of_the_trainers_own_is_reported_with_what_it_uses():
     assert told == [(0, [[2.0], [0.5]]), (1, [[3.0], None])]
 
 
+def test_steps_after_a_resume_go_on_in_number(tmp_path):
+    watcher = Watcher()
+    life = {"resume_from": str(tmp_path)}
+    with Task({**make_spec(), "resumed_at": 1, "life": life}, 0, watcher).step(weights=dict):
+        pass
+    assert [step for step, *_ in watcher.reports] == [1]
+
+
 def test_a_step_that_raises_is_not_reported():
     watcher = Watcher()
     with pytest.raises(OverflowError), Task(make_spec(), 0, watcher).step(weights=dict):

@@ -377,9 +377,9 @@ class Watched:
         self, module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         # A parametrization that gathers a shard would do it in a collective of ours.
-        kept = _parametrized(module, name)
-        if kept is not None and id(kept) in self._numbers and places(kept) is not None:
-            return kept
+        original = _parametrized(module, name)
+        if original is not None and id(original) in self._numbers and places(original) is not None:
+            return original
         return _tensor_at(module, name, otherwise)
 
     def may_be_rounded(self, used: Found) -> bool:
