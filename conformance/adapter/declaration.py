@@ -25,6 +25,7 @@ CLIPS = ("norm", "value")
 OPTIMIZERS = ("sgd", "adamw", "adagrad")
 SCHEDULES = ("step", "epoch")
 MODELS = tuple(model.MODELS)
+LOSS_SCALES = ("task", "own")
 
 ATTRIBUTE = "__conformance__"
 SESSION = "__conformance_session__"
@@ -63,6 +64,7 @@ class Declaration:
     sparse: bool = False
     buffers: bool = False
     own_order: bool = False
+    loss_scale: str = "task"
     name: str | None = None
     last_window: str | None = None
     last_batch: str | None = None
@@ -76,6 +78,8 @@ class Declaration:
         self._set("clips", _names("clips", "clip", self.clips, CLIPS, may_be_empty=True))
         self._set("optimizers", _names("optimizers", "optimizer", self.optimizers, OPTIMIZERS))
         self._set("schedules", _names("schedules", "schedule by", self.schedules, SCHEDULES, may_be_empty=True))
+        if self.loss_scale not in LOSS_SCALES:
+            raise ValueError(_unknown("loss_scale", str(self.loss_scale), LOSS_SCALES))
         self._set("world_sizes", _counts("world_sizes", self.world_sizes))
         self._set("accumulations", _counts("accumulations", self.accumulations))
         self._set("parameter_groups", _counts("parameter_groups", self.parameter_groups, of=(1, 2, 3)))
@@ -146,6 +150,7 @@ def trainer(
     sparse: bool = ...,
     buffers: bool = ...,
     own_order: bool = ...,
+    loss_scale: Literal["task", "own"] = ...,
     session: Session | None = ...,
     name: str | None = ...,
     last_window: Literal["step", "drop", "carry", "pad"] | None = ...,
@@ -199,6 +204,9 @@ def trainer(
     keeps them, in its checkpoints, too.
     own_order: where `task.own_order` is true, it shuffles and shares out `task.dataset()` itself, as frameworks do that
     make their own loaders. Each sample must be read once in an epoch.
+    loss_scale: "task" if it scales its loss with `task.grad_scaler()` or begins with `task.loss_scale`; "own" if a
+    framework begins with a scale of its own. Then the numbers of cases in fp16 are so small that 65536 fits, torch's
+    default, and so do the powers of two around it. Their ids end with "own-scale".
     session: for such a trainer, a context manager function for what its cases share, such as a local cluster. It is
     entered in a separate process before the first case; what it yields, plain JSON values, is `job.session`.
     name: its name in reports; by default the last part of the module's name, or the function's name if the module has

@@ -11,6 +11,7 @@ from math import lcm
 from typing import Any, Final, Literal
 
 from conformance.workloads.layout import EACH_SAMPLE, Layout, LayoutKind, Orders, Window, windows_of
+from conformance.workloads.own_scale import at_own_scale
 from conformance.workloads.precision import PRECISIONS, Precision
 from conformance.workloads.problem import Problem
 from conformance.workloads.registry import standard
@@ -43,6 +44,7 @@ class Case:
 
     ``resumed_at``: after how many windows training is stopped, and resumed in fresh processes; None if it runs through.
     ``orders``: those in which the ranks have read the samples, where they are others than the workload's.
+    ``own_scale``: the numbers are so small that the trainer may begin with its own loss scale.
     """
 
     backend: str
@@ -54,6 +56,7 @@ class Case:
     resumed_at: int | None = None
     resumed: Resumed = "once"
     orders: Orders | None = None
+    own_scale: bool = False
 
     @property
     def layout(self) -> LayoutKind:
@@ -78,7 +81,8 @@ class Case:
             parts.append(self.layout)
         resumed = "" if self.resumed_at is None else f"-resumed-at-{self.resumed_at}"
         resumed += "" if self.resumed == "once" else f"-{self.resumed}"
-        return (*parts, self.precision, self.workload + resumed)
+        own_scale = "-own-scale" if self.own_scale else ""
+        return (*parts, self.precision, self.workload + own_scale + resumed)
 
     @property
     def id(self) -> str:
@@ -98,6 +102,8 @@ class Case:
         """
         ranks = lcm(*self.world_sizes)
         workload, layout = standard(self.workload, ranks, self.accumulation)
+        if self.own_scale:
+            workload = at_own_scale(workload)
         if len({*self.world_sizes}) > 1:
             before, after = (Layout.of(workload, size, self.accumulation) for size in self.world_sizes)
             return Problem(workload, before, self.arithmetic, self.resumed_at, resumed_layout=after)

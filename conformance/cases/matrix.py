@@ -9,7 +9,7 @@ of which a kind of model and a recipe are two.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from conformance.adapter.backends import BACKENDS
@@ -22,6 +22,7 @@ from conformance.workloads.any_order import OWN_ORDER
 from conformance.workloads.designed import Design
 from conformance.workloads.many_tensors import OF_KINDS
 from conformance.workloads.model import Counting, WithDropout
+from conformance.workloads.own_scale import can_have_own_scale
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
 from conformance.workloads.short_ends import UNEVEN_BATCHES
@@ -52,8 +53,9 @@ def plan(
     On a GPU only the core workloads run, and none with Horovod or Ray: the arithmetic is the same as on the CPU. If a
     trainer does not declare a precision that needs a GPU, there is no entry for it.
     """
+    has_own_scale = declaration.loss_scale == "own"
     cases = {
-        case: rules
+        replace(case, own_scale=has_own_scale and case.arithmetic.scaled): rules
         for case, rules in _cases(backend, device).items()
         if not case.arithmetic.on_gpu_only or case.precision in declaration.precisions
     }
@@ -181,6 +183,9 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
         yield "number of parameter groups", 1 + len(workload.groups), declaration.parameter_groups
     if workload.clip is not None:
         yield "clip", workload.clip.kind, declaration.clips
+    if case.arithmetic.scaled and not can_have_own_scale(case.workload, workload.model):
+        able = ["begin with the task's loss scale"] if declaration.loss_scale == "task" else []
+        yield "ability to", "begin with the task's loss scale", able
 
 
 @cache

@@ -44,6 +44,7 @@ def setting(case: CaseRecord) -> list[tuple[str, str]]:
         ("world size", case.world_size), ("accumulation", case.accumulation),
         ("micro-batch", case.micro_batch_size), ("precision", case.precision), ("device", case.device),
         ("resumed at window", case.resumed_at), ("resumed", None if case.resumed == "once" else case.resumed),
+        ("loss scale", "the trainer's own" if case.own_scale else None),
         ("took", None if case.seconds is None else duration(case.seconds)),
     )  # fmt: skip
     return [(name, str(value)) for name, value in pairs if value not in (None, "")]

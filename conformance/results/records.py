@@ -95,6 +95,9 @@ class CaseRecord:
         "`once`, `twice` from one checkpoint, after its processes were `killed` while they saved the next one, or on "
         "another number of ranks, such as `on-3-ranks`",
     ] = "once"
+    own_scale: Annotated[
+        bool, "whether the numbers are so small that the trainer may begin with its own loss scale"
+    ] = False
     possible: Annotated[int, "how many cases a trainer that declares everything has on this backend, on the CPU"] = 0
     declared: Annotated[int, "how many of these the trainer declares"] = 0
     undeclared: Annotated[str | None, "what the trainer must declare for it, for the verdict UNSUPPORTED"] = None

@@ -7,7 +7,18 @@ from collections.abc import Iterable, Sequence
 from conformance.adapter.declaration import did_you_mean
 from conformance.cases.case import Case
 
-FIELDS = ("backend", "layout", "world_size", "accumulation", "precision", "workload", "device", "resumed_at", "resumed")
+FIELDS = (
+    "backend",
+    "layout",
+    "world_size",
+    "accumulation",
+    "precision",
+    "workload",
+    "device",
+    "resumed_at",
+    "resumed",
+    "own_scale",
+)
 
 
 def selects(pattern: str, case: Case) -> bool:

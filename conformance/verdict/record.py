@@ -42,6 +42,7 @@ def without_evidence(
         device=case.device,
         resumed_at=case.resumed_at,
         resumed=case.resumed,
+        own_scale=case.own_scale,
         verdict=verdict,
         headline=headline,
     )

@@ -15,6 +15,7 @@ from conformance.workloads.workload import SGD, Adagrad, AdamW, Clip, Group, Los
 HALF, QUARTER = Fraction(1, 2), Fraction(1, 4)
 #: One multiplier per optimizer step: it goes up and down, so that an offset of one step always shows.
 SCHEDULE = (Fraction(1), HALF, Fraction(1), HALF, HALF, Fraction(1), HALF, Fraction(1))
+GROWING = "growing-scale"
 ADAGRAD = Adagrad(lr=HALF, lr_decay=HALF, eps=Fraction(1, 8), weight_decay=Fraction(1, 8))
 ADAMW = AdamW(lr=Fraction(1, 8), weight_decay=Fraction(1, 8))
 
@@ -168,7 +169,7 @@ RECIPES: dict[str, Recipe] = {
             outliers={2: weights_alone, 5: bias_alone},
         ),
         Recipe(
-            "growing-scale",
+            GROWING,
             "The loss scale doubles every second step, beside a learning-rate schedule.",
             SGD(HALF, momentum=HALF),
             schedule=SCHEDULE,
