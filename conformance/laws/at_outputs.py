@@ -12,7 +12,7 @@ from conformance.trace.events import BackwardEnd, Forward, Vector
 from conformance.workloads.plan import rows
 
 #: The unit roundoff and the least number of the formats that a model computes in.
-_EPSILON: Mapping[str | None, tuple[float, float]] = {
+FORMATS: Mapping[str, tuple[float, float]] = {
     "float64": (2.0**-53, 0.0),
     "float32": (2.0**-24, 2.0**-149),
     "float16": (2.0**-11, 2.0**-24),
@@ -42,9 +42,11 @@ class Term:
 
 @dataclass(frozen=True)
 class AtOutputs:
-    """The samples of a micro-batch through which a backward went."""
+    """The samples of a micro-batch through which a backward went. ``format``: of FORMATS, in which the model computed
+    their outputs."""
 
     end: BackwardEnd
+    format: str
     terms: Sequence[Term]
 
 
@@ -60,7 +62,8 @@ def at_outputs(rank: Rank) -> Sequence[AtOutputs]:
         for number, outputs, gradients in zip(end.forwards, end.outputs, end.output_gradients, strict=False):
             forward = forwards.get(number)
             if forward is not None and often[number] == 1 and len(outputs) == len(forward.rows) == len(gradients):
-                found += (AtOutputs(end, terms) for terms in _terms(rank.run.plan, forward, outputs, gradients))
+                each = _terms(rank.run.plan, forward, outputs, gradients)
+                found += (AtOutputs(end, str(forward.computes), terms) for terms in each)
     return found
 
 
@@ -109,9 +112,9 @@ def _error(term: Term, factor: float) -> float:
 
 def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> Sequence[Sequence[Term]]:
     """Those of each micro-batch in which gradients are finite and not zero: what is lost is the trainer's bug."""
-    if forward.computes not in _EPSILON:
+    if forward.computes not in FORMATS:
         return ()
-    unit, least = _EPSILON[forward.computes]
+    unit, least = FORMATS[forward.computes]
     window = next((one for one in plan.windows[forward.rank] if one.number == forward.window), None)
     if window is None:
         return ()

@@ -40,6 +40,7 @@ MULTIPLE = "gradients of each window"
 PARAMETERS = "each parameter"
 BUFFERS = "buffers of the model"
 COLLECTIVES = "collectives while training"
+LOSS = "precision of the loss"
 DRAWS = "random numbers after the resume"
 AVERAGES = "averages of weights after the resume"
 _MOST_NAMED = 3

@@ -42,6 +42,7 @@ from conformance.verdict.guards import (
     BUFFERS,
     COLLECTIVES,
     DRAWS,
+    LOSS,
     MULTIPLE,
     PARAMETERS,
     PLACE,
@@ -56,6 +57,7 @@ from conformance.verdict.guards import (
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.last_window import as_dealt, padded
 from conformance.verdict.lives import as_it_ran, evidence
+from conformance.verdict.loss import rounded_loss
 from conformance.verdict.observability import unobserved, unplaced
 from conformance.verdict.precision_check import ignored_precision, of_hidden_masters
 from conformance.verdict.resuming import how_resumed, may_come_of_it, other_bits, other_stop, other_window
@@ -342,6 +344,13 @@ def _look_for_mistake(case: Case, judgement: Judgement) -> None:
     if found is not None and (not broken or (of_rows and broken[0].may_be_setup)):
         judgement.mistake = found
         _overrule(judgement, "SETUP", found.text)
+        return
+    # What is a known bug is not the loss.
+    if judgement.suspects.explained_by or broken:
+        return
+    if (rounded := next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)) is not None:
+        judgement.guards += (Guard(LOSS, False, "right to the last bit", rounded, rounded),)
+        _overrule(judgement, "FAIL (numerics)", rounded)
 
 
 def _is_reported(judgement: Judgement) -> bool:
