@@ -112,7 +112,7 @@ def _error(term: Term, factor: float) -> float:
 
 def _terms(plan: Plan, forward: Forward, outputs: Vector, gradients: Vector) -> Sequence[Sequence[Term]]:
     """Those of each micro-batch in which gradients are finite and not zero: what is lost is the trainer's bug."""
-    if forward.computes not in FORMATS:
+    if forward.computes is None or forward.computes not in FORMATS:
         return ()
     unit, least = FORMATS[forward.computes]
     window = next((one for one in plan.windows[forward.rank] if one.number == forward.window), None)

@@ -9,7 +9,6 @@ from math import copysign
 from conformance.laws.at_outputs import FORMATS, AtOutputs, Term, at_outputs
 from conformance.laws.run import Rank
 
-
 #: One of them may fit where it was the other.
 _WORDS = dict.fromkeys(("float16", "bfloat16"), "16 bits")
 
@@ -46,8 +45,8 @@ def rounded_loss(rank: Rank) -> str | None:
         signs = [replace(term, residual=copysign(1.0, term.residual)) for term in one.terms]
         if rounded is not None and _rounded_to(replace(one, terms=signs), is_weighted) is None:
             return (
-                f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(rounded, rounded)} only, though the model computes in "
-                f"{one.format}: outputs, targets or the loss are rounded on the way"
+                f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(rounded, rounded)} only, though "
+                f"the model computes in {one.format}: outputs, targets or the loss are rounded on the way"
             )
     return None
 
