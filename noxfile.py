@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nox
 
@@ -33,7 +33,41 @@ APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
 # Rounds of a comparison, after one that compiles what is imported.
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
-REPORTS = Path("build", "reports")
+BUILT = Path("build", "reports")
+# What has an adapter; the extra has the same name.
+FRAMEWORKS = {
+    "accelerate": "Hugging Face Accelerate",
+    "lightning": "Lightning's Trainer",
+    "determined": "Determined's PyTorchTrial, under Horovod too",
+    "ray-train": "Ray Train's TorchTrainer",
+    "deepspeed": "DeepSpeed's ZeRO, stages 0 to 3",
+}
+# Those whose sessions take longer than the others.
+ON_REQUEST = ("deepspeed",)
+FURTHER = {"determined": ("horovod",)}
+
+
+class Report(NamedTuple):
+    """A published report: the extras to install, what `conformance run` is given, and whether it lists the mutants."""
+
+    arguments: tuple[str, ...]
+    extras: tuple[str, ...] = ()
+    mutants: bool = False
+
+
+REPORTS = {
+    "single": Report(("--backend", "single")),
+    "ddp": Report(("--backend", "ddp"), ("horovod",), mutants=True),
+    "horovod": Report(("--backend", "horovod"), ("horovod",)),
+    "point-to-point": Report(("--backend", "parameter-server", "--backend", "ring", "--backend", "ring-gather")),
+    "sharded": Report(("--backend", "fsdp2", "--backend", "zero-redundancy")),
+    **{
+        name: Report((f"conformance.frameworks.{name.replace('-', '_')}",), (name, *FURTHER.get(name, ())))
+        for name in FRAMEWORKS
+    },
+    # A trainer for each stage of ZeRO.
+    "deepspeed": Report(tuple(f"conformance.frameworks.deepspeed:zero_{stage}" for stage in range(4)), ("deepspeed",)),
+}
 
 wheel_of_this_run: list[Path] = []
 
@@ -104,15 +138,15 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
         session.chdir(session.invoked_from)
         session.run("conformance", "run", *arguments, *session.posargs)
     else:
-        session.run("conformance", "run", *arguments, "--output", str(REPORTS / session.name))
+        session.run("conformance", "run", *arguments, "--output", str(BUILT / session.name))
 
 
-def framework(session: nox.Session, *extras: str) -> None:
+def framework(session: nox.Session) -> None:
     """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
 
     The tests run its cases too, and know which of them do not conform.
     """
-    install_wheel(session, "test", session.name, *extras)
+    install_wheel(session, "test", session.name, *FURTHER.get(session.name, ()))
     module = session.name.replace("-", "_")
     if session.posargs:
         conformance_run(session, f"conformance.frameworks.{module}")
@@ -195,22 +229,27 @@ def apex(session: nox.Session) -> None:
     conformance_run(session, *(() if session.posargs else APEX_TRAINERS))
 
 
-@nox.session
-def accelerate(session: nox.Session) -> None:
-    """Hugging Face Accelerate; without arguments, check for its known verdicts."""
-    framework(session)
+for name, what in FRAMEWORKS.items():
+    framework.__doc__ = f"{what}; without arguments, check for its known verdicts."
+    nox.session(framework, name=name, default=name not in ON_REQUEST)
 
 
-@nox.session
-def lightning(session: nox.Session) -> None:
-    """Lightning's Trainer; without arguments, check for its known verdicts."""
-    framework(session)
-
-
-@nox.session
-def determined(session: nox.Session) -> None:
-    """Determined's PyTorchTrial, under Horovod too; without arguments, check for its known verdicts."""
-    framework(session, "horovod")
+@nox.session(default=False)
+@nox.parametrize("report", [nox.param(name, id=name) for name in REPORTS])
+def reports(session: nox.Session, report: str) -> None:
+    """The published reports: run, rendered, and put on the page; `nox -s "reports(ddp)"` makes one again."""
+    install_wheel(session, "test", *REPORTS[report].extras)
+    folder = BUILT / "published" / report
+    # What a rank prints is in its results, and a warning names the file that it comes from.
+    session.env["PYTHONWARNINGS"] = "ignore"
+    command = ("conformance", "run", *REPORTS[report].arguments, "--output", str(folder))
+    session.run(*command, success_codes=(0, 1))
+    published = ROOT / "reports" / report
+    shutil.copy(folder / "conformance-results.jsonl", published.with_suffix(".jsonl"))
+    if REPORTS[report].mutants:
+        session.run("python", "-m", "fixtures.kill", str(published.with_suffix(".jsonl")))
+    session.run("conformance", "report", f"{published}.jsonl", "--output", f"{published}.html")
+    session.run("python", str(ROOT / "tools" / "reports_page.py"))
 
 
 @nox.session
@@ -228,18 +267,6 @@ def ray(session: nox.Session) -> None:
     framework(session)
     if not session.posargs:
         session.run("pytest", "tests/frameworks/test_ray_launcher.py")
-
-
-@nox.session(name="ray-train")
-def ray_train(session: nox.Session) -> None:
-    """Ray Train's TorchTrainer; without arguments, check for its known verdicts."""
-    framework(session)
-
-
-@nox.session(default=False)
-def deepspeed(session: nox.Session) -> None:
-    """DeepSpeed's ZeRO, stages 0 to 3; without arguments, check for its known verdicts."""
-    framework(session)
 
 
 @nox.session(default=False)
@@ -270,10 +297,10 @@ def torch_newest(session: nox.Session) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in environments}
     for _ in range(1 + ROUNDS):
         for name, environment in environments.items():
-            seconds[name].append(timed_default_run(session, environment, REPORTS / session.name / name))
+            seconds[name].append(timed_default_run(session, environment, BUILT / session.name / name))
     best = {name: min(times[1:]) for name, times in seconds.items()}
     for name in environments:
-        header = header_of(REPORTS / session.name / name)
+        header = header_of(BUILT / session.name / name)
         session.log(f"{name}: torch {header['machine']['torch']}, {best[name]:.1f} s, the best of {ROUNDS}, in turns")
     session.log(f"ratio: {best['newest'] / best['pinned']:.2f}")
 
@@ -284,7 +311,7 @@ def torch_oldest(session: nox.Session) -> None:
     wheel = built_wheel(session)
     session.install("-c", str(OLDEST_CONSTRAINTS), str(wheel))
     session.install("--no-deps", "--force-reinstall", str(wheel))
-    timed_default_run(session, Path(session.virtualenv.location).absolute(), REPORTS / session.name)
+    timed_default_run(session, Path(session.virtualenv.location).absolute(), BUILT / session.name)
 
 
 def timed_default_run(session: nox.Session, environment: Path, output: Path) -> float:

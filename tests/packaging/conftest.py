@@ -46,4 +46,4 @@ def optional_sessions(root: Path) -> list[str]:
     """Those that only run when they are named."""
     command = [sys.executable, "-m", "nox", "--list"]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-    return re.findall(r"^- ([\w-]+)", listed.stdout, re.MULTILINE)
+    return re.findall(r"^- (\S+)", listed.stdout, re.MULTILINE)
