@@ -144,7 +144,7 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
 def framework(session: nox.Session) -> None:
     """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
 
-    The tests run its cases too, and know which of them do not conform.
+    The tests run its cases too, and know which of them do not conform. Scripts show the same without this package.
     """
     install_wheel(session, "test", session.name, *FURTHER.get(session.name, ()))
     module = session.name.replace("-", "_")
@@ -152,6 +152,8 @@ def framework(session: nox.Session) -> None:
         conformance_run(session, f"conformance.frameworks.{module}")
     else:
         session.run("pytest", f"tests/frameworks/test_{module}.py")
+        for script in sorted(ROOT.glob(f"reports/findings/{module}_*.py")):
+            session.run("python", str(script), success_codes=[1])
 
 
 @nox.session

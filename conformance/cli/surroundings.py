@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import TrainerError, place_of, reference_names, stated
 
 
@@ -25,11 +26,18 @@ def machine(hosts: Sequence[str] = ()) -> dict[str, object]:
     if hosts:
         found["hosts"] = ", ".join(hosts)
     declarations = [stated(name) for name in reference_names()]
-    required = [package for declaration in declarations if declaration for package in declaration.requires]
-    for package in dict.fromkeys(["torch", "numpy", *required]):
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
+    required = [module for declaration in declarations if declaration for module in declaration.requires]
+    backends = [backend.package for backend in BACKENDS.values() if backend.package is not None]
+    for module in dict.fromkeys(["torch", "numpy", *backends, *required]):
+        found |= _versions(module)
     return found
+
+
+def _versions(module: str) -> dict[str, object]:
+    """Of the distributions that a module is in, which often have its name; nothing if it is not installed."""
+    with suppress(PackageNotFoundError):
+        return {module: version(module)}
+    return {name: version(name) for name in packages_distributions().get(module, ())}
 
 
 def sources(targets: Sequence[str]) -> dict[str, object]:

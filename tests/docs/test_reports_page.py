@@ -1,0 +1,55 @@
+"""The page of published reports is what the results files say, and each failing case leads to a finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tools.reports_page import REFERENCE, REPORTS, Finding, page, readme, reports
+
+
+@pytest.fixture(scope="module")
+def published():
+    return reports()
+
+
+def test_the_page_is_up_to_date(published):
+    assert (REPORTS / "index.html").read_text() == page(published)
+    text = (REPORTS / "README.md").read_text()
+    assert text == readme(text, published)
+
+
+def test_each_report_has_its_page_and_its_link(published):
+    text = page(published)
+    for one in published:
+        assert (REPORTS / f"{one.name}.html").is_file()
+        assert f'href="{one.name}.html#matrix"' in text
+
+
+def test_reference_trainers_hold(published):
+    assert {one.name for one in published} > set(REFERENCE)
+    assert [case.id for one in published if one.name in REFERENCE for case in one.failed] == []
+
+
+def test_each_failing_case_leads_to_a_finding(published):
+    assert [(one.name, case.id) for one in published for case in one.unexplained] == []
+
+
+def test_a_case_that_no_finding_names_is_seen(published):
+    one = next(one for one in published if one.failed)
+    assert replace(one, findings=()).unexplained == one.failed
+
+
+def test_each_finding_has_a_script_of_its_own_that_does_not_import_this_package():
+    pages = {page.stem for page in REPORTS.glob("findings/*.md")}
+    scripts = {script.stem: script.read_text() for script in REPORTS.glob("findings/*.py")}
+    assert pages == scripts.keys()
+    assert [name for name, text in scripts.items() if "conformance" in text] == []
+
+
+def test_a_finding_without_its_head_is_refused(tmp_path: Path):
+    (tmp_path / "x.md").write_text("# Something\n\nNo report.\n")
+    with pytest.raises(ValueError, match=r"it begins with a title"):
+        Finding.read(tmp_path / "x.md")

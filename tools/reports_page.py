@@ -1,0 +1,223 @@
+"""Writes reports/index.html and the table of reports/README.md from the results files beside them.
+
+    python -m tools.reports_page
+
+A finding is a page `reports/findings/NAME.md` and a script `NAME.py`. Below its title the page says `Report:`, to which
+report it belongs, and `Cases:`, the ids of those that fail for it, with * for any text; no such line if none does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from conformance.adapter.declaration import PRECISIONS
+from conformance.report.verdicts import Look, worst
+from conformance.results import Results, read_results
+from conformance.results.records import NOT_RUN, PASSED, CaseRecord
+from conformance.workloads.behaviour import split
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "reports"
+#: The reference trainers' come first, as the others are judged by what they prove.
+REFERENCE = ("single", "ddp", "horovod", "point-to-point", "sharded")
+BEGIN, END = "<!-- made by tools/reports_page.py -->\n", "<!-- until here -->\n"
+#: What a header says of the machine, beside versions of frameworks.
+_MACHINE = ("python", "platform", "cpus", "numpy")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The judged cases of a backend and a precision."""
+
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def look(self) -> Look:
+        return worst(case.verdict for case in self.cases)
+
+    @property
+    def glyph(self) -> str:
+        """Exact or within a bound, a case holds."""
+        return self.look.glyph if self.wrong else "✓"
+
+    @property
+    def wrong(self) -> int:
+        return sum(case.verdict not in PASSED for case in self.cases)
+
+    @property
+    def text(self) -> str:
+        return f"{self.wrong} of {len(self.cases)}" if self.wrong else str(len(self.cases))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A page about what a framework does wrong, with a script that shows it. ``cases``: patterns of ids."""
+
+    name: str
+    title: str
+    report: str
+    cases: tuple[str, ...]
+
+    @classmethod
+    def read(cls, page: Path) -> Finding:
+        """Raises ValueError for a page that does not begin as it should."""
+        head = re.match(r"# (.+)\n\nReport: ([\w-]+)\n(?:Cases: (.+)\n)?", page.read_text())
+        if head is None:
+            raise ValueError(f"{page}: it begins with a title, an empty line, and `Report: NAME`")
+        title, report, cases = head.groups()
+        return cls(page.stem, title, report, tuple((cases or "").replace(",", " ").split()))
+
+    def explains(self, case: CaseRecord) -> bool:
+        return any(fnmatchcase(case.id, pattern) for pattern in self.cases)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A results file, and the findings that it led to."""
+
+    name: str
+    results: Results
+    findings: tuple[Finding, ...]
+
+    @cached_property
+    def judged(self) -> tuple[CaseRecord, ...]:
+        return tuple(case for case in self.results.cases if case.verdict not in NOT_RUN)
+
+    @property
+    def size(self) -> int:
+        return len(self.judged)
+
+    @property
+    def failed(self) -> tuple[CaseRecord, ...]:
+        return tuple(case for case in self.judged if case.verdict not in PASSED)
+
+    @property
+    def unexplained(self) -> tuple[CaseRecord, ...]:
+        """The failing cases that no finding explains."""
+        return tuple(case for case in self.failed if not any(one.explains(case) for one in self.findings))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of torch and the frameworks."""
+        machine = self.results.header.machine.items()
+        return {name: str(of) for name, of in machine if name not in _MACHINE and not str(of).startswith("sha256")}
+
+    @property
+    def rows(self) -> dict[str, dict[str, Cell]]:
+        """By backend and precision."""
+        found: dict[str, dict[str, list[CaseRecord]]] = {}
+        for case in self.judged:
+            found.setdefault(case.backend, {}).setdefault(case.precision, []).append(case)
+        return {
+            backend: {name: Cell(tuple(cases)) for name, cases in cells.items()} for backend, cells in found.items()
+        }
+
+    @property
+    def behaviour(self) -> dict[str, str]:
+        """What the columns of the table of behaviour say of it."""
+        done: dict[str, list[str]] = {}
+        for case in self.judged:
+            for one in case.behaviour:
+                choice, way = split(one.way)
+                if way not in done.setdefault(choice, []):
+                    done[choice].append(way)
+        if any(case.backend != "single" and case.accumulation > 1 for case in self.judged):
+            done.setdefault("averaging", ["once in a window"])
+        if any("short" in case.workload for case in self.failed):
+            done.setdefault("last_window", ["wrong: see the findings"])
+        said = {choice: " or ".join(done[choice]) for choice in COLUMNS if choice in done}
+        kinds = {
+            "weighted": [case for case in self.judged if "weight" in case.workload],
+            "resume": [case for case in self.judged if case.resumed_at is not None],
+            "fp16": [case for case in self.judged if case.precision == "fp16"],
+        }
+        return {**{kind: _holds(cases) for kind, cases in kinds.items()}, **said}
+
+
+#: The columns of the table of behaviour.
+COLUMNS = {
+    "last_window": "A short last window",
+    "last_batch": "A smaller last batch",
+    "schedule_on_skip": "The schedule when a step is skipped",
+    "averaging": "Averages over the ranks",
+    "weighted": "Weighted losses",
+    "resume": "Resume",
+    "fp16": "fp16 on a CPU",
+}
+
+
+def _holds(cases: Sequence[CaseRecord]) -> str:
+    if not cases:
+        return "not declared"
+    right = sum(case.verdict in PASSED for case in cases)
+    return "holds" if right == len(cases) else f"{right} of {len(cases)} hold"
+
+
+def reports() -> list[Report]:
+    """All that are published, the reference trainers' first."""
+    findings = [Finding.read(page) for page in sorted(REPORTS.glob("findings/*.md"))]
+    names = sorted(
+        (file.stem for file in REPORTS.glob("*.jsonl")),
+        key=lambda name: (REFERENCE.index(name) if name in REFERENCE else len(REFERENCE), name),
+    )
+    return [
+        Report(
+            name, read_results(REPORTS / f"{name}.jsonl"), tuple(one for one in findings if one.report in (name, "all"))
+        )
+        for name in names
+    ]
+
+
+def page(found: Sequence[Report]) -> str:
+    """The text of reports/index.html."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style = (ROOT / "conformance" / "report" / "assets" / "report.css").read_text()
+    references = [one for one in found if one.name in REFERENCE]
+    frameworks = [one for one in found if one not in references]
+    return environment.get_template("reports_page.html.j2").render(
+        reports=found,
+        frameworks=frameworks,
+        references=references,
+        columns=COLUMNS,
+        precisions=[one for one in PRECISIONS if any(one in cells for of in found for cells in of.rows.values())],
+        style=Markup(style),
+    )
+
+
+def table(found: Sequence[Report]) -> Iterator[str]:
+    """The lines of the table of reports/README.md."""
+    yield "| Report | Made with | Judged | Hold | Do not | Not run |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for one in found:
+        versions = ", ".join(f"{name} {of}" for name, of in one.versions.items())
+        counts = len(one.judged), len(one.judged) - len(one.failed), len(one.failed)
+        not_run = len(one.results.cases) - len(one.judged)
+        yield f"| [{one.name}.html]({one.name}.html) | {versions} | {' | '.join(map(str, counts))} | {not_run} |"
+
+
+def readme(text: str, found: Sequence[Report]) -> str:
+    """The text of reports/README.md with the table as it is now."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return before + BEGIN + "\n".join(table(found)) + "\n" + END + after
+
+
+if __name__ == "__main__":
+    published = reports()
+    (REPORTS / "index.html").write_text(page(published))
+    file = REPORTS / "README.md"
+    file.write_text(readme(file.read_text(), published))
