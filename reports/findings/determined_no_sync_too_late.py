@@ -1,4 +1,4 @@
-"""Determined 0.38.1: under DDP gradients cross the ranks in every micro-batch, as no_sync() does not enclose the forward."""
+"""Determined 0.38.1: under DDP gradients cross the ranks in every micro-batch: no_sync() leaves the forward out."""
 
 import os
 import sys
