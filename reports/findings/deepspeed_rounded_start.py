@@ -17,6 +17,7 @@ config = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 1},
     "zero_force_ds_cpu_optimizer": False,
+    "zero_allow_untested_optimizer": True,
 }
 engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config)
 [master] = engine.optimizer.single_partition_of_fp32_groups
