@@ -11,6 +11,7 @@ from typing import Any
 
 from conformance.launchers.front import RemoteStarter
 from conformance.runner.case.supervision import (
+    BUILD_LIMIT,
     GRACE,
     LEAVE_LIMIT,
     START_LIMIT,
@@ -31,7 +32,7 @@ class NodeMember:
     """The ranks that one machine runs, and what is known about them.
 
     Attributes:
-        started, delivered, failure: what its server has reported about all of them.
+        started, is_building, delivered, failure: what its server has reported about all of them.
         outcome: theirs, once it has arrived. lost: why none will arrive.
         is_dismissed: it was asked to stop or to leave; only its outcome is still expected.
         raised_late: its ranks raised when another machine had begun to stop its own, which hung, and because of that.
@@ -42,7 +43,7 @@ class NodeMember:
         self.server = server
         self.ranks = ranks
         self.channel: Channel | None = None
-        self.started = self.delivered = self.is_dismissed = self.raised_late = False
+        self.started = self.is_building = self.delivered = self.is_dismissed = self.raised_late = False
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
         self.lost: str | None = None
@@ -91,7 +92,9 @@ class SpreadCase:
         """Raises RunnerError, and what `ForkServer` raises."""
         began = monotonic()
         # Each machine enforces these limits too; the slack leaves time for their reports.
-        limits = Limits(self._time_limit, START_LIMIT + SLACK, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK)
+        limits = Limits(
+            self._time_limit, START_LIMIT + SLACK, BUILD_LIMIT + SLACK, GRACE + LEAVE_LIMIT + SLACK, LEAVE_LIMIT + SLACK
+        )
         self._supervision = Supervision(self._nodes, limits, self._time_limit, began, may_leave=True)
         with selectors.DefaultSelector() as self._selector:
             try:
@@ -155,6 +158,8 @@ class SpreadCase:
                     self._begin(other, port)
             case {"started": True}:
                 node.started = True
+            case {"building": building}:
+                node.is_building = building
             case {"failed": rank, "raised": raised}:
                 if self._supervision.given_up is None or node.failure is not None:
                     node.fail(raised, rank)

@@ -12,6 +12,7 @@ from conformance.runner.case.supervision import (
     Action,
     AllFinished,
     AllStarted,
+    Building,
     Failure,
     FirstFailure,
     Limits,
@@ -21,7 +22,7 @@ from conformance.runner.case.supervision import (
     Supervision,
 )
 
-LIMITS = Limits(run=60.0, start=120.0, grace=2.0, leave=5.0)
+LIMITS = Limits(run=60.0, start=120.0, build=600.0, grace=2.0, leave=5.0)
 
 
 @dataclass(eq=False)
@@ -29,6 +30,7 @@ class Rank:
     started: bool = False
     delivered: bool = False
     has_exited: bool = False
+    is_building: bool = False
     failure: Failure | None = None
 
     def dies(self, rank: int, at: float, *, raised: bool = False) -> None:
@@ -82,6 +84,36 @@ def test_ranks_that_hang(case: Case) -> None:
     # Nothing of a stopped rank is held against it.
     case.one.delivered = True
     assert not case.supervision.timed_out
+
+
+def test_time_for_builds_does_not_count(case: Case) -> None:
+    case.start(0.0)
+    case.one.is_building = True
+    assert case.at(10.0) == [Building(True)]
+    # The clock of the case stands still at 10.
+    assert case.at(60.0) == []
+    case.one.is_building = False
+    assert case.at(110.0) == [Building(False)]
+    assert case.supervision.deadline == 160.0
+    assert case.at(159.9) == []
+    assert case.at(160.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
+
+
+def test_a_build_that_hangs(case: Case) -> None:
+    case.start(0.0)
+    case.one.is_building = True
+    case.at(0.0)
+    assert case.at(659.9) == []
+    assert case.at(660.0) == [Stop(case.ranks, "at the time limit of 60 s", is_late=True)]
+
+
+def test_a_build_gives_ranks_no_time_to_start_or_after_a_failure(case: Case) -> None:
+    case.zero.is_building = True
+    assert case.at(START_LIMIT - 0.1) == [Building(True)]
+    case.zero.started = True
+    case.one.dies(1, at=START_LIMIT)
+    case.at(START_LIMIT)
+    assert case.at(START_LIMIT + 2.0) == [Stop((case.zero,), "after rank 1 failed", is_late=False)]
 
 
 def test_ranks_that_do_not_start(case: Case) -> None:

@@ -20,6 +20,7 @@ from conformance.runner.case.supervision import (
     Action,
     AllFinished,
     AllStarted,
+    Building,
     FirstFailure,
     Limits,
     Release,
@@ -129,6 +130,8 @@ class Case(ABC):
         match action:
             case AllStarted():
                 self._report(started=True)
+            case Building(going_on):
+                self._report(building=going_on)
             case FirstFailure(rank, raised):
                 self._report(failed=rank, raised=raised)
             case AllFinished():

@@ -31,6 +31,11 @@ class RankMember(Answering):
     @abstractmethod
     def has_exited(self) -> bool: ...
 
+    @property
+    def is_building(self) -> bool:
+        """It builds an extension of torch, or waits for one of our ranks that does."""
+        return False
+
     @abstractmethod
     def fileno(self) -> int:
         """Readable when there is something to `read`."""

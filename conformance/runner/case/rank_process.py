@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, time
 
 from conformance.runner.case import evidence
 from conformance.runner.case.member import RankMember
-from conformance.runner.case.supervision import rank_name
+from conformance.runner.case.supervision import BUILD_LIMIT, rank_name
 from conformance.runner.outcome import describe_status, signal_name
 from conformance.runner.rank.rank import Pipes
 from conformance.runner.rank.reporting import DESCRIPTORS_LOST
@@ -19,6 +19,8 @@ from conformance.runner.system.descriptors import Descriptors, Known, contents, 
 from conformance.runner.system.output import Output
 
 _CHUNK = 1 << 16
+# A lock that was there before is nobody's: ours are removed when their rank ends.
+_BEGAN = time()
 
 
 class RankProcess(RankMember):
@@ -57,6 +59,10 @@ class RankProcess(RankMember):
     @property
     def has_exited(self) -> bool:
         return self.child.status is not None
+
+    @property
+    def is_building(self) -> bool:
+        return bool(self._locks) or (self._waits_for is not None and _is_ours(self._waits_for))
 
     def fileno(self) -> int:
         return self._notices
@@ -150,7 +156,10 @@ class RankProcess(RankMember):
                 "is running, one that was killed has left it: remove the file"
             )
         if self._locks:
-            return " while it built a torch extension; build it before the run, or set a higher --time-limit"
+            return (
+                f" while it built a torch extension, for which it had {BUILD_LIMIT:g} s beside its time limit; "
+                "build it before the run"
+            )
         if self._leaves_running is not None:
             return (
                 " after its function had returned, as Python waits for threads and processes that are no daemons "
@@ -183,3 +192,12 @@ class RankProcess(RankMember):
         if code >= 0:
             text += " before it finished"
         return text if after is None else f"{text}, after rank {after} failed"
+
+
+def _is_ours(lock: str) -> bool:
+    """Whether a rank of this run may hold the lock of a build."""
+    try:
+        return os.path.getmtime(lock) >= _BEGAN
+    except OSError:
+        # It has just been removed.
+        return True

@@ -13,6 +13,8 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 # Seconds. Importing torch and a trainer in fresh interpreters, several at once, may take long.
 START_LIMIT = 120.0
+# For builds of extensions, which do not count towards the time limit of a case.
+BUILD_LIMIT = 600.0
 # When a rank has exited, its peers' collectives fail at once or hang; this gives those that fail time to report it.
 GRACE = 2.0
 # From the release to the exit; a rank has nothing left to do in between.
@@ -48,6 +50,10 @@ class Member(Protocol):
     def has_exited(self) -> bool: ...
 
     @property
+    def is_building(self) -> bool:
+        """It builds an extension of torch, or waits for somebody who does."""
+
+    @property
     def failure(self) -> Failure | None: ...
 
 
@@ -68,12 +74,19 @@ class Limits(NamedTuple):
 
     run: float
     start: float = START_LIMIT
+    build: float = BUILD_LIMIT
     grace: float = GRACE
     leave: float = LEAVE_LIMIT
 
 
 class AllStarted(NamedTuple):
     """Every member has started, or exited."""
+
+
+class Building(NamedTuple):
+    """Members have begun to build, or all have ended it."""
+
+    going_on: bool
 
 
 class FirstFailure(NamedTuple):
@@ -105,7 +118,7 @@ class Stop(Generic[M]):
     is_late: bool
 
 
-Action: TypeAlias = AllStarted | FirstFailure | AllFinished | Release | Stop[M]
+Action: TypeAlias = AllStarted | Building | FirstFailure | AllFinished | Release | Stop[M]
 
 
 class Supervision(Generic[M]):
@@ -129,6 +142,8 @@ class Supervision(Generic[M]):
         self.failed_elsewhere: int | None = None
         self.given_up: str | None = None
         self._have_started = self._have_finished = self._has_stopped = False
+        self._is_building = False
+        self._time_of_builds, self._advanced_at = 0.0, now
         self._reported: Failure | None = None
         self._late: tuple[M, ...] = ()
 
@@ -149,11 +164,15 @@ class Supervision(Generic[M]):
 
     def advance(self, now: float) -> Iterator[Action[M]]:
         """The actions to take now."""
+        self._leave_time_for_builds(now)
         if not self._have_started and all(member.started or member.has_exited for member in self._members):
             self._have_started = True
             if self.phase is Phase.STARTING:
                 self._enter(Phase.RUNNING, now + self._limits.run)
             yield AllStarted()
+        if self._is_building != (building := any(member.is_building for member in self._members)):
+            self._is_building = building
+            yield Building(building)
         failure = self._first_failure
         if failure is not None and failure != self._reported:
             self._reported = failure
@@ -174,6 +193,14 @@ class Supervision(Generic[M]):
     @property
     def _first_failure(self) -> Failure | None:
         return min((member.failure for member in self._members if member.failure), default=None)
+
+    def _leave_time_for_builds(self, now: float) -> None:
+        """Since the last call nobody has begun or ended a build: whoever does has this called."""
+        if self._is_building and self.phase is Phase.RUNNING:
+            spent = min(now - self._advanced_at, self._limits.build - self._time_of_builds)
+            self._time_of_builds += spent
+            self.deadline += spent
+        self._advanced_at = now
 
     def _enter(self, phase: Phase, deadline: float) -> None:
         self.phase = phase

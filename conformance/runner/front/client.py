@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from conformance.adapter.declaration import Declaration
 from conformance.adapter.loading import TrainerError
-from conformance.runner.case.supervision import LEAVE_LIMIT, START_LIMIT
+from conformance.runner.case.supervision import BUILD_LIMIT, LEAVE_LIMIT, START_LIMIT
 from conformance.runner.front.zygote_client import ServerStarter, Serving, shared
 from conformance.runner.outcome import ImporterLost, Outcome, RankOutcome, RunnerError, Unavailable, ZygoteLost
 from conformance.runner.system.descriptors import last_line
@@ -110,7 +110,7 @@ class ForkServer:
             channel.send({"spec": spec, "time_limit": time_limit})
         except BrokenPipeError:
             return None
-        return channel.receive(START_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
+        return channel.receive(START_LIMIT + BUILD_LIMIT + time_limit + LEAVE_LIMIT + SLACK)
 
     def channel(self) -> Channel:
         """The connection to the server, which is started if it does not run. Raises what entering raises."""
