@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from conformance import Job
 
 # Workers, and the controller of Ray Train. Ray counts these CPUs, it does not look for them.
 _CPUS = 8
@@ -43,8 +47,17 @@ def local_cluster() -> Iterator[dict[str, str]]:
 def connected(session: dict[str, Any]) -> Iterator[None]:
     """Inside, this process is a driver of the session's cluster."""
     _authenticate(session["token"])
+    # An actor of Ray Train that watches for machines that the cluster is about to lose.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     with ray.init(address=session["address"], log_to_driver=True, _node_ip_address="127.0.0.1"):
         yield
+
+
+def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
+    """Run `loop` in every worker of a TorchTrainer; its argument is the job's ticket."""
+    run, scaling = RunConfig(storage_path=job.session["folder"]), ScalingConfig(num_workers=job.world_size)
+    with connected(job.session):
+        TorchTrainer(loop, train_loop_config=job.ticket, scaling_config=scaling, run_config=run).fit()
 
 
 def _authenticate(token: str) -> str:

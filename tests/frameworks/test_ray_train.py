@@ -16,8 +16,8 @@ ONE_RAISES = """
     import conformance
     import ray.train
     from conformance import Job, trainer
-    from conformance.frameworks.ray_cluster import local_cluster
-    from conformance.frameworks.ray_train import fit, launch
+    from conformance.frameworks.ray_cluster import launch, local_cluster
+    from conformance.frameworks.ray_train import fit
 
     def unlucky(ticket):
         with conformance.enter(ticket, ray.train.get_context().get_world_rank()) as task:
