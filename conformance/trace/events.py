@@ -587,10 +587,11 @@ class ObserverFailed(Event, noted="when a part of the recorder has raised an err
     traceback: str
 
 
-class Report(Event, noted="when the trainer calls `Task.report`"):
+class Report(Event, noted="when the trainer calls `Task.report`, and after a step within `Task.step`"):
     step: Annotated[int, "the window after which it has these weights, by its own account"]
     weights: Annotated[Vector | None, "those that it reports"]
     gradients: Annotated[Vector | None, "those that the step used, by its own account"] = None
+    counted: Annotated[bool, "whether `Task.step` has counted: then `step` is the `window`, if that is known"] = False
 
     @property
     def label(self) -> str:
@@ -614,6 +615,7 @@ class Raised(Event, noted="after the trainer's function has raised"):
     message: str
     traceback: str
     declined: Annotated[bool, "whether it is `conformance.Unsupported`"] = False
+    weights: Annotated[Vector | None, "where it is, those of the moment"] = None
     at: Annotated[float | None, "the `time` at which it raised"] = None
 
 

@@ -5,7 +5,7 @@
         task = Task(spec, rank, recorder)              # so that `seq` runs through all of them
         function(task)
         recorder.finished()                            # notes topology (if not yet noted) and `finished`
-    # "raised" is the runner's: recorder.note("raised", type=..., message=..., traceback=...)
+    # or, if it raised: recorder.raised(type=..., message=..., traceback=..., declined=...)
 
 To record a loop without a task, watch its model:
 
@@ -27,15 +27,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pkgutil import iter_modules
+from time import monotonic
 from typing import Any, TypeAlias
 
 import torch
 
+from conformance.adapter.unsupported import Unsupported
 from conformance.trace import observers
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.patching import Seams
-from conformance.trace.values import values
+from conformance.trace.values import Number, values
 
 Observe: TypeAlias = Callable[[Recording], Seams]
 
@@ -50,6 +52,7 @@ class Recorder(Recording):
     """A recording that observers write to while it is entered."""
 
     _stack: ExitStack
+    _declined_with: list[Number] | None = None
 
     def __enter__(self) -> Recorder:
         with ExitStack() as stack:
@@ -64,7 +67,9 @@ class Recorder(Recording):
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *trace: object) -> None:
+        if isinstance(error, Unsupported):
+            self._declined_with = harmless(self.watched.final_weights, __name__)()
         self._stack.close()
 
     def _failed(self, observer: str, error: Exception) -> None:
@@ -85,22 +90,39 @@ class Recorder(Recording):
         self.note("model", model=self.numbers.of("model", model), shapes=[list(p.shape) for p in model.parameters()])
 
     def report(
-        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+        self,
+        step: int,
+        weights: Sequence[torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None] | None,
+        *,
+        counted: bool = False,
     ) -> None:
-        """`Task.report` calls this with values for all parameters, None where there is none."""
-        harmless(self._report)(step, weights, gradients)
+        """`Task.report` calls this with values for all parameters, None where there is none; so does `Task.step`, which
+        has `counted` the steps."""
+        harmless(self._report)(step, weights, gradients, counted)
 
     def _report(
-        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+        self,
+        step: int,
+        weights: Sequence[torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None] | None,
+        counted: bool,
     ) -> None:
-        used = {} if gradients is None else {"gradients": self.watched.weights(tuple(gradients))}
-        self.note("report", step=step, weights=self.watched.weights(tuple(weights)), **used)
+        known: dict[str, Any] = {"counted": True} if counted else {}
+        if gradients is not None:
+            known["gradients"] = self.watched.weights(tuple(gradients))
+        self.note("report", step=step, weights=self.watched.weights(tuple(weights)), **known)
 
     def _buffers(self) -> None:
         if self.counting is not None:
             number, own = self.counting
             left = values(own, (1, 1))
             self.note("buffers", how="at the end", model=number, training=False, before=left, after=left)
+
+    def raised(self, **what: Any) -> None:
+        """The trainer's function raised; `what`: the fields of the event."""
+        weights = {} if self._declined_with is None else {"weights": self._declined_with}
+        self.note("raised", **what, **weights, at=monotonic())
 
     def finished(self) -> None:
         """The trainer's function returned."""

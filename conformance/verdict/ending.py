@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from conformance.adapter.unsupported import Unsupported
 from conformance.runner.outcome import Outcome
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
@@ -32,8 +31,7 @@ def ending(
     if first.raised is not None:
         if not first.raised.get("declined"):
             return "CRASH", _raised(first)
-        # What the task refuses by itself says what to declare.
-        if first.raised["type"] == Unsupported.__name__ and _has_trained(ranks):
+        if _has_trained(ranks):
             return "CRASH", f"{_raised(first)}; {_TOO_LATE}"
         return "UNSUPPORTED", _message(first) or "the trainer declines this case"
     if outcome.timed_out:
@@ -48,9 +46,20 @@ def ending(
 def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
     """Whether a rank has made an optimizer step, or has begun a second window, as after a step that is not seen."""
     return any(
-        rank.attempts or any(event["event"] == "forward" and event["window"] for event in rank.outcome.events)
+        rank.attempts or _has_moved(rank) or any(_is_after_a_step(event) for event in rank.outcome.events)
         for rank in ranks
     )
+
+
+def _is_after_a_step(event: Mapping[str, Any]) -> bool:
+    return event["event"] in ("report", "foreign_optimizer") or (event["event"] == "forward" and event["window"])
+
+
+def _has_moved(rank: RankEvidence) -> bool:
+    """Whether its weights are others than when it began to train."""
+    before = next((event["weights"] for event in rank.outcome.events if event["event"] == "start"), None)
+    after = (rank.raised or {}).get("weights")
+    return None not in (before, after) and before != after
 
 
 def _message(rank: RankEvidence) -> str:

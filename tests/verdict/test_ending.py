@@ -155,14 +155,45 @@ def test_one_rank_declines_for_all(follow):
     assert (judgement.verdict, judgement.headline) == ("UNSUPPORTED", "no dampening")
 
 
-@pytest.mark.parametrize("kind", ["step", "forward"])
-def test_who_declines_after_a_step_hides_nothing(follow, kind):
+class OfAFramework(Unsupported):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Unsupported, UnsupportedGroups, OfAFramework])
+@pytest.mark.parametrize("shown", ["step", "forward"])
+def test_who_declines_after_a_step_hides_nothing(follow, kind, shown):
     """Of one that is not seen, the window that follows tells."""
     run = follow("single-batched-fp32-sgd")
-    declines(run, 0, Unsupported("no dampening"), after=run.of(kind)[:2])
+    declines(run, 0, kind("no dampening"), after=run.of(shown)[:2])
     judgement = run.judged(finished=False, exit="exited 1")
     assert judgement.verdict == "CRASH"
-    assert judgement.headline.startswith("rank 0 raised Unsupported: no dampening; this was after an optimizer step")
+    assert judgement.headline.startswith(f"rank 0 raised {kind.__name__}: no dampening; this was after an optimizer")
+
+
+@pytest.mark.parametrize(("moved", "verdict"), [(0.0, "UNSUPPORTED"), (0.5, "CRASH")])
+def test_who_declines_after_a_step_by_hand_hides_nothing(follow, moved, verdict):
+    """The weights of the moment show it."""
+    run = follow("single-batched-fp32-sgd")
+    now = [weight + moved for weight in run.of("start")[0]["weights"]]
+    declines(run, 0, Unsupported("no dampening"), after=run.of("forward")[:1])
+    run.of("raised")[0]["weights"] = now
+    assert run.judged(finished=False, exit="exited 1").verdict == verdict
+
+
+def test_who_declines_after_a_report_hides_nothing(follow):
+    run = follow("single-batched-fp32-sgd")
+    first = run.of("forward")[0]
+    declines(run, 0, Unsupported("no dampening"), after=[first])
+    run.after(
+        first,
+        {
+            **{name: first[name] for name in ("rank", "seq", "time", "window", "micro_batch", "where")},
+            "event": "report",
+            "step": 0,
+            "weights": None,
+        },
+    )
+    assert run.judged(finished=False, exit="exited 1").verdict == "CRASH"
 
 
 def test_an_error_of_that_name_is_not_ours(follow):

@@ -9,7 +9,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from conformance.runner.rank.reporting import described
@@ -78,7 +77,7 @@ class Entry:
         try:
             yield
         except BaseException as error:
-            self._recorder.note("raised", **described(error), at=monotonic())
+            self._recorder.raised(**described(error))
             self.close()
             raise
 

@@ -13,7 +13,6 @@ from dataclasses import asdict, astuple, dataclass
 
 # As they were before a trainer could replace them.
 from os import getpid, read
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conformance.adapter.loading import Train, place_of
@@ -88,7 +87,7 @@ def attempt(
             wait()
             recorder.finished()
     except BaseException as error:
-        recorder.note("raised", **described(error), at=monotonic())
+        recorder.raised(**described(error))
         return exit_code(error)
     return None
 
