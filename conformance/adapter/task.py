@@ -29,7 +29,12 @@ class Watcher(Protocol):
     def watch(self, model: torch.nn.Module) -> None: ...
 
     def report(
-        self, step: int, weights: Sequence[torch.Tensor | None], gradients: Sequence[torch.Tensor | None] | None
+        self,
+        step: int,
+        weights: Sequence[torch.Tensor | None],
+        gradients: Sequence[torch.Tensor | None] | None,
+        *,
+        counted: bool = False,
     ) -> None: ...
 
 
@@ -231,20 +236,31 @@ class Task:
     def step(
         self, weights: Callable[[], Mapping[str, Any]], gradients: Callable[[], Mapping[str, Any] | None] = lambda: None
     ) -> Iterator[None]:
-        """Around a step that no optimizer of torch's takes on the model's parameters, one in each window.
+        """Around a step that no optimizer of torch's takes on the model's parameters, at most one in each window.
 
-        `gradients` is called before the step: the averages that it will use, by the names of
-        `model().named_parameters()`, or None where they cannot be had; then weights alone are judged. So they are where
-        there is a clip or a loss scale, which the step may see to itself. `weights` is called after it. Both are called
-        on each rank, and what they return is reported, as with `report`. A trainer that `survives_kill` calls `report`
-        itself, as it alone knows from which of two checkpoints it goes on.
+        `gradients` is called before the step, and what it returns is copied: the averages that it will use, by the
+        names of `model().named_parameters()`, or None where they cannot be had; then weights alone are judged. So they
+        are where there is a clip or a loss scale, which the step may see to itself. `weights` is called after it. Both
+        are called on each rank, and what they return is reported, as with `report`.
+
+        The window is that of the last training forward of the model. Where no forward is seen, steps are counted: then
+        a step in each window, skipped ones included. A trainer that `survives_kill` calls `report` itself there, as it
+        alone knows from which of two checkpoints it goes on.
 
         Raises:
-            ValueError: as `report`.
+            ValueError: as `report`, or there were as many steps as there are windows.
         """
-        used = gradients()
+        if self._window not in range(self.steps):
+            raise ValueError(
+                f"task.step: all {self.steps} windows have had their step: go around the last step of a window alone, "
+                "not around one in each micro-batch"
+            )
+        named_gradients = gradients()
+        # The step may change them in place.
+        used = None if named_gradients is None else self._in_order(named_gradients, copied=True)
         yield
-        self.report(self._window, weights(), used)
+        if self._recorder is not None:
+            self._recorder.report(self._window, self._in_order(weights()), used, counted=True)
         self._window += 1
 
     def report(
@@ -267,7 +283,7 @@ class Task:
         if self._recorder is not None:
             self._recorder.report(step, weights, gradients)
 
-    def _in_order(self, values: Mapping[str, Any]) -> list[torch.Tensor | None]:
+    def _in_order(self, values: Mapping[str, Any], *, copied: bool = False) -> list[torch.Tensor | None]:
         """Values of parameters in the order of the model's; None where there is none."""
         with torch.device("meta"):
             model = module(self._spec["model"])
@@ -279,7 +295,7 @@ class Task:
                 raise ValueError(f"task.report: {name!r} is none of the parameters {', '.join(named)}")
             if tensor.shape != named[name].shape:
                 raise ValueError(f"task.report: {name} is {[*named[name].shape]}, and not {[*tensor.shape]}")
-            found[named[name]] = tensor
+            found[named[name]] = tensor.detach().clone() if copied else tensor
         return [found.get(parameter) for parameter in model.parameters()]
 
     def dataloader(self, rank: int | None = None, format: Format | None = None) -> DataLoader[Any]:

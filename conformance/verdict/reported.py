@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from conformance.cases.case import Case
-from conformance.laws.run import Run
+from conformance.laws.run import Run, Window
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
 from conformance.trace.events import Report
@@ -50,7 +50,8 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
         if missing:
             return (
                 f"rank {rank.outcome.rank} does not report all of its weights after window {missing[0]}, which cannot "
-                "be seen either; call `task.report` after each window, skipped ones included, on every rank"
+                "be seen either; call `task.report`, or go through `task.step`, after each window, skipped ones "
+                "included, on every rank"
             )
     return None
 
@@ -83,12 +84,16 @@ def _completed(
     unseen: Vector = (None,) * case.problem.workload.model.size
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
     taken, denied = set[int](), list[str]()
-    trained = sorted({*attempts, *reported})
-    ends_unseen = never_written(case, rank)
-    for step in trained:
+    hidden = _hidden(case, rank, runs)
+    for step in sorted({*attempts, *reported, *(shown.keys() - hidden)}):
         attempt = attempts.get(step)
         seen = attempt.weights if attempt else shown.get(step, unseen)
-        if ends_unseen and step == trained[-1]:
+        if attempt is None and step not in reported:
+            if same(seen, before):
+                # It is left out, as on an overflow.
+                attempts[step] = Attempt(step, step, False, None, seen, scale=None)
+            continue
+        if step in hidden:
             seen = unseen
         said = reported.get(step, unseen)
         weights = tuple(
@@ -107,14 +112,45 @@ def _completed(
             has_moved = not case.arithmetic.scaled or not same(weights, before)
             attempts[step] = Attempt(step, None, has_moved, gradients, weights, scale=None)
         before = weights
-    final = rank.final_weights
     return replace(
         rank,
         attempts=tuple(attempts[step] for step in sorted(attempts)),
-        final_weights=before if ends_unseen or final is None or None in final else final,
+        final_weights=_left(rank, hidden, attempts),
+        lives=tuple(replace(life, final_weights=_left(life, hidden, attempts)) for life in rank.lives),
         reported=frozenset(taken),
         denied=next(iter(denied), None),
     )
+
+
+def _hidden(case: Case, rank: RankEvidence, runs: Sequence[Run]) -> set[int]:
+    """The last windows of the lives that end with the model's own parameters as they were, where forwards used others:
+    what came of these windows is not shown by the end."""
+    found = set[int]()
+    for life, run in zip(rank.lives or (rank,), runs, strict=True):
+        windows = [window for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1] for window in own.windows]
+        if windows and (never_written(case, life) or _stays(life, windows)):
+            found.add(windows[-1].number)
+    return found
+
+
+def _stays(life: RankEvidence, windows: Sequence[Window]) -> bool:
+    """Whether the parameters end as they were when training began, and after no other window than the last are seen so,
+    in a life without a step of an optimizer of torch's."""
+    final = life.final_weights
+    if not final or None in final or any(event["event"] == "step" for event in life.outcome.events):
+        return False
+    begun = windows[0].forwards[0].weights if windows[0].forwards else None
+    after = [values(event.weights) for event in (one.shown_after for one in windows[:-1]) if event and event.weights]
+    return begun is not None and same(values(begun), final) and not any(same(one, final) for one in after)
+
+
+def _left(life: RankEvidence, hidden: Set[int], attempts: Mapping[int, Attempt]) -> Vector | None:
+    """The weights that a life ends with, those reported of its last window if these are not shown."""
+    final = life.final_weights
+    windows = {event["window"] for event in life.outcome.events if event["window"] is not None}
+    known = [attempts[step].weights for step in sorted(attempts) if step <= max(windows, default=step)]
+    is_unseen = final is None or None in final or not windows.isdisjoint(hidden)
+    return known[-1] if is_unseen and known else final
 
 
 def _shown(rank: RankEvidence, runs: Sequence[Run]) -> dict[int, Vector]:

@@ -32,7 +32,7 @@ class Watcher:
     def watch(self, model):
         self.models.append(model)
 
-    def report(self, step, weights, gradients):
+    def report(self, step, weights, gradients, *, counted=False):
         self.reports.append((step, weights, gradients))
 
 
@@ -546,6 +546,24 @@ def test_a_step_of_the_trainers_own_is_reported_with_what_it_uses():
         for slope in [None if gradients is None else gradients[1]]
     ]
     assert told == [(0, [[2.0], [0.5]]), (1, [[3.0], None])]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, lambda values: torch.tensor(values).numpy()])
+def test_gradients_are_those_from_before_the_step(kind):
+    watcher, gradient = Watcher(), kind([0.5])
+    with Task(make_spec(), 0, watcher).step(weights=dict, gradients=lambda: {"bias": gradient}):
+        gradient *= 2
+    [(_, _, (_, reported))] = watcher.reports
+    assert reported.tolist() == [0.5]
+
+
+def test_more_steps_than_windows():
+    task = Task(make_spec(steps=2), 0, Watcher())
+    for _ in range(2):
+        with task.step(weights=dict):
+            pass
+    with pytest.raises(ValueError, match="all 2 windows have had their step"), task.step(weights=dict):
+        pass
 
 
 def test_steps_after_a_resume_go_on_in_number(tmp_path):

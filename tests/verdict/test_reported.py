@@ -200,6 +200,27 @@ def test_masters_of_what_is_seen_rounded(follow):
         assert run.judged().verdict == verdict
 
 
+def hold_elsewhere(run):
+    """Forwards use other weights than the model's own parameters, which stay as they are; no optimizer is seen."""
+    for rank, events in enumerate(run.ranks):
+        steps = run.of("step", rank)
+        run.of("finished", rank)[0]["weights"] = run.of("start", rank)[0]["weights"]
+        for forward in run.of("forward", rank):
+            if forward["window"] and forward["micro_batch"] == 0:
+                forward["weights"] = steps[forward["window"] - 1]["weights"]
+        events[:] = [event for event in events if event["event"] not in ("step", "skip", "optimizer")]
+
+
+def test_the_end_shows_nothing_of_weights_that_are_elsewhere(follow):
+    run = follow(CASE)
+    report(run)
+    hold_elsewhere(run)
+    assert run.judged().verdict == "PASS (exact)"
+    run.of("report", rank=0)[5]["weights"][1] += 1
+    run.of("report", rank=1)[5]["weights"][1] += 1
+    assert run.judged().verdict == "FAIL (numerics)"
+
+
 def test_no_report_changes_nothing(follow):
     run = follow(CASE)
     assert not any(rank.reported or rank.denied for rank in run.judged().ranks)

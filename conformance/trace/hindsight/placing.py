@@ -31,6 +31,7 @@ def placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[di
     - `start` is put before the first training forward.
     - `collective`, `send`, `receive`: the ``phase``.
     - `step`, `skip`: the number of training ``forwards`` before it.
+    - `report`: of a step that was only counted, the window that it ends.
 
     Raises:
         MalformedEvent: a line lacks what the recorder writes.
@@ -82,6 +83,8 @@ def _placed(spec: Mapping[str, Any], rank: int, lines: Sequence[Line]) -> list[d
                     fields[name] = [numbers[seq] for seq in line[name]]
         elif kind == "gradient_change":
             fields["since"] = numbers[line["since"]]
+        elif kind == "report" and line.get("counted") and at[0] is not None:
+            fields["step"] = at[0]
         numbers[line["seq"]] = len(events)
         add(line, **fields)
     return events
