@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, SequentialSampler
 
-from conformance.workloads.plan import Spec, order_of, stream
+from conformance.workloads.plan import Spec, order_of, stream, turns_of
 
 
 class Batch(tuple[torch.Tensor, ...]):
@@ -146,6 +146,20 @@ class Order(DistributedSampler[int]):
 
     def __len__(self) -> int:
         return len(order_of(self._spec, self.rank, 0))
+
+
+class GlobalOrder(Order):
+    """The numbers of all ranks' samples in the epoch that `set_epoch` has named last, micro-batch by micro-batch, each
+    for the next rank."""
+
+    def __init__(self, samples: Samples, spec: Spec) -> None:
+        super().__init__(samples, spec, rank=0, epoch=0)
+
+    def __iter__(self) -> Iterator[int]:
+        return turns_of(self._spec, self.seed + self.epoch if self.shuffle else 0)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in turns_of(self._spec, 0))
 
 
 class MicroBatches(BatchSampler):

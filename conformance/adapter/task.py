@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from conformance.adapter.data import Batch, Format, MicroBatches, Order, Samples, Stream, collate
+from conformance.adapter.data import Batch, Format, GlobalOrder, MicroBatches, Order, Samples, Stream, collate
 from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module, parameters
 from conformance.adapter.settings import LossScaling, OptimizerSettings, optimizer_settings
@@ -337,6 +337,11 @@ class Task:
         """Which samples this rank (or `rank`) reads in `epoch`, and in what order. As with torch's
         `DistributedSampler`, which it is, all epochs have the order of the first unless you call `set_epoch`."""
         return Order(self._samples, self._spec, self.rank if rank is None else rank, epoch)
+
+    def global_sampler(self) -> GlobalOrder:
+        """Which samples all ranks together read in the epoch that `set_epoch` has named, and in what order, for
+        frameworks that take a sampler and deal out its micro-batches to the ranks themselves."""
+        return GlobalOrder(self._samples, self._spec)
 
 
 def _folder(path: str | None) -> Path | None:

@@ -6,7 +6,7 @@ A spec holds each order in which an epoch's samples are dealt out once, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, zip_longest
+from itertools import accumulate, islice, zip_longest
 from random import Random
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -91,6 +91,14 @@ def order_of(spec: Spec, rank: int, number: int) -> list[int]:
     batch_size = spec["world_size"] * spec["accumulation"] * spec["micro_batch_size"]
     order = shuffled(len(spec["samples"]["y"]), batch_size, number)
     return [order[place] for micro_batch in spec["orders"][0][rank] for place in micro_batch]
+
+
+def turns_of(spec: Spec, number: int) -> Iterator[int]:
+    """The numbers of all samples of an epoch whose order has this number, as a stream deals them out."""
+    shares = [iter(order_of(spec, rank, number)) for rank in range(spec["world_size"])]
+    for turn in zip_longest(*spec["orders"][0], fillvalue=()):
+        for share, micro_batch in zip(shares, turn, strict=True):
+            yield from islice(share, len(micro_batch))
 
 
 def stream(spec: Spec) -> Iterator[tuple[int, list[int]]]:

@@ -504,6 +504,20 @@ def test_the_sampler_gives_each_epoch_as_planned(workload, rank):
             assert all(torch.equal(one, two) for one, two in zip(seen, asked, strict=True))
 
 
+@pytest.mark.parametrize("workload", ["many-tensors", "sampler-pads", "uneven-batch"])
+def test_the_sampler_of_all_ranks_is_the_stream(workload):
+    task = Task(replace(SHUFFLED, workload=workload).spec(), 0)
+    sampler = task.global_sampler()
+    samples = []
+    for epoch in task.epochs():
+        sampler.set_epoch(epoch.number)
+        assert len(sampler) == len(list(sampler))
+        samples += [task.dataset()[number] for number in sampler]
+    stream = task.global_dataloader().dataset
+    for sample, asked in zip(samples, stream, strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(sample, asked, strict=True))
+
+
 def test_without_set_epoch_all_epochs_have_the_order_of_the_first():
     task = Task(SHUFFLED.spec(), 0)
     sampler, other = task.sampler(), task.sampler()
