@@ -14,7 +14,7 @@ from conformance.cases.matrix import plan
 from conformance.cases.rules import BACKEND_LAYOUTS
 from conformance.results.records import Verdict
 from conformance.runner.front.client import TrainerError, Unavailable
-from conformance.suite.selection import selects, selects_nothing
+from conformance.suite.selection import selected, selects_nothing
 from conformance.suite.servers import Servers
 
 REFERENCE = (
@@ -93,11 +93,13 @@ def collect(
         return [*wrong]
     known = list(dict.fromkeys(item.case for item in items))
     patterns = tuple(dict.fromkeys(patterns))
-    idle = [pattern for pattern in patterns if not any(selects(pattern, case) for case in known)]
+    by_pattern = {pattern: selected(pattern, known) for pattern in patterns}
+    idle = [pattern for pattern, cases in by_pattern.items() if not cases]
     if idle:
         return [BadInput(pattern, selects_nothing(pattern, known)) for pattern in idle]
     if patterns:
-        chosen = [item for item in items if any(selects(pattern, item.case) for pattern in patterns)]
+        named = set[Case]().union(*by_pattern.values())
+        chosen = [item for item in items if item.case in named]
     else:
         chosen = [item for item in items if item.chosen]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):

@@ -43,8 +43,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "append",
         "default": [],
         "metavar": "CASE",
-        "help": "only this case: its id, or the first fields of its id, as in ddp-w2, or values of its fields, as in "
-        "backend=ring,world_size=2; may be given several times, to run all cases that any of them selects",
+        "help": "only this case: its id, or the beginning of ids, as in ddp-w2, or a pattern, as in 'ddp-*-clip*', or "
+        "values of its fields, as in backend=ring,world_size=2; may be given several times, to run all cases that any "
+        "of them selects",
     },
     "--thorough": {
         "action": "store_true",

@@ -1,8 +1,9 @@
-"""Which cases `--case` selects: by id, by the first fields of an id, or by values of fields."""
+"""Which cases `--case` selects: by id or its beginning, by a pattern of ids, or by values of fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from conformance.adapter.declaration import did_you_mean
 from conformance.cases.case import Case
@@ -21,11 +22,20 @@ FIELDS = (
 )
 
 
-def selects(pattern: str, case: Case) -> bool:
-    """Whether ``pattern`` selects a case: ``ddp-w2-fp32-sgd``, ``ddp-w2``, ``backend=ddp,world_size=2``."""
+def selected(pattern: str, cases: Sequence[Case]) -> list[Case]:
+    """The cases that a pattern such as ``ddp-w2-fp32-sgd``, ``ddp-w2``, ``ddp-*-clip*`` or ``backend=ddp,world_size=2``
+    selects.
+
+    The beginning of an id ends with a whole field, so that ``ring`` leaves ``ring-gather`` out and an id selects its
+    own case; if nothing begins so, it may end within a field, as in ``ddp-w2-fp32-clip``.
+    """
     if "=" in pattern:
-        return all(name in FIELDS and _value(case, name) == value for name, value in _pairs(pattern))
-    return pattern in _beginnings(case)
+        pairs = [*_pairs(pattern)]
+        return [case for case in cases if all(name in FIELDS and _value(case, name) == value for name, value in pairs)]
+    if any(sign in pattern for sign in "*?["):
+        return [case for case in cases if fnmatchcase(case.id, pattern)]
+    whole = [case for case in cases if pattern in _beginnings(case)]
+    return whole or [case for case in cases if pattern and case.id.startswith(pattern)]
 
 
 def selects_nothing(pattern: str, cases: Sequence[Case]) -> str:

@@ -1,4 +1,4 @@
-"""What ``--case`` selects: ids, their first fields, values of fields; and what is said where it selects nothing."""
+"""What ``--case`` selects: ids, their beginnings, patterns, values of fields; and what is said if there are none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from conformance.adapter.declaration import BACKEND_NAMES, LAYOUTS, PRECISIONS, Declaration
 from conformance.cases.matrix import plan
-from conformance.suite.selection import selects, selects_nothing
+from conformance.suite.selection import selected, selects_nothing
 
 EVERYTHING = Declaration(
     backends=BACKEND_NAMES,
@@ -24,7 +24,7 @@ CASES = [planned.case for backend, device in PATHS for planned in plan(EVERYTHIN
 
 
 def chosen(pattern):
-    return [case for case in CASES if selects(pattern, case)]
+    return selected(pattern, CASES)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,20 @@ def test_every_id_selects_its_case_and_no_other():
         assert chosen(case.id) == [case]
 
 
-@pytest.mark.parametrize("pattern", ["", "rin", "ring-", "ddp-w", "ddp-w2-acc2-fp16-clip", "w2", "=", "backend="])
+def test_a_beginning_may_end_within_a_field():
+    assert {case.workload for case in chosen("ddp-w2-acc2-fp16-clip")} == {"clip-norm", "clip-value"}
+    assert {case.backend for case in chosen("rin")} == {"ring", "ring-gather"}
+    assert {case.world_size for case in chosen("ddp-w")} == {2, 3, 4}
+
+
+def test_a_pattern_is_of_whole_ids():
+    found = chosen("ddp-w[23]-*-clip-*")
+    assert {case.world_size for case in found} == {2, 3} and {case.device for case in found} == {"cpu"}
+    assert all("-clip-" in case.id for case in found)
+    assert chosen("*-w2-fp32-sgd") != chosen("w2-fp32-sgd") == []
+
+
+@pytest.mark.parametrize("pattern", ["", "w2", "=", "backend=", "-*", "clip*"])
 def test_none(pattern):
     assert not chosen(pattern)
 
