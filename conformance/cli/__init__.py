@@ -7,11 +7,13 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn, Protocol
 
+import argcomplete
 from rich.console import Console
 
-from conformance.cli import exercise, explain, laws, report, run, trace
+from conformance.cli import exercise, explain, laws, listing, report, run, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -31,6 +33,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "run": run,
+    "list": listing,
     "report": report,
     "trace": trace,
     "laws": laws,
@@ -42,8 +45,14 @@ COMMANDS: dict[str, Command] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness itself failed, 130 interrupted."""
     with robust():
-        options = _parser().parse_args(arguments)
-        command = "conformance " + shlex.join(sys.argv[1:] if arguments is None else arguments)
+        parser = _parser()
+        argcomplete.autocomplete(parser)
+        given = sys.argv[1:] if arguments is None else arguments
+        if not given:
+            parser.print_help()
+            return USAGE
+        options = parser.parse_args(given)
+        command = "conformance " + shlex.join(given)
         console = SafeConsole(highlight=False)
         if not console.width:
             # COLUMNS=0, as where a terminal has no size: nothing would be shown.
@@ -69,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="conformance",
         description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('trainer-conformance')}")
     actions = parser.add_subparsers(dest="action", required=True, metavar=" | ".join(COMMANDS))
     for name, command in COMMANDS.items():
         command.add_arguments(actions.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION))

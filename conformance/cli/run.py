@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
@@ -38,12 +39,7 @@ exit codes: 0 conforming, 1 not conforming, 2 usage error, 3 the harness failed,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "trainer",
-        nargs="*",
-        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
-        f"{', '.join(reference_names())} (default: all but those of frameworks)",
-    )
+    add_trainers(parser)
     add_options(parser.add_argument)
     parser.add_argument(
         "--output",
@@ -76,6 +72,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
     )
+
+
+def add_trainers(parser: argparse.ArgumentParser) -> None:
+    """The trainers to run; a shell completes files and our own."""
+    trainers = parser.add_argument(
+        "trainer",
+        nargs="*",
+        help="path.py, path.py:function, package.module:function, or one that comes with this package: "
+        f"{', '.join(reference_names())} (default: all but those of frameworks)",
+    )
+    files = FilesCompleter(("py",))
+    trainers.completer = lambda prefix, **of: [*reference_names(), *files(prefix, **of)]  # type: ignore[attr-defined]
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:

@@ -98,8 +98,8 @@ def collect(
     if idle:
         return [BadInput(pattern, selects_nothing(pattern, known)) for pattern in idle]
     if patterns:
-        named = set[Case]().union(*by_pattern.values())
-        chosen = [item for item in items if item.case in named]
+        wanted = set[Case]().union(*by_pattern.values())
+        chosen = [item for item in items if item.case in wanted]
     else:
         chosen = [item for item in items if item.chosen]
     if chosen and all(servers.why_not(item.case) is not None for item in chosen):

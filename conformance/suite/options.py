@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,10 @@ def received(text: str) -> str:
     return re.sub(r"\\udc([89a-f][0-9a-f])", lambda match: chr(0xDC00 + int(match[1], 16)), text)
 
 
-def add_options(add: Callable[..., object]) -> None:
+def add_options(add: Callable[..., object], only: Iterable[str] = OPTIONS) -> None:
     """Call ``add``, which is argparse's `add_argument` or pytest's `addoption`, for each option."""
-    for name, settings in OPTIONS.items():
-        add(name, **settings)
+    for name in only:
+        add(name, **OPTIONS[name])
 
 
 def arguments(values: Mapping[str, Any]) -> Iterator[str]:

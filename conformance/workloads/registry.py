@@ -87,3 +87,9 @@ def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, L
             layout = Layout.of(workload, world_size, accumulation)
             return workload, replace(layout, in_whole_shares=entry.in_whole_shares)
     raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")
+
+
+def summary(name: str) -> str:
+    """What the workload is, in a sentence. Raises KeyError: no such workload."""
+    entry = STANDARD[name]
+    return entry.build(entry.batch_sizes[0], 1).summary

@@ -35,7 +35,7 @@ def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     CASES; as many at a time as the machine has cores, or its PROCESSES.
     """
     folder = tmp_path_factory.mktemp("results")
-    command = [sys.executable, "-m", "conformance.cli", "run", *request.module.TARGET.split(), "--output", str(folder)]
+    command = [sys.executable, "-m", "conformance", "run", *request.module.TARGET.split(), "--output", str(folder)]
     command += [word for case in getattr(request.module, "CASES", ()) for word in ("--case", case)]
     command += ["--processes", str(request.module.PROCESSES)] if hasattr(request.module, "PROCESSES") else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -28,7 +28,7 @@ def address() -> Iterator[str]:
 
 
 def conformance(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "conformance.cli", "run", "--launcher", "ray", *arguments]
+    command = [sys.executable, "-m", "conformance", "run", "--launcher", "ray", *arguments]
     return subprocess.run(command, cwd=folder, text=True, capture_output=True, timeout=600)
 
 

@@ -120,7 +120,7 @@ def torchrun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
     def called(*arguments: str) -> Ended:
         options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.2", f"--master-port={port}"]
         torch = [sys.executable, "-m", "torch.distributed.run", *options]
-        ours = ["-m", "conformance.cli", "run", "--launcher", "torchrun", *arguments]
+        ours = ["-m", "conformance", "run", "--launcher", "torchrun", *arguments]
         return run([[*torch, f"--node-rank={node}", *ours] for node in range(2)], [{}, {}])
 
     return called
@@ -131,7 +131,7 @@ def srun(run: Callable[..., Ended], port: int) -> Callable[..., Ended]:
     """`conformance run` in two processes with the variables that srun sets, on machines of different names."""
 
     def called(*arguments: str) -> Ended:
-        command = [sys.executable, "-m", "conformance.cli", "run", "--launcher", "torchrun", *arguments]
+        command = [sys.executable, "-m", "conformance", "run", "--launcher", "torchrun", *arguments]
         environments = [
             {
                 "SLURM_PROCID": str(node),
@@ -154,7 +154,7 @@ def horovodrun(run: Callable[..., Ended]) -> Callable[..., Ended]:
 
     def called(*arguments: str) -> Ended:
         launcher = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
-        ours = [sys.executable, "-m", "conformance.cli", "run", "--launcher", "horovodrun", *arguments]
+        ours = [sys.executable, "-m", "conformance", "run", "--launcher", "horovodrun", *arguments]
         return run([[*launcher, "-H", "localhost:1,127.0.0.1:1", *ours]], [{}])
 
     return called

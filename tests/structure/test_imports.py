@@ -45,6 +45,7 @@ FLOORS = (
     ("conformance.launchers",),
     ("conformance.plugin",),
     ("conformance.cli",),
+    ("conformance.__main__",),
 )
 FLOOR = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("benchmarks", "conformance", "docs", "fixtures", "tests", "constraints.txt", "noxfile.py", "pyproject.toml")
-PROGRAMS = {"conformance": ["-m", "conformance.cli"], "pytest": ["-m", "pytest"], "python": []}
+PROGRAMS = {"conformance": ["-m", "conformance"], "pytest": ["-m", "pytest"], "python": []}
 
 
 def recipes() -> dict[str, tuple[str, list[str]]]:

@@ -144,7 +144,7 @@ class Command:
         name, _, value = self._mark.partition("=")
         environment = {**os.environ, name: value, **more.pop("env", {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "conformance.cli", *arguments],
+            [sys.executable, "-m", "conformance", *arguments],
             env=environment,
             start_new_session=True,
             text=True,

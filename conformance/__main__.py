@@ -1,4 +1,4 @@
-"""``python -m conformance.cli``."""
+"""``python -m conformance``."""
 
 import sys
 
