@@ -80,7 +80,7 @@ class RankEvidence:
     changes: tuple[str, ...] = ()
     """Where the weights changed outside a step of torch's optimizers, in words."""
     reported: frozenset[int] = frozenset()
-    """The windows of which it has told weights that were not seen."""
+    """The windows of whose weights only its reports speak."""
     denied: str | None = None
     """What it told otherwise than it was seen, in words."""
     lives: tuple[RankEvidence, ...] = ()

@@ -77,15 +77,15 @@ def _completed(
     reported: Mapping[int, Vector],
     used: Mapping[int, Vector],
 ) -> RankEvidence:
-    attempts = {attempt.window: attempt for attempt in rank.attempts}
+    hidden = _hidden(case, rank, runs)
+    attempts = {attempt.window: attempt for attempt in rank.attempts if attempt.window not in hidden}
     is_rounded = any(event.get("rounded") for event in rank.outcome.events)
     compute = case.arithmetic.compute if case.arithmetic.mixed else None
-    shown = {} if rank.shard is not None else _shown(rank, runs)
+    shown = {} if rank.shard is not None else _shown(rank, runs, hidden)
     unseen: Vector = (None,) * case.problem.workload.model.size
     before: Vector = tuple(map(float, case.problem.workload.start_of(0)))
-    taken, denied = set[int](), list[str]()
-    hidden = _hidden(case, rank, runs)
-    for step in sorted({*attempts, *reported, *(shown.keys() - hidden)}):
+    taken, denied = {*hidden}, list[str]()
+    for step in sorted({*attempts, *reported, *shown}):
         attempt = attempts.get(step)
         seen = attempt.weights if attempt else shown.get(step, unseen)
         if attempt is None and step not in reported:
@@ -93,8 +93,6 @@ def _completed(
                 # It is left out, as on an overflow.
                 attempts[step] = Attempt(step, step, False, None, seen, scale=None)
             continue
-        if step in hidden:
-            seen = unseen
         said = reported.get(step, unseen)
         weights = tuple(
             one if _is_seen(one, two, compute, is_rounded) else two for one, two in zip(seen, said, strict=True)
@@ -153,14 +151,14 @@ def _left(life: RankEvidence, hidden: Set[int], attempts: Mapping[int, Attempt])
     return known[-1] if is_unseen and known else final
 
 
-def _shown(rank: RankEvidence, runs: Sequence[Run]) -> dict[int, Vector]:
+def _shown(rank: RankEvidence, runs: Sequence[Run], hidden: Set[int]) -> dict[int, Vector]:
     """The weights that the next window's first forward, or the end, shows after a window that was trained here."""
     windows = [
         window
         for run in runs
         for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1]
         for window in own.windows
-        if window.forwards and window.backwards
+        if window.forwards and window.backwards and window.number not in hidden
     ]
     after = {window.number: window.shown_after for window in windows}
     return {number: values(event.weights) for number, event in after.items() if event and event.weights}
