@@ -92,18 +92,14 @@ def _factors(window: Window) -> Sequence[float]:
     plan = window.plan
     shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
     samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
-    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if _is_weighted(plan) else len(samples)
+    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if plan.is_weighted else len(samples)
     return (2 / total, 2 * plan.world_size / total) if total else ()
 
 
 def terms_of(window: Window, end: BackwardEnd) -> Sequence[Term]:
     """Those of a backward, with residuals as the case's loss weighs them; none where rows do not show their samples."""
     terms = [term for one in at_outputs(window.rank) if one.end is end for term in one.terms]
-    return [term.weighted() if _is_weighted(window.plan) else term for term in terms]
-
-
-def _is_weighted(plan: Plan) -> bool:
-    return bool(plan.spec["loss"] == "weighted")
+    return [term.weighted() if window.plan.is_weighted else term for term in terms]
 
 
 def _error(term: Term, factor: float) -> float:

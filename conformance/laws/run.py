@@ -105,6 +105,11 @@ class Plan:
         return clip
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether the loss weighs samples."""
+        return bool(self.spec["loss"] == "weighted")
+
+    @property
     def schedule_by(self) -> str | None:
         """What the learning-rate schedule counts, "step" or "epoch"; None without one."""
         is_scheduled = self.spec["schedule"] or any(group.get("schedule") for group in self.spec["groups"])

@@ -20,7 +20,7 @@ def other_loss(rank: Rank) -> str | None:
 
     The multiple is left open: what a loss is divided by is the trainer's own.
     """
-    is_weighted = _is_weighted(rank)
+    is_weighted = rank.run.plan.is_weighted
     wrong = [one for one in _imprecise(rank) if _rounded_to(one, is_weighted) is None]
     if not wrong:
         return None
@@ -39,7 +39,7 @@ def other_loss(rank: Rank) -> str | None:
 def rounded_loss(rank: Rank) -> str | None:
     """How far a loss of a rank that is the task's is right only, in a line; None if it is right to the last bit, or the
     absolute error's would fit as well."""
-    is_weighted = _is_weighted(rank)
+    is_weighted = rank.run.plan.is_weighted
     for one in _imprecise(rank):
         rounded = _rounded_to(one, is_weighted)
         signs = [replace(term, residual=copysign(1.0, term.residual)) for term in one.terms]
@@ -51,13 +51,9 @@ def rounded_loss(rank: Rank) -> str | None:
     return None
 
 
-def _is_weighted(rank: Rank) -> bool:
-    return bool(rank.run.plan.spec["loss"] == "weighted")
-
-
 def _imprecise(rank: Rank) -> Sequence[AtOutputs]:
     """The backwards whose gradients are not those of the task's loss in the format in which the model computes."""
-    return [one for one in at_outputs(rank) if not _proportional(one.terms, _is_weighted(rank))]
+    return [one for one in at_outputs(rank) if not _proportional(one.terms, rank.run.plan.is_weighted)]
 
 
 def _rounded_to(one: AtOutputs, is_weighted: bool) -> str | None:
