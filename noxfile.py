@@ -278,6 +278,13 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "fixtures.programs", *session.posargs)
 
 
+@nox.session(default=False)
+def history(session: nox.Session) -> None:
+    """Releases of frameworks that shipped a bug, which must be caught, and those that repaired it; or those named."""
+    install_wheel(session, "test")
+    session.run("python", "-m", "fixtures.history", *session.posargs)
+
+
 @nox.session(name="torch-newest", default=False)
 def torch_newest(session: nox.Session) -> None:
     """The default run with the newest torch of PyPI, a CUDA build, and its time next to that of the pinned torch."""

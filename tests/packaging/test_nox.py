@@ -21,7 +21,7 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
     asked_for = [name for name in optional_sessions if not name.startswith("reports(")]
-    assert sorted(asked_for) == ["apex", "deepspeed", "fuzz", "torch-newest", "torch-oldest"]
+    assert sorted(asked_for) == ["apex", "deepspeed", "fuzz", "history", "torch-newest", "torch-oldest"]
 
 
 def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
