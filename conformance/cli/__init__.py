@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import exercise, explain, laws, listing, report, run, trace
+from conformance.cli import diff, exercise, explain, laws, listing, merge, report, run, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -35,6 +35,8 @@ COMMANDS: dict[str, Command] = {
     "run": run,
     "list": listing,
     "report": report,
+    "diff": diff,
+    "merge": merge,
     "trace": trace,
     "laws": laws,
     "explain": explain,

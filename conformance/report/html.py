@@ -23,6 +23,7 @@ from conformance.workloads.behaviour import WORDS
 
 from . import evidence, grouping, ring, text
 from .behaviour import behaviour
+from .comparison import Comparison
 from .figure import CLASSES, drawing
 from .lanes import lanes
 from .laws import breaches, checked, unchecked
@@ -55,6 +56,16 @@ def render_html(results: Results, path: str | Path) -> None:
             travels=ring.travels(results),
         )
     )
+    _write(page, path)
+
+
+def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:
+    """Writes a page of the differences between two runs to `path`. Raises `ResultsError` if it cannot be written."""
+    template = _base().get_template("comparison.html.j2")
+    _write(template.render(comparison=comparison, old=old, new=new), path)
+
+
+def _write(page: str, path: str | Path) -> None:
     try:
         Path(path).write_text(page, encoding="utf-8")
     except OSError as error:
@@ -72,7 +83,8 @@ class Drawings:
         return self.drawn.setdefault(drawing(plotted, case.skips), f"f{len(self.drawn)}")
 
 
-def _environment(results: Results) -> Environment:
+def _base() -> Environment:
+    """What all pages have in common."""
     environment = Environment(
         loader=PackageLoader("conformance.report"),
         autoescape=True,
@@ -87,6 +99,13 @@ def _environment(results: Results) -> Environment:
         script=Markup(script),
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
+    )
+    return environment
+
+
+def _environment(results: Results) -> Environment:
+    environment = _base()
+    environment.globals.update(
         anchor=_anchors(results),
         plot=plot,
         tally=grouping.tally,

@@ -1,0 +1,65 @@
+"""``conformance diff``: what is different between two results files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+
+if TYPE_CHECKING:
+    from conformance.report.comparison import Comparison
+
+SUMMARY = "what broke, was repaired, is new or gone between two runs"
+DESCRIPTION = (
+    "Compare the results of two runs: which cases broke, were repaired, are new or gone, and which causes came and "
+    "went. The exit code is 1 if a case that held does not any more, and for nothing else."
+)
+#: Of a section; a page has all.
+MOST = {"text": 20, "markdown": 50}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", type=Path, help="the results file of the run before")
+    parser.add_argument("new", type=Path, help="the results file of the run after")
+    parser.add_argument(
+        "--format", choices=("text", "markdown"), default="text", help="what is printed (default: %(default)s)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page of all differences, too")
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.report.comparison import compared, markdown
+    from conformance.report.html import render_comparison
+    from conformance.results import ResultsError, read_results
+
+    try:
+        old, new = read_results(options.old), read_results(options.new)
+        comparison = compared(old, new)
+        if options.html is not None:
+            render_comparison(comparison, old, new, options.html)
+    except ResultsError as error:
+        return say(str(error), USAGE)
+    if options.format == "markdown":
+        # Not through the console, which would wrap lines.
+        print("\n".join(markdown(comparison, MOST["markdown"])))
+    else:
+        _print(comparison, console)
+    return NOT_CONFORMING if comparison.broken else CONFORMING
+
+
+def _print(comparison: Comparison, console: Console) -> None:
+    from conformance.report.terminal import STYLES
+
+    for section in comparison.sections:
+        console.print(Text(f"{section.title} ({len(section.lines)})", f"bold {STYLES[section.tone]}"))
+        for name, what in section.lines[: MOST["text"]]:
+            console.print(Text.assemble("  ", (name, "bold"), "  ", what))
+        if len(section.lines) > MOST["text"]:
+            console.print(Text(f"  and {len(section.lines) - MOST['text']} more", "dim"))
+    text, tone = comparison.verdict
+    console.print(Text(text, f"bold {STYLES[tone]}"))

@@ -1,0 +1,54 @@
+"""``conformance merge``: put the results of several runs into one file and one report."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.cli.files import REPORT, RESULTS, unwritable
+
+SUMMARY = "put the results of several runs into one report"
+DESCRIPTION = (
+    "Put the results of several runs, such as CI jobs with a backend each, into one results file and one report."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", type=Path, nargs="+", help="results files that `conformance run` wrote")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
+    )
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.report.html import render_html
+    from conformance.report.terminal import render_notes, render_terminal
+    from conformance.results import ResultsError, ResultsWriter, read_results
+    from conformance.results.merging import merged
+
+    target, report = options.output / RESULTS, options.output / REPORT
+    for file in (target, report):
+        if (reason := unwritable(file)) is not None:
+            return say(f"cannot write {file}: {reason}; name another folder with --output", USAGE)
+    try:
+        # All are read before one of them may be written over.
+        together = merged([(path, read_results(path)) for path in options.results], command)
+        with ResultsWriter(target, together.header) as writer:
+            for case in together.cases:
+                writer.case(case)
+            if together.mutants is not None:
+                writer.mutants(together.mutants)
+        results = read_results(target)
+        render_html(results, report)
+    except ResultsError as error:
+        return say(str(error), USAGE)
+    render_notes(results.header.notes, console)
+    render_terminal(results, console, report)
+    return CONFORMING if results.conforming else NOT_CONFORMING

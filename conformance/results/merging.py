@@ -1,0 +1,77 @@
+"""One results file out of several, such as those of CI jobs with a backend each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from .reader import Results, ResultsError
+from .records import Header, Mutants
+
+#: What all files must have in common: results of another one would not mean the same.
+_SAME = ("tool", "version", "seed", "laws", "bugs")
+
+
+class TornFile(ResultsError):
+    """A file has not all of its planned cases, so the merged one would seem to have all."""
+
+
+class MixedFiles(ResultsError):
+    """Two files were written by other versions of the tool, or hold their cases to other laws."""
+
+
+class DoubledCase(ResultsError):
+    """A case is in two files."""
+
+
+def merged(files: Sequence[tuple[Path, Results]], command: str) -> Results:
+    """All cases of `files`, in this order, under one header. ``command``: the one that merges them.
+
+    Raises:
+        TornFile, MixedFiles, DoubledCase.
+    """
+    first, header = files[0][0], files[0][1].header
+    seen: dict[tuple[str, str, str], Path] = {}
+    for path, results in files:
+        if results.cut_off is not None:
+            raise TornFile(f"{path}: {results.cut_off}; finish it with `conformance run --resume`, or leave it out")
+        for name in _SAME:
+            if getattr(results.header, name) != getattr(header, name):
+                raise MixedFiles(f"{path} and {first} differ in the {name} of their runs; make both with one version")
+        for case in results.cases:
+            key = case.target, case.trainer, case.id
+            if key in seen:
+                raise DoubledCase(
+                    f"{path} and {seen[key]} both have the case {case.id} of {case.trainer}; leave one out"
+                )
+            seen[key] = path
+    cases = tuple(case for _, results in files for case in results.cases)
+    return Results(
+        _header([results.header for _, results in files], command, len(cases)), cases, mutants=_mutants(files)
+    )
+
+
+def _header(headers: Sequence[Header], command: str, planned: int) -> Header:
+    names = dict.fromkeys(name for header in headers for name in header.machine)
+    return replace(
+        headers[0],
+        command=command,
+        started=min(header.started for header in headers),
+        planned=planned,
+        machine={
+            name: _common([header.machine[name] for header in headers if name in header.machine]) for name in names
+        },
+        notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
+    )
+
+
+def _common(values: Sequence[str | int | float | bool | None]) -> str | int | float | bool | None:
+    """The value that all have; else all of them."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else " or ".join(map(str, different))
+
+
+def _mutants(files: Sequence[tuple[Path, Results]]) -> Mutants | None:
+    rows = {row.mutant: row for _, results in files if results.mutants for row in results.mutants.rows}
+    return Mutants(tuple(rows.values())) if rows else None
