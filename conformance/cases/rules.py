@@ -251,6 +251,9 @@ RULES: tuple[Rule, ...] = (
     Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
     Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
     *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
+    # Parameters are unfrozen at window 2: after that, right before it, and earlier.
+    Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=3),
+    *(Rule("unfrozen", ("fp32",), frozenset({_ACC2}), resumed_at=stop) for stop in (1, 2)),
     Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),

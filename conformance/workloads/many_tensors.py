@@ -18,6 +18,8 @@ ONE = Fraction(1)
 SECOND_OF_CUBE = 5
 #: A window inside an epoch: what a trainer makes anew there is told from what it makes anew in each epoch.
 _INSIDE = 2
+#: After one step and after two, the rate is another than the first: where a schedule goes on shows there, too.
+_ONCE_DOWN = (ONE, HALF, HALF, HALF, ONE, ONE)
 
 DESIGNS: dict[str, Design] = {
     design.name: design
@@ -80,7 +82,8 @@ DESIGNS: dict[str, Design] = {
             "schedule that goes on.",
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(frozen=True),
-            schedule=SCHEDULE,
+            schedule=_ONCE_DOWN,
+            stops=(1, 2, 3),
             unfreeze_at=_INSIDE,
         ),
         Design(
