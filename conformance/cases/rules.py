@@ -254,6 +254,12 @@ RULES: tuple[Rule, ...] = (
     # Parameters are unfrozen at window 2: after that, right before it, and earlier.
     Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=3),
     *(Rule("unfrozen", ("fp32",), frozenset({_ACC2}), resumed_at=stop) for stop in (1, 2)),
+    # At the end of the first epoch, and in the middle of the second.
+    Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=2),
+    Rule("epoch-schedule", ("fp32",), frozenset({_ACC2}), resumed_at=3),
+    # Windows times accumulation are more micro-batches than there were.
+    Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule(OWN_ORDER, ("fp32",), _ACCUMULATED, resumed_at=4),
     Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),

@@ -14,6 +14,7 @@ from conformance.trace.hindsight.by_steps import stretches
 from conformance.trace.hindsight.lineage import without_copies
 from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import forwarded, trained
+from conformance.trace.lives import Events, lives
 from conformance.verdict.evidence import cleared
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Orders, Shares, micro_batches
@@ -28,7 +29,7 @@ def as_read(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
     if not case.problem.workload.own_order or not all(rank.finished for rank in outcome.ranks):
         return case, outcome
     spec = case.spec()
-    ranks = [rank.events for rank in outcome.recorded or outcome.ranks]
+    ranks = [lives(case.resumed_at, rank.events) for rank in outcome.recorded or outcome.ranks]
     found = [_read(spec, ranks, *how) for how in product((False, True), repeat=3)]
     # Of several ends of the epochs, those that leave the fewest read twice.
     orders = [min(_orders(case, read), key=lambda one: _wrong(case.problem.workload, one)) for read in found if read]
@@ -40,13 +41,13 @@ def as_read(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:
 
 def _read(
     spec: Mapping[str, Any],
-    ranks: Sequence[Sequence[dict[str, Any]]],
+    ranks: Sequence[Sequence[Events]],
     is_last: bool,
     is_once: bool,
     without_cleared: bool,
 ) -> list[list[int]] | None:
-    """The samples that each rank trained on, in order; None if the forwards of one do not show them. All rows differ,
-    so the number of a row is that of its sample.
+    """The samples that each rank trained on, in order, in all its lives; None if the forwards of one do not show them.
+    All rows differ, so the number of a row is that of its sample.
 
     ``is_last``: what goes forward before the samples of a step's window, or after the last step, is no part of it, as
     in an evaluation that goes backward. ``is_once``: what goes forward again before a step is the same micro-batch, as
@@ -54,16 +55,19 @@ def _read(
     do not count. Trainers that keep gradients elsewhere clear those that train, too.
     """
     found = []
-    for events in ranks:
-        lines = without_rehearsals(without_copies(events), spec["steps"], spec["steps"])
-        trains = trained(lines) - (cleared(events) if without_cleared else set())
-        rows, own = forwarded(lines), list[int | None]()
-        for stretch in stretches(lines, trains):
-            forwards = [rows[forward] or (None,) for forward in stretch.forwards]
-            of_step = list(chain.from_iterable(dict.fromkeys(forwards) if is_once else forwards))
-            if is_last:
-                of_step = [] if stretch.end is None else of_step[-spec["accumulation"] * spec["micro_batch_size"] :]
-            own += of_step
+    for life_of_rank in ranks:
+        own = list[int | None]()
+        for first, events in zip((0, spec["resumed_at"]), life_of_rank, strict=False):
+            end = spec["steps"] if len(life_of_rank) == 1 or first else spec["resumed_at"]
+            lines = without_rehearsals(without_copies(events), end - first, end - first)
+            trains = trained(lines) - (cleared(events) if without_cleared else set())
+            rows = forwarded(lines)
+            for stretch in stretches(lines, trains):
+                forwards = [rows[forward] or (None,) for forward in stretch.forwards]
+                of_step = list(chain.from_iterable(dict.fromkeys(forwards) if is_once else forwards))
+                if is_last:
+                    of_step = [] if stretch.end is None else of_step[-spec["accumulation"] * spec["micro_batch_size"] :]
+                own += of_step
         found.append([number for number in own if number is not None])
         if not own or None in own:
             return None

@@ -13,9 +13,10 @@ from conformance.workloads.workload import SGD, Workload
 ONE = Fraction(1)
 #: With fewer features some samples would have the same ones, and no trace would tell which of them was read.
 MODEL = Linear(9, bias=True)
-UNEVEN_BATCHES, UNEVEN_RANKS = "uneven-epochs", "uneven-ranks-epochs"
-#: One that begins again in each epoch shows, also where short windows are dropped.
-SCHEDULE = (ONE, HALF, HALF, HALF, ONE, ONE)
+SHORT_WINDOWS, UNEVEN_BATCHES, UNEVEN_RANKS = "short-epochs", "uneven-epochs", "uneven-ranks-epochs"
+#: One that begins again in each epoch shows, also where short windows are dropped, and so does where it goes on after
+#: the fourth window.
+SCHEDULE = (ONE, HALF, HALF, HALF, HALF, ONE)
 
 
 def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, seed: int = 0) -> Design:
@@ -26,7 +27,7 @@ def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, 
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
-        _ending("short-epochs", "Two epochs, of which each ends with a short accumulation window.", HALF, seed=3),
+        _ending(SHORT_WINDOWS, "Two epochs, of which each ends with a short accumulation window.", HALF, seed=3),
         _ending(
             UNEVEN_BATCHES,
             "Two epochs, of which each ends with a smaller micro-batch.",
@@ -37,18 +38,21 @@ DESIGNS: dict[str, Design] = {
         _ending(UNEVEN_RANKS, "Two epochs, at the end of which some ranks have no samples left.", HALF),
         Design(
             "epoch-schedule",
-            "Two epochs, after each of which the learning-rate schedule advances.",
+            # Of two epochs, the rate of the second is also that of an optimizer whose schedule begins again.
+            "Three epochs, after each of which the learning-rate schedule advances.",
             SGD(HALF, momentum=HALF),
             model=MODEL,
-            schedule=(ONE, ONE, ONE, HALF, HALF, HALF),
+            schedule=(ONE, ONE, HALF, HALF, ONE, ONE),
             schedule_by="epoch",
+            batches=2,
+            epochs=3,
         ),
     )
 }
 
 #: The workloads, each with the global batches that are tried in turn.
 BATCH_SIZES: dict[str, tuple[int, ...]] = {
-    "short-epochs": (32, 48),
+    SHORT_WINDOWS: (32, 48),
     UNEVEN_BATCHES: (32,),
     UNEVEN_RANKS: (32,),
     "epoch-schedule": (16, 32),

@@ -113,3 +113,18 @@ def test_what_is_not_read_once_in_an_epoch(orders, text):
 def test_who_shuffles_once_is_told_so(orders, found):
     """Nobody who does not shuffle."""
     assert ways(replace(CASE, orders=orders)) == found
+
+
+def test_both_lives_of_a_resumed_run_are_read(follow):
+    """Forwards are counted from 0 in each."""
+    run = follow(f"{NAME}-resumed-at-4")
+    assert run.judged().verdict == "PASS (exact)"
+    for events in run.ranks:
+        first, last = (
+            [event for event in events if event["event"] == "forward" and event["window"] == window]
+            for window in (3, 5)
+        )
+        for event, other in zip(last, first, strict=True):
+            event["rows"] = other["rows"]
+    judgement = run.judged()
+    assert judgement.headline.startswith("rank 0 reads 4 samples of epoch 1 more than once, and no rank reads 8; ")
