@@ -359,7 +359,9 @@ def _is_reported(judgement: Judgement) -> bool:
     if first is not None:
         return any(first.window in rank.reported for rank in ranks)
     difference = judgement.difference
-    if difference is None or difference.quantity != "weights":
+    if difference is None:
+        return any(not one.stepped and one.window in rank.reported for rank in ranks for one in rank.attempts)
+    if difference.quantity != "weights":
         return False
     return ranks[difference.rank].steps[difference.step].window in ranks[difference.rank].reported
 

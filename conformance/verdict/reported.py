@@ -46,7 +46,9 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
         return None
     for rank in ranks:
         known = {attempt.window for attempt in rank.attempts if None not in attempt.weights}
-        missing = sorted(must_step - known)
+        # Of a window without a forward, where others have some, it is seen that it is not trained.
+        trained = must_step & rank.trained.keys() if rank.trained else must_step
+        missing = sorted(trained - known)
         if missing:
             return (
                 f"rank {rank.outcome.rank} does not report all of its weights after window {missing[0]}, which cannot "
@@ -126,20 +128,23 @@ def _hidden(case: Case, rank: RankEvidence, runs: Sequence[Run]) -> set[int]:
     found = set[int]()
     for life, run in zip(rank.lives or (rank,), runs, strict=True):
         windows = [window for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1] for window in own.windows]
-        if windows and (never_written(case, life) or _stays(life, windows)):
+        if windows and (never_written(case, life) or _stays(case, life, windows)):
             found.add(windows[-1].number)
     return found
 
 
-def _stays(life: RankEvidence, windows: Sequence[Window]) -> bool:
-    """Whether the parameters end as they were when training began, and after no other window than the last are seen so,
-    in a life without a step of an optimizer of torch's."""
+def _stays(case: Case, life: RankEvidence, windows: Sequence[Window]) -> bool:
+    """Whether the parameters end as they were when training began, and forwards of later windows, if there are any,
+    used others, in a life without a step of an optimizer of torch's."""
     final = life.final_weights
     if not final or None in final or any(event["event"] == "step" for event in life.outcome.events):
         return False
     begun = windows[0].forwards[0].weights if windows[0].forwards else None
+    if begun is None:
+        return False
     after = [values(event.weights) for event in (one.shown_after for one in windows[:-1]) if event and event.weights]
-    return begun is not None and same(values(begun), final) and not any(same(one, final) for one in after)
+    has_stayed = is_at_start(case, life) or same(values(begun), final)
+    return has_stayed and (not after or any(not same(one, final) for one in after))
 
 
 def _left(life: RankEvidence, hidden: Set[int], attempts: Mapping[int, Attempt]) -> Vector | None:

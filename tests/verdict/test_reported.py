@@ -221,6 +221,20 @@ def test_the_end_shows_nothing_of_weights_that_are_elsewhere(follow):
     assert run.judged().verdict == "FAIL (numerics)"
 
 
+def test_reports_from_before_the_step_of_windows_that_may_be_skipped(follow):
+    """The last window seems to be skipped, and what forwards show of the others is right."""
+    run = follow("single-acc2-fp16-momentum")
+    report(run, ranks=(0,))
+    before = run.of("start")[0]["weights"]
+    steps = run.of("step")
+    hold_elsewhere(run)
+    for told, step in zip(run.of("report"), steps, strict=True):
+        told["weights"], before = list(before), step["weights"]
+    run.remove(*run.of("scaler_step"), *run.of("update"), *run.of("unscale"))
+    judgement = run.judged()
+    assert (judgement.verdict, judgement.mistake and judgement.mistake.kind) == ("SETUP", "report")
+
+
 def test_no_report_changes_nothing(follow):
     run = follow(CASE)
     assert not any(rank.reported or rank.denied for rank in run.judged().ranks)
