@@ -41,9 +41,10 @@ FRAMEWORKS = {
     "determined": "Determined's PyTorchTrial, under Horovod too",
     "ray-train": "Ray Train's TorchTrainer",
     "deepspeed": "DeepSpeed's ZeRO, stages 0 to 3",
+    "ignite": "PyTorch-Ignite's supervised trainer",
 }
 # Those whose sessions take longer than the others.
-ON_REQUEST = ("deepspeed",)
+ON_REQUEST = ("deepspeed", "ignite")
 FURTHER = {"determined": ("horovod",)}
 
 

@@ -1,0 +1,60 @@
+"""PyTorch-Ignite: `create_supervised_trainer` over `idist.auto_*`, with its schedule handler and its checkpoints.
+
+That trainer clips nothing, and its `amp_mode` casts on CUDA alone, even where it is given a CPU. It divides the loss of
+each micro-batch by `gradient_accumulation_steps`, so a loss that is weighted over the whole window has no place here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ignite.distributed as idist
+import torch
+from ignite.engine import Events, create_supervised_trainer
+from ignite.handlers import Checkpoint, DiskSaver, LRScheduler
+
+from conformance import Task, trainer
+
+
+@trainer(
+    backends=("single", "ddp"),
+    precisions=("fp64", "fp32"),
+    clips=(),
+    schedules=("step", "epoch"),
+    own_order=True,
+    resume=True,
+    survives_kill=True,
+    random_state=True,
+    unused_parameters=True,
+    sparse=True,
+    buffers=True,
+    requires=("ignite",),
+)
+def train(task: Task) -> None:
+    if task.world_size > 1:
+        idist.initialize(task.collective_backend)
+    model = idist.auto_model(task.model(), find_unused_parameters=task.unused_parameters)
+    optimizer = idist.auto_optim(task.optimizer(model.parameters()))
+    scheduler = LRScheduler(task.scheduler(optimizer))
+    order = {"shuffle": True} if task.own_order else {"sampler": task.sampler()}
+    loader: Any = idist.auto_dataloader(task.dataset(), batch_size=task.micro_batch_size * task.world_size, **order)
+    # Only a deterministic engine finds its place in the data when it is resumed.
+    settings: Any = {"deterministic": True, "gradient_accumulation_steps": task.accumulation}
+    engine = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss, task.device, **settings)
+    # The last iteration of a window needs its rate.
+    due = Events.EPOCH_STARTED if task.schedule_by == "epoch" else Events.ITERATION_STARTED(every=task.accumulation)
+    engine.add_event_handler(due, scheduler)
+    if task.world_size > 1 or not task.own_order:
+        engine.add_event_handler(Events.EPOCH_STARTED, lambda: loader.sampler.set_epoch(engine.state.epoch - 1))
+    states = {"engine": engine, "model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if task.resume_from is not None:
+        newest = max(task.resume_from.glob("*.pt"), key=lambda file: int(file.stem.removeprefix("checkpoint_")))
+        # Given the path, it refuses the random numbers that its own engine has put there.
+        Checkpoint.load_objects(states, torch.load(newest, weights_only=False))
+    if task.checkpoint_dir is not None:
+        due = Events.ITERATION_COMPLETED(event_filter=lambda _, number: number / task.accumulation in task.save_after)
+        engine.add_event_handler(due, Checkpoint(states, DiskSaver(task.checkpoint_dir), n_saved=None))
+    if task.stop_after is not None:
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=task.stop_after * task.accumulation), engine.terminate)
+    engine.run(loader, max_epochs=len(list(task.epochs())))
+    idist.finalize()

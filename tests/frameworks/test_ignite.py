@@ -1,0 +1,38 @@
+"""The adapter for PyTorch-Ignite conforms in all that it declares."""
+
+from __future__ import annotations
+
+from conformance.cases.case import Case
+
+TARGET = "conformance.frameworks.ignite"
+
+AMP_ON_A_CPU = """
+    from ignite.engine import create_supervised_trainer
+    from torch.nn.functional import mse_loss
+    from conformance import Task, trainer
+
+    @trainer(backends=["single"], precisions=["fp16"])
+    def train(task: Task) -> None:
+        model = task.model()
+        model.register_forward_hook(lambda module, args, output: print("forward in", output.dtype))
+        optimizer = task.optimizer(model.parameters())
+        engine = create_supervised_trainer(model, optimizer, mse_loss, "cpu", amp_mode="amp", scaler=True)
+        engine.run(task.dataloader(format=tuple))
+"""
+
+
+def test_every_case_passes(judged):
+    assert {case.backend for case in judged} == {"single", "ddp"}
+    assert [case.id for case in judged if not case.verdict.startswith("PASS")] == []
+
+
+def test_a_window_goes_on_over_the_end_of_an_epoch_and_is_dropped_at_the_end_of_training(judged):
+    ways = {one.way for case in judged for one in case.behaviour}
+    assert "epoch_end=crossed" in ways
+    assert {way for way in ways if way.startswith("last_window")} == {"last_window=drop"}
+
+
+def test_amp_mode_on_a_cpu_is_float32(run, write):
+    """Which is why the adapter does not declare fp16."""
+    [rank] = run(write(AMP_ON_A_CPU), Case("single", 1, 1, "fp16", "overflow"))
+    assert {line for line in rank.output.splitlines() if line.startswith("forward")} == {"forward in torch.float32"}
