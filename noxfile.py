@@ -42,9 +42,10 @@ FRAMEWORKS = {
     "ray-train": "Ray Train's TorchTrainer",
     "deepspeed": "DeepSpeed's ZeRO, stages 0 to 3",
     "ignite": "PyTorch-Ignite's supervised trainer",
+    "mmengine": "MMEngine's Runner",
 }
-# Those whose sessions take longer than the others.
-ON_REQUEST = ("deepspeed", "ignite")
+# The fast ones, which a plain `nox` has.
+BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
 FURTHER = {"determined": ("horovod",)}
 
 
@@ -234,7 +235,7 @@ def apex(session: nox.Session) -> None:
 
 for name, what in FRAMEWORKS.items():
     framework.__doc__ = f"{what}; without arguments, check for its known verdicts."
-    nox.session(framework, name=name, default=name not in ON_REQUEST)
+    nox.session(framework, name=name, default=name in BY_DEFAULT)
 
 
 @nox.session(default=False)

@@ -1,0 +1,60 @@
+"""MMEngine's Runner. AmpOptimWrapper refuses a CPU, where its `autocast` takes bf16 alone: so fp16 is not declared."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import torch
+from mmengine.dataset import DefaultSampler
+from mmengine.model import BaseModel
+from mmengine.optim import OptimWrapper, _ParamScheduler
+from mmengine.runner import Runner, autocast, find_latest_checkpoint
+from torch.utils.data import DataLoader
+
+from conformance import Batch, Task, trainer
+
+# torch 2.6 and later refuse MMEngine's checkpoints unless this is set.
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+CLIP = {"norm": "max_norm", "value": "clip_value"}
+
+
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), requires=("mmengine",), buffers=True, sparse=True,
+    own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True, unused_parameters=True,
+)  # fmt: skip
+def train(task: Task) -> None:
+    class Regression(BaseModel):  # type: ignore[misc]
+        def forward(self, *batch: torch.Tensor, mode: str) -> dict[str, torch.Tensor]:
+            with autocast(enabled=task.precision == "bf16", dtype=torch.bfloat16):
+                return {"loss": task.loss(self.model(batch[0]), Batch(*batch))}
+
+    class Schedule(_ParamScheduler):  # type: ignore[misc]
+        def _get_value(self) -> list[float]:
+            # MMEngine's own count iterations, which are micro-batches.
+            step = self.last_step // (1 if self.by_epoch else task.accumulation)
+            return [(*one.learning_rates, 0.0)[step] for one in task.optimizer_settings.groups]
+
+    if task.world_size > 1:
+        torch.distributed.init_process_group(task.collective_backend)
+    model = Regression()
+    model.model = task.model()
+    clip = task.clip and {"type": task.clip.kind, CLIP[task.clip.kind]: task.clip.threshold}
+    wrapper = OptimWrapper(task.optimizer(model.parameters()), task.accumulation, clip)
+    checkpoint = task.resume_from and find_latest_checkpoint(str(task.resume_from))
+    # Only the loop by iterations finds its position within an epoch again.
+    by_epoch = not (task.checkpoint_dir or task.resume_from)
+    sampler = DefaultSampler(task.dataset()) if task.own_order else task.sampler()
+    loader = DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler) if by_epoch else task.dataloader()
+    windows = task.stop_after or task.steps
+    loop = {"max_epochs": len(list(task.epochs()))} if by_epoch else {"max_iters": windows * task.accumulation}
+    hook = {"type": "CheckpointHook", "by_epoch": False, "interval": task.accumulation if task.checkpoint_dir else -1}
+    with tempfile.TemporaryDirectory() as folder:
+        Runner(
+            model, str(task.checkpoint_dir or folder), loader, optim_wrapper=wrapper, log_level="ERROR",
+            param_scheduler=Schedule(wrapper, "lr", by_epoch=task.schedule_by == "epoch"),
+            launcher="pytorch" if task.world_size > 1 else "none", train_cfg={"by_epoch": by_epoch, **loop},
+            default_hooks={"checkpoint": hook}, resume=checkpoint is not None, load_from=checkpoint,
+            # By default, DDP is given the number of a GPU.
+            cfg={"model_wrapper_cfg": {"device_ids": None, "find_unused_parameters": task.unused_parameters}},
+        ).train()  # fmt: skip
