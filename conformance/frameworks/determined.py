@@ -53,8 +53,8 @@ class Regression(pytorch.PyTorchTrial):
     requires=("determined",),
 )
 def train(task: Task) -> None:
-    steps = {"aggregation_frequency": task.accumulation}
-    with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **steps) as context:
+    settings: Any = {"aggregation_frequency": task.accumulation, "enable_tensorboard_logging": False}
+    with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **settings) as context:
         if context.device.type != task.device.type:
             raise Unsupported(f"Determined trains on {context.device}, without an option against it")
         pytorch.Trainer(Regression(context, task), context).fit(max_length=pytorch.Epoch(1), checkpoint_policy="none")
