@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from conformance.cli import formats
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
@@ -18,6 +19,7 @@ DESCRIPTION = "Render a results file again."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
+    formats.add_arguments(parser)
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -35,6 +37,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             render_notes(results.header.notes, console)
             render_terminal(results, console, report)
         render_html(results, report)
+        formats.write(options, results)
     except ResultsError as error:
         return say(str(error), USAGE)
     except Exception as error:

@@ -13,6 +13,7 @@ from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
+from conformance.cli import formats
 from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
 from conformance.cli.signals import ended_like_ctrl_c, ignore
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
     )
+    formats.add_arguments(parser)
 
 
 def add_trainers(parser: argparse.ArgumentParser) -> None:
@@ -110,6 +112,8 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     wrong = folder.unwritable()
     if wrong is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+    if (reason := formats.unwritable_file(options)) is not None:
+        return say(reason, USAGE)
     surroundings = machine(() if hosts is None else hosts.hosts) | sources(options.trainer)
     found = None
     if options.resume:
@@ -128,10 +132,10 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
     engine = Engine(folder, command, surroundings, console, hosts, found)
     engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
     ignore(signal.SIGINT)
-    return _finish(engine, folder, console)
+    return _finish(engine, folder, console, options)
 
 
-def _finish(engine: Engine, folder: RunFolder, console: Console) -> int:
+def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
     """Put the results in place, report them, and say what went wrong; returns the exit code."""
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
@@ -155,6 +159,11 @@ def _finish(engine: Engine, folder: RunFolder, console: Console) -> int:
             return say(f"the harness failed: {error}; the results are in {place}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report)
         conforming = results.conforming
+        try:
+            formats.write(options, results)
+            formats.in_github_actions(results)
+        except ResultsError as error:
+            return say(f"{error}; the results are in {folder.results}", HARNESS)
     else:
         folder.discard()
     if engine.failures:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -171,13 +171,14 @@ def trainers(results: Results) -> list[Trainer]:
 
 def failures(results: Results) -> list[Failure]:
     """What failed, by trainer and cause."""
-    bugs = results.header.bugs
-    found = [
-        Failure(tuple(failed), title(cause, sorted(failed, key=_size), bugs), cause)
-        for cases in grouped(results.cases, lambda case: case.trainer).values()
-        for cause, failed in causes(cases)
-    ]
-    return _worst_first(found)
+    trainers = grouped(results.cases, lambda case: case.trainer).values()
+    return _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
+
+
+def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:
+    """What failed of one trainer's cases. ``bugs``: the texts of known ones by name."""
+    found = causes(cases)
+    return [Failure(tuple(failed), title(cause, sorted(failed, key=_size), bugs), cause) for cause, failed in found]
 
 
 def reasons(results: Results) -> list[Alike]:

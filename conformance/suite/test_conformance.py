@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from conformance.oracle.faults import CATALOGUE
+from conformance.report.card import card_of
 from conformance.report.text import visible
 from conformance.results.plain import plain
 from conformance.results.records import NOT_RUN, PASSED
@@ -35,9 +37,9 @@ def test_case(item: Item | BadInput, request: pytest.FixtureRequest) -> None:
     if result.verdict in NOT_RUN:
         pytest.skip(visible(f"{result.verdict}: {result.headline}"))
     if result.verdict not in PASSED:
-        lines = [f"{result.verdict}: {result.headline}", *result.notes]
-        lines += [f"again: {result.command}"]
-        pytest.fail(visible("\n".join(lines)), pytrace=False)
+        card = card_of(result, {fault.name: fault.text for fault in CATALOGUE})
+        *lines, again = card.lines()
+        pytest.fail("\n".join([*lines, *map(visible, result.notes), again]), pytrace=False)
     for one in result.behaviour:
         if (costs := warning(one.way, one.declared)) is not None:
             text = f"{result.trainer} {WORDS[one.way].says}. {costs}"

@@ -1,0 +1,104 @@
+"""A cause of failure in the order in which all reports show it: what, where, effect, fix, cases, a command."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from conformance.adapter.loading import place_of
+from conformance.results import Results
+from conformance.results.records import CaseRecord
+
+from .grouping import Failure, failures, failures_of
+from .text import distinct, number, one_line, plural, visible
+
+_LINE = re.compile(r"([^\s,]+\.py):(\d+)")
+
+
+@dataclass(frozen=True)
+class Card:
+    """Attributes:
+    title: the diagnosis.
+    where: the line that broke the law: of the framework, and of the trainer that called it.
+    details: what must hold and what happened instead, or what the smallest case shows.
+    effect: what that does to training. fix: a snippet of Python.
+    cases: all that fail for this cause. example: the smallest of them.
+    """
+
+    verdict: str
+    title: str
+    where: str | None
+    details: tuple[str, ...]
+    effect: str | None
+    fix: str | None
+    cases: tuple[CaseRecord, ...]
+    example: CaseRecord
+
+    @property
+    def own_line(self) -> tuple[str, int] | None:
+        """The trainer's file, as its target names it, and the line in it, if the cause has one there."""
+        place = place_of(self.example.target)
+        lines = [(path, int(line)) for path, line in _LINE.findall(self.where or "")]
+        own = [line for path, line in lines if place.endswith(".py") and _is_end_of(path, place)]
+        return (place, own[-1]) if own else None
+
+    def lines(self, case: CaseRecord | None = None) -> Iterator[str]:
+        """Plain text, each line safe to print; the last is the command for ``case``, or for the example."""
+        yield f"{self.verdict}: {visible(self.title)}"
+        if self.where:
+            yield f"at: {one_line(self.where)}"
+        yield from map(visible, self.details)
+        if self.effect:
+            yield f"effect: {visible(self.effect)}"
+        if self.fix:
+            yield "fix:"
+            yield from (f"  {line}" for line in visible(self.fix).splitlines())
+        yield f"again: {one_line((case or self.example).command)}"
+
+
+def cards(results: Results) -> list[Card]:
+    """The causes of failure of a run, in the order of the report."""
+    return [_card(failure) for failure in failures(results)]
+
+
+def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> Card:
+    """That of a case that failed, by itself. ``bugs``: the texts of known ones by name."""
+    [failure] = failures_of([case], bugs)
+    return _card(failure)
+
+
+def _card(failure: Failure) -> Card:
+    law, example = next(iter(failure.findings), None), failure.example
+    details = [] if failure.explains_itself else [example.headline]
+    if law is not None:
+        details.insert(0, law.contradiction)
+    return Card(
+        verdict=failure.look.verdict,
+        title=failure.text,
+        where=law.where if law else None,
+        details=(*details, *_first_difference(example)),
+        effect=law.effect if law else None,
+        fix=law.fix if law else None,
+        cases=failure.cases,
+        example=example,
+    )
+
+
+def _first_difference(case: CaseRecord) -> Iterator[str]:
+    if (first := case.first_difference) is not None:
+        expected, observed = distinct(first.expected, first.observed)
+        when = "weights after" if first.quantity == "weights" else "gradient in"
+        allowed = f", allowed {number(first.bound, 3)}" if first.bound else ""
+        where = f"{when} step {first.step}, {one_line(first.parameter)}"
+        yield f"first difference: {where}: expected {expected}, observed {observed}{allowed}"
+
+
+def counted(cases: Sequence[CaseRecord]) -> str:
+    """How many there are, and the first by name."""
+    return f"{plural(len(cases), 'case')}, such as {one_line(cases[0].id)}" if len(cases) > 1 else one_line(cases[0].id)
+
+
+def _is_end_of(path: str, place: str) -> bool:
+    return os.path.normpath(place) == path or os.path.normpath(place).endswith(os.sep + path)

@@ -1,0 +1,27 @@
+"""Annotations of GitHub Actions: a message at the line of the trainer that a cause names.
+
+https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+"""
+
+from collections.abc import Iterator
+
+from conformance.results import Results
+
+from ..card import cards, counted
+
+
+def annotations(results: Results) -> Iterator[str]:
+    """A line for each cause, for standard output."""
+    for card in cards(results):
+        at = {"title": f"{card.verdict}: {card.title}"}
+        if card.own_line is not None:
+            at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
+        properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in at.items())
+        text = "\n".join([*list(card.lines())[1:], counted(card.cases)])
+        yield f"::error {properties}::{_escaped(text)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for sign in "%\r\n" + more:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text

@@ -1,0 +1,128 @@
+"""What CI systems are given: all says the same as the report, whatever a trainer has written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from conformance.cli import main
+from conformance.report.card import cards
+from conformance.report.formats.annotations import annotations
+from conformance.report.formats.badge import endpoint, svg
+from conformance.report.formats.junit import junit
+from conformance.report.formats.markdown import markdown
+from conformance.report.formats.sarif import sarif
+from conformance.results import Results
+
+#: From https://github.com/oasis-tcs/sarif-spec, without its white space.
+SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())
+
+
+@pytest.fixture
+def failing(results) -> Results:
+    """A law that a trainer's file breaks, in a run with every verdict."""
+    cases = []
+    for case in results.cases:
+        if case.findings and case.failed:
+            findings = tuple(
+                replace(one, where="torch/amp/grad_scaler.py:9, called from src/loop.py:41") for one in case.findings
+            )
+            case = replace(case, target="src/loop.py:train", findings=findings)
+        cases.append(case)
+    return replace(results, cases=tuple(cases))
+
+
+def test_markdown_has_each_cause_and_each_count(failing):
+    text = markdown(failing)
+    assert text.startswith("## Not conforming\n")
+    assert text.count("\n### ") == len(cards(failing))
+    for card in cards(failing):
+        assert card.example.id in text.replace("\\", "")
+    assert "| ✓ PASS (exact) |" in text and "**Fix**\n\n```python\n" in text
+
+
+def test_nothing_of_a_trainer_is_markup(results, hostile):
+    case = next(case for case in results.cases if case.verdict == "CRASH")
+    wrong = replace(case, headline=hostile + "```\n# heading", findings=(), command=f"conformance run '{hostile}```'")
+    run = replace(results, cases=(wrong,))
+    text = markdown(run)
+    assert "\x1b" not in text and "\n# heading" not in text and "<script" not in text.replace("\\<", "")
+    assert ElementTree.fromstring(junit(run)).findall(".//failure")
+    jsonschema.validate(json.loads(sarif(run)), SCHEMA)
+    assert len(list(annotations(run))) == len(cards(run)) and "\n" not in "".join(annotations(run))
+    ElementTree.fromstring(svg(run))
+
+
+def test_an_annotation_is_at_the_line_of_the_trainer(failing):
+    lines = list(annotations(failing))
+    assert len(lines) == len(cards(failing))
+    [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
+    assert "%0A" in line and "again: conformance run" in line
+
+
+def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
+    found = json.loads(sarif(failing))
+    jsonschema.validate(found, SCHEMA)
+    [run] = found["runs"]
+    assert len(run["results"]) == len(cards(failing))
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {one["ruleId"] for one in run["results"]} == rules
+    [location] = next(one["locations"] for one in run["results"] if "locations" in one)
+    assert location["physicalLocation"] == {
+        "artifactLocation": {"uri": "src/loop.py"},
+        "region": {"startLine": 41},
+    }
+
+
+def test_a_schema_that_it_breaks_is_noticed(failing):
+    found = json.loads(sarif(failing))
+    del found["runs"][0]["tool"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(found, SCHEMA)
+
+
+def test_junit_has_a_test_for_each_case(failing):
+    root = ElementTree.fromstring(junit(failing))
+    tests = root.findall(".//testcase")
+    assert [test.get("name") for test in tests] != [] and len(tests) == len(failing.cases)
+    assert len(root.findall(".//failure")) == failing.failed == sum(int(one.get("failures")) for one in root)
+    assert len(root.findall(".//skipped")) == failing.not_run == sum(int(one.get("skipped")) for one in root)
+    case = next(case for case in failing.cases if case.target == "src/loop.py:train")
+    [test] = [
+        one for one in tests if (one.get("classname"), one.get("name")) == (f"{case.trainer}.{case.path}", case.id)
+    ]
+    assert {one.get("name"): one.get("value") for one in test.find("properties")}["precision"] == case.precision
+    text = test.find("failure").text
+    assert "at: torch/amp/grad_scaler.py:9, called from src/loop.py:41" in text
+    assert text.splitlines()[-1] == f"again: {case.command}"
+
+
+def test_a_badge(failing):
+    judged = failing.passed + failing.failed
+    assert json.loads(endpoint(failing)) == {
+        "schemaVersion": 1,
+        "label": "conformance",
+        "message": f"{failing.passed} of {judged} cases hold",
+        "color": "#b9302c",
+    }
+    assert f"conformance: {failing.passed} of {judged} cases hold" in svg(failing)
+    good = replace(failing, cases=tuple(case for case in failing.cases if not case.failed))
+    assert json.loads(endpoint(good))["message"] == f"{good.passed} cases hold"
+    cut = replace(good, cut_off="the run was cut off")
+    assert json.loads(endpoint(cut))["message"] == "not shown to conform"
+
+
+def test_the_commands_write_them(results_file, tmp_path: Path, capsys):
+    names = {"markdown": "a.md", "junit": "a.xml", "sarif": "a.sarif", "badge": "a.json"}
+    options = [part for name, file in names.items() for part in (f"--{name}", str(tmp_path / file))]
+    assert main(["report", str(results_file), "--output", str(tmp_path / "a.html"), *options]) == 1
+    assert all((tmp_path / file).stat().st_size for file in names.values())
+    assert json.loads((tmp_path / "a.json").read_text())["schemaVersion"] == 1
+    capsys.readouterr()
+    assert main(["run", "batched", "--junit", str(tmp_path / "a.md" / "a.xml"), "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("conformance: cannot write ")
