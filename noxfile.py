@@ -46,6 +46,9 @@ FRAMEWORKS = {
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
+    "fabric": "Lightning Fabric",
+# Those whose sessions take longer than the others.
+ON_REQUEST = ("deepspeed", "ignite", "fabric")
 FURTHER = {"determined": ("horovod",)}
 
 

@@ -1,0 +1,60 @@
+"""Lightning Fabric: a loop of one's own; Fabric shards the data by epoch, casts, averages, clips and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
+from torch.utils.data import DataLoader
+
+from conformance import Batch, Task, trainer
+
+
+@trainer(
+    backends=("single", "ddp"),
+    precisions=("fp64", "fp32", "bf16", "fp16"),
+    losses=("mean", "weighted"),
+    own_order=True,
+    resume=True,
+    requires=("lightning",),
+)
+def train(task: Task) -> None:
+    scaler = task.grad_scaler()
+    bits: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)
+    # "16-mixed" itself turns into "bf16-mixed" on a CPU, and takes no GradScaler.
+    fp16 = MixedPrecision("16-mixed", task.device.type, scaler) if task.precision == "fp16" else None
+    devices: Any = {"accelerator": task.device.type, "devices": task.world_size}
+    fabric = Fabric(strategy="ddp" if task.world_size > 1 else "auto", precision=bits, plugins=fp16, **devices)
+    fabric.launch()
+    model, optimizer = fabric.setup(module := task.model(), task.optimizer(module.parameters()))
+    scheduler = task.scheduler(optimizer)
+    data = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, None if task.own_order else task.sampler())
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "trained": 0}
+    if task.resume_from is not None:
+        fabric.load(task.resume_from / "checkpoint", state)
+    for window in islice(windows(task, fabric.setup_dataloaders(data)), state["trained"], task.stop_after):
+        weight: Any = fabric.all_reduce(torch.stack([batch.weights.sum() for batch in window]).sum(), reduce_op="sum")
+        for batch in window:
+            with fabric.no_backward_sync(model, enabled=batch is not window[-1]):
+                fabric.backward(task.loss(model(batch.inputs), batch, reduction="sum") * (task.world_size / weight))
+        if task.clip is not None:
+            clip: Any = {"max_norm" if task.clip.kind == "norm" else "clip_val": task.clip.threshold}
+            fabric.clip_gradients(model, optimizer, **clip, error_if_nonfinite=False)  # which would end training
+        scale = scaler.get_scale()
+        optimizer.step()
+        optimizer.zero_grad()
+        if scaler.get_scale() >= scale:
+            scheduler.step()
+    if task.checkpoint_dir is not None:
+        fabric.save(task.checkpoint_dir / "checkpoint", {**state, "trained": task.stop_after})
+
+
+def windows(task: Task, loader: Any) -> Iterator[list[Batch]]:
+    for _ in task.epochs():
+        batches = iter(loader)
+        while window := list(islice(batches, task.accumulation)):
+            yield window
