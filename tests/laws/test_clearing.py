@@ -116,6 +116,20 @@ class TestClearing:
         run = a_run([clear(), micro_batch(0), clear(), micro_batch(), step()], **TWO)
         assert broken(run) == {"acc/not-cleared-inside"}
 
+    def test_what_is_cleared_inside_a_window_is_not_added_to_the_next(self):
+        """As where `zero_grad` works only in the last micro-batch of each, before its backward."""
+        first = [micro_batch(0), clear(), micro_batch(), step()]
+        then = [micro_batch(1, gradients="some"), clear(), micro_batch(), step()]
+        run = a_run([hold(0, 0, 1), first, then], **TWO)
+        assert broken(run) == {"acc/not-cleared-inside"}
+
+    def test_a_part_cleared_inside_a_window_leaves_the_others(self):
+        part = clear(by="hand", optimizer=None, parameters=[1])
+        first = [micro_batch(0), micro_batch(gradients="some"), step()]
+        then = [micro_batch(1, gradients="some"), part, micro_batch(gradients="some"), step()]
+        run = a_run([hold(0, 0, 1), first, then], **TWO)
+        assert broken(run) >= {"acc/cleared-between-windows"}
+
     def test_cleared_before_the_step(self):
         assert broken(a_run([micro_batch(0), clear(), step(gradients=[None, None])])) == {"acc/not-cleared-inside"}
 

@@ -53,7 +53,7 @@ def cleared_between_windows(window: Window) -> Outcomes:
     # Gradients that no step used need not be cleared.
     if not (previous.attempts or previous.step_is_unseen) and previous.planned == window.plan.accumulation:
         return
-    if _clears_before_its_end(previous):
+    if _clears_before_its_end(previous) or _clears_inside(window):
         return
     if window.backwards[0].gradients != "some":
         yield OK
@@ -90,6 +90,14 @@ def _clears_before_its_end(window: Window) -> bool:
     if not window.attempts or not window.backwards:
         return False
     clears = window.of(ZeroGrad, after=window.attempts[-1], before=window.backwards[-1])
+    return bool(clears) and _held(window) <= _parameters(clears)
+
+
+def _clears_inside(window: Window) -> bool:
+    """Whether gradients are cleared between a window's first backward and its step, and with them all earlier ones."""
+    if not window.attempts:
+        return False
+    clears = window.of(ZeroGrad, after=window.backwards[0], before=window.attempts[0])
     return bool(clears) and _held(window) <= _parameters(clears)
 
 
