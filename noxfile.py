@@ -43,6 +43,7 @@ FRAMEWORKS = {
     "deepspeed": "DeepSpeed's ZeRO, stages 0 to 3",
     "ignite": "PyTorch-Ignite's supervised trainer",
     "mmengine": "MMEngine's Runner",
+    "transformers": "Hugging Face transformers' Trainer",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")

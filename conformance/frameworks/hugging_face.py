@@ -1,0 +1,60 @@
+"""What the adapters of Hugging Face's trainers share: model, arguments, the order of samples, and resuming."""
+
+import os
+import tempfile
+from typing import Any
+
+from torch.utils.data import DataLoader
+from transformers import PreTrainedConfig, PreTrainedModel, Trainer
+from transformers.trainer_utils import get_last_checkpoint
+
+from conformance import Task
+
+
+class Model(PreTrainedModel):  # type: ignore[misc]
+    _tied_weights_keys = {"model.decoder.weight": "model.encoder.weight"}  # noqa: RUF012
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(PreTrainedConfig(vocab_size=1))
+        self.model = task.model()
+
+
+class InOrder(Trainer):  # type: ignore[misc]
+    """Reads samples in the order of the case, by the method that the documentation names for that."""
+
+    task: Task
+
+    def get_train_dataloader(self) -> Any:
+        if self.task.own_order:
+            return super().get_train_dataloader()
+        size, sampler = self.args.train_batch_size, self.task.global_sampler()
+        loader = DataLoader(self.train_dataset, size, sampler=sampler, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+
+def fit(task: Task, trainer: Any) -> None:
+    trainer.task = task
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(task.resume_from) if task.resume_from else None)
+
+
+def arguments(task: Task) -> dict[str, Any]:
+    """Those of `TrainingArguments`."""
+    if task.world_size == 1:
+        # As `python script.py` starts it; with one rank of torchrun's, Accelerate would wrap the model in DDP.
+        os.environ.pop("LOCAL_RANK", None)
+    quiet = {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
+    # At these steps it stops, and saves.
+    stop = {"max_steps": task.stop_after, "save_strategy": "steps"} if task.stop_after else {"save_strategy": "no"}
+    return {
+        "output_dir": str(task.checkpoint_dir or tempfile.gettempdir()),
+        "use_cpu": task.device.type == "cpu",
+        "ddp_backend": task.collective_backend if task.world_size > 1 else None,
+        "bf16": task.precision == "bf16",
+        "per_device_train_batch_size": task.micro_batch_size,
+        "gradient_accumulation_steps": task.accumulation,
+        "num_train_epochs": len(list(task.epochs())),
+        # It clips to 1.0 by default.
+        "max_grad_norm": task.clip.threshold if task.clip else 0.0,
+        **stop,
+        **quiet,
+    }
