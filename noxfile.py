@@ -44,12 +44,16 @@ FRAMEWORKS = {
     "ignite": "PyTorch-Ignite's supervised trainer",
     "mmengine": "MMEngine's Runner",
     "transformers": "Hugging Face transformers' Trainer",
+    "speechbrain": "SpeechBrain's Brain",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
     "fabric": "Lightning Fabric",
 # Those whose sessions take longer than the others.
 ON_REQUEST = ("deepspeed", "ignite", "fabric")
+ON_REQUEST = ("deepspeed", "mmengine", "speechbrain")
+# PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
+WITH_TORCHAUDIO = {"speechbrain"}
 FURTHER = {"determined": ("horovod",)}
 
 
@@ -126,6 +130,9 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
     session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
     # A kept environment may hold an older build of the same version.
     session.install("--no-deps", "--force-reinstall", str(wheel))
+    if WITH_TORCHAUDIO.intersection(extras):
+        for library in Path(session.virtualenv.location).glob("lib/python*/site-packages/torchaudio/lib/*.so"):
+            library.unlink()
     if "horovod" in extras:
         session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
     if "test" in extras:
