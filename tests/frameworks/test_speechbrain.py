@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TARGET = "conformance.frameworks.speechbrain"
 
-CLIPPED_GROUPS = ("two-groups-clip", "adamw-groups")
+CLIPPED_GROUPS = ("two-groups-clip", "adamw-groups", "groups-clip-norm")
 # The published report has all that a run chooses.
 CASES = (
     *("single-batched-fp32", "single-acc2-fp32", "single-acc2-bf16", "ddp-w2-fp32", "ddp-w2-acc2-bf16"),
