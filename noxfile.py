@@ -45,13 +45,10 @@ FRAMEWORKS = {
     "mmengine": "MMEngine's Runner",
     "transformers": "Hugging Face transformers' Trainer",
     "speechbrain": "SpeechBrain's Brain",
+    "fabric": "Lightning Fabric",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
-    "fabric": "Lightning Fabric",
-# Those whose sessions take longer than the others.
-ON_REQUEST = ("deepspeed", "ignite", "fabric")
-ON_REQUEST = ("deepspeed", "mmengine", "speechbrain")
 # PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
 WITH_TORCHAUDIO = {"speechbrain"}
 FURTHER = {"determined": ("horovod",)}
