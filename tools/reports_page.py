@@ -1,4 +1,4 @@
-"""Writes reports/index.html and the table of reports/README.md from the results files beside them.
+"""Writes reports/index.html and the tables of README.md and reports/README.md from the results files in reports.
 
     python -m tools.reports_page
 
@@ -9,7 +9,7 @@ report it belongs, and `Cases:`, the ids of those that fail for it, with * for a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -209,15 +209,33 @@ def table(found: Sequence[Report]) -> Iterator[str]:
         yield f"| [{one.name}.html]({one.name}.html) | {versions} | {' | '.join(map(str, counts))} | {not_run} |"
 
 
-def readme(text: str, found: Sequence[Report]) -> str:
-    """The text of reports/README.md with the table as it is now."""
+def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
+    """The lines of the table of README.md."""
+    yield "| Framework | Judged | Hold | Do not | Findings |"
+    yield "| --- | ---: | ---: | ---: | --- |"
+    for one in found:
+        if one.name not in REFERENCE:
+            links = "; ".join(f"[{finding.title}](reports/findings/{finding.name}.md)" for finding in one.findings)
+            counts = len(one.judged), len(one.judged) - len(one.failed), len(one.failed)
+            yield f"| {one.name} | {' | '.join(map(str, counts))} | {links or '–'} |"
+
+
+def with_table(text: str, lines: Iterable[str]) -> str:
+    """The text of a page in Markdown with its table as it is now."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    return before + BEGIN + "\n".join(table(found)) + "\n" + END + after
+    return before + BEGIN + "\n".join(lines) + "\n" + END + after
+
+
+#: The pages with a table, and what makes it.
+TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
+    REPORTS / "README.md": table,
+    ROOT / "README.md": frameworks_table,
+}
 
 
 if __name__ == "__main__":
     published = reports()
     (REPORTS / "index.html").write_text(page(published))
-    file = REPORTS / "README.md"
-    file.write_text(readme(file.read_text(), published))
+    for file, lines in TABLES.items():
+        file.write_text(with_table(file.read_text(), lines(published)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.reports_page import REFERENCE, REPORTS, Finding, page, readme, reports
+from tools.reports_page import REFERENCE, REPORTS, TABLES, Finding, page, reports, with_table
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,8 @@ def published():
 
 def test_the_page_is_up_to_date(published):
     assert (REPORTS / "index.html").read_text() == page(published)
-    text = (REPORTS / "README.md").read_text()
-    assert text == readme(text, published)
+    for file, lines in TABLES.items():
+        assert (text := file.read_text()) == with_table(text, lines(published))
 
 
 def test_each_report_has_its_page_and_its_link(published):
