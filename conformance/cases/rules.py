@@ -145,7 +145,6 @@ RULES: tuple[Rule, ...] = (
     Rule("adamw-groups", ("fp32",), _ACCUMULATED),
     Rule("adagrad", ("fp32",), frozenset({_ACC2, _W2_ACC2})),
     Rule("adagrad", ("fp64", "fp32"), REPRESENTATIVE, thorough=True),
-    Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3, thorough=True),
     # torch refuses it elsewhere, unless the step is compiled.
     Rule("adamw-capturable", ("fp32",), _ACCUMULATED, on_gpu_only=True),
     Rule("two-groups-clip", ("fp32", *_SCALED), _ACCUMULATED),
@@ -251,15 +250,22 @@ RULES: tuple[Rule, ...] = (
     Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
     Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
     *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
-    # Parameters are unfrozen at window 2: after that, right before it, and earlier.
-    Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=3),
-    *(Rule("unfrozen", ("fp32",), frozenset({_ACC2}), resumed_at=stop) for stop in (1, 2)),
+    # Parameters are unfrozen at window 2: earlier, right before it, and after that.
+    *(Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (1, 2, 3)),
     # At the end of the first epoch, and in the middle of the second.
-    Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=2),
-    Rule("epoch-schedule", ("fp32",), frozenset({_ACC2}), resumed_at=3),
-    # Windows times accumulation are more micro-batches than there were.
+    *(Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (2, 3)),
+    # Windows times accumulation are more micro-batches than there were, and the samples that were read are fewer.
     Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=4),
-    Rule(OWN_ORDER, ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
+    # At the end of an epoch, and in the middle of the next.
+    *(Rule(OWN_ORDER, ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (3, 4)),
+    # Each group has a schedule of its own.
+    Rule("many-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
+    Rule("clip-value", ("fp32",), _ACCUMULATED, resumed_at=3),
+    Rule("adagrad", ("fp32",), _ACCUMULATED, resumed_at=3),
+    # Weights that no smaller format holds.
+    Rule("cast-weights", ("fp16",), _ACCUMULATED, resumed_at=3),
+    Rule("finer-data", ("fp64",), _ACCUMULATED, resumed_at=2),
     Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),

@@ -48,7 +48,8 @@ DESIGNS: dict[str, Design] = {
             ),
             kernel="foreach",
             schedule=SCHEDULE,
-            largest_weight=8,
+            largest_weight=16,
+            stops=(3,),
         ),
         Design(
             "many-shards-groups",

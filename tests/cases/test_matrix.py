@@ -36,6 +36,7 @@ EVERYTHING = Declaration(
     losses=LOSSES,
     clips=CLIPS,
     schedules=SCHEDULES,
+    last_window="step",
     last_batch="join",
     resume=True,
     survives_kill=True,
