@@ -21,7 +21,7 @@ def other_loss(rank: Rank) -> str | None:
     The multiple is left open: what a loss is divided by is the trainer's own.
     """
     is_weighted = rank.run.plan.is_weighted
-    wrong = [one for one in _imprecise(rank) if _rounded_to(one, is_weighted) is None]
+    wrong = [one for one in _imprecise(rank) if _fits(one, is_weighted) == len(FORMATS)]
     if not wrong:
         return None
     where = wrong[0].end.line
@@ -38,17 +38,25 @@ def other_loss(rank: Rank) -> str | None:
 
 def rounded_loss(rank: Rank) -> str | None:
     """How far a loss of a rank that is the task's is right only, in a line; None if it is right to the last bit, or the
-    absolute error's would fit as well."""
-    is_weighted = rank.run.plan.is_weighted
+    absolute error's fits as well.
+
+    Where residuals are alike, the absolute error's gradients, too, are right to some precision. It is the task's loss
+    if its own are right to a higher one somewhere, and to a lower one nowhere.
+    """
+    is_weighted, found = rank.run.plan.is_weighted, list[tuple[int, int, AtOutputs]]()
     for one in _imprecise(rank):
-        rounded = _rounded_to(one, is_weighted)
         signs = [replace(term, residual=copysign(1.0, term.residual)) for term in one.terms]
-        if rounded is not None and _rounded_to(replace(one, terms=signs), is_weighted) is None:
-            return (
-                f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(rounded, rounded)} only, though "
-                f"the model computes in {one.format}: outputs, targets or the loss are rounded on the way"
-            )
-    return None
+        found.append((_fits(one, is_weighted), _fits(replace(one, terms=signs), is_weighted), one))
+    if not any(squared < absolute for squared, absolute, _ in found) or any(two < one for one, two, _ in found):
+        return None
+    coarsest, _, one = max(found, key=lambda fit: fit[0])
+    if coarsest == len(FORMATS):
+        return None
+    name = [*FORMATS][coarsest]
+    return (
+        f"the loss ({one.end.line}) is right to the precision of {_WORDS.get(name, name)} only, though "
+        f"the model computes in {one.format}: outputs, targets or the loss are rounded on the way"
+    )
 
 
 def _imprecise(rank: Rank) -> Sequence[AtOutputs]:
@@ -56,11 +64,12 @@ def _imprecise(rank: Rank) -> Sequence[AtOutputs]:
     return [one for one in at_outputs(rank) if not _proportional(one.terms, rank.run.plan.is_weighted)]
 
 
-def _rounded_to(one: AtOutputs, is_weighted: bool) -> str | None:
-    """The most precise of the lower formats in which they are."""
+def _fits(one: AtOutputs, is_weighted: bool) -> int:
+    """To which of FORMATS, from the most precise on, they are right; as many as there are if to none."""
     unit, _ = FORMATS[one.format]
-    lower = ((name, of / unit) for name, (of, _) in FORMATS.items() if of > unit)
-    return next((name for name, times in lower if _proportional(one.terms, is_weighted, times)), None)
+    times = [of / unit for of, _ in FORMATS.values()]
+    fitting = (number for number, by in enumerate(times) if by >= 1 and _proportional(one.terms, is_weighted, by))
+    return next(fitting, len(FORMATS))
 
 
 def _proportional(terms: Sequence[Term], is_weighted: bool, times: float = 1.0) -> bool:
