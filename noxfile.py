@@ -46,6 +46,7 @@ FRAMEWORKS = {
     "transformers": "Hugging Face transformers' Trainer",
     "speechbrain": "SpeechBrain's Brain",
     "fabric": "Lightning Fabric",
+    "keras": "Keras 3 on torch",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")

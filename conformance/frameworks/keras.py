@@ -1,0 +1,60 @@
+"""Keras 3 on torch: `fit` of a model around a torch module. Its guide has no `fit` for several processes."""
+
+import itertools
+import os
+from typing import Any
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+from torch.utils.data import DataLoader, default_collate
+
+from conformance import Task, Unsupported, trainer
+
+
+# AdamW and Adagrad have their eps elsewhere than torch's.
+@trainer(
+    precisions=("fp64", "fp32"), losses=("mean", "weighted"), optimizers=("sgd",), schedules=("step", "epoch"),
+    parameter_groups=(1,), unused_parameters=True, own_order=True, requires=("keras",),
+)  # fmt: skip
+def train(task: Task) -> None:
+    settings, rates = task.optimizer_settings.arguments, task.learning_rates
+    if settings["momentum"] and len(set(rates)) > 1:
+        raise Unsupported("momentum through a change of the rate: Keras sums up steps, torch gradients")
+    if settings["weight_decay"] or settings["dampening"]:
+        raise Unsupported("SGD with a decay in the gradient, or with dampening")
+    if task.loss_name == "weighted" and task.accumulation > 1:
+        raise Unsupported("each micro-batch is divided by its own weight")
+
+    class Regression(keras.Model):  # type: ignore[misc]
+        def call(self, inputs: object) -> object:
+            return module(inputs)
+
+        def train_step(self, data: object) -> object:
+            if next(micro_batches) % task.accumulation:
+                return super().train_step(data)
+            with task.step(lambda: dict(module.module.named_parameters())):
+                return super().train_step(data)
+
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        def __call__(self, step: object) -> float:
+            return (*rates, 0.0)[int(step) // task.accumulation]  # Keras counts micro-batches.
+
+    keras.config.set_dtype_policy("float64" if task.precision == "fp64" else "float32")
+    keras.config.set_floatx("float64" if task.precision == "fp64" else "float32")
+    module, micro_batches, sampler = keras.layers.TorchModuleWrapper(task.model()), itertools.count(1), task.sampler()
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: sampler.set_epoch(epoch))]
+    if task.schedule_by == "epoch":
+        callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    rate = Schedule() if task.schedule_by == "step" else rates[0]
+    clip = {"global_clipnorm" if task.clip.kind == "norm" else "clipvalue": task.clip.threshold} if task.clip else {}
+    clip |= {"gradient_accumulation_steps": task.accumulation} if task.accumulation > 1 else {}
+    model = Regression()
+    model.module = module
+    # By default, the weighted losses of a batch are divided by its samples.
+    loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if task.loss_name == "weighted" else "mean")
+    model.compile(keras.optimizers.SGD(rate, settings["momentum"], settings["nesterov"], **clip), loss)
+    data: Any = [DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler)]
+    data = default_collate([*task.dataset(tuple)]) if task.own_order else data
+    size = task.micro_batch_size if task.own_order else None
+    model.fit(*data, batch_size=size, epochs=len(list(task.epochs())), callbacks=callbacks, verbose=0)
