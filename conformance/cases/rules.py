@@ -252,6 +252,7 @@ RULES: tuple[Rule, ...] = (
     *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
     # Parameters are unfrozen at window 2: earlier, right before it, and after that.
     *(Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (1, 2, 3)),
+    Rule("frozen", ("fp32",), _ACCUMULATED, resumed_at=3),
     # At the end of the first epoch, and in the middle of the second.
     *(Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (2, 3)),
     # Windows times accumulation are more micro-batches than there were, and the samples that were read are fewer.

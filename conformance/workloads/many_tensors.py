@@ -75,6 +75,7 @@ DESIGNS: dict[str, Design] = {
             SGD(HALF, momentum=HALF, weight_decay=ONE),
             model=ManyTensors(frozen=True),
             schedule=SCHEDULE,
+            stops=(3,),
             ranks_start_apart=True,
         ),
         Design(
