@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from conformance.cases.case import Case
-from conformance.laws.run import Run, Window
+from conformance.laws.run import Rank, Run, Window
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
 from conformance.trace.events import Report
@@ -21,8 +21,7 @@ def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run])
     """The same evidence, completed by what the ranks report. What a rank does not report of a window, but others, is
     that of the first rank that does."""
     reports = [
-        [event for run in runs for rank in run.ranks[at : at + 1] for event in rank.of(Report)]
-        for at in range(len(ranks))
+        [event for run in runs for rank in _of_life(run, at) for event in rank.of(Report)] for at in range(len(ranks))
     ]
     weights = _together([{event.step: event.weights for event in own} for own in reports])
     # The step itself may unscale or clip them.
@@ -30,6 +29,11 @@ def with_reports(case: Case, ranks: Sequence[RankEvidence], runs: Sequence[Run])
     gradients = _together([{event.step: event.gradients for event in own if uses} for own in reports])
     each = zip(ranks, weights, gradients, strict=True)
     return tuple(_completed(case, rank, runs, own, used) if own else rank for rank, own, used in each)
+
+
+def _of_life(run: Run, rank: int) -> Sequence[Rank]:
+    """The rank as it is in a life; the first one, whose numbers stand for all, where a life does not have it."""
+    return run.ranks[rank : rank + 1] or run.ranks[:1]
 
 
 def _together(reports: Sequence[Mapping[int, Reported | None]]) -> Sequence[Mapping[int, Vector]]:
@@ -127,7 +131,7 @@ def _hidden(case: Case, rank: RankEvidence, runs: Sequence[Run]) -> set[int]:
     what came of these windows is not shown by the end."""
     found = set[int]()
     for life, run in zip(rank.lives or (rank,), runs, strict=True):
-        windows = [window for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1] for window in own.windows]
+        windows = [window for own in _of_life(run, rank.outcome.rank) for window in own.windows]
         if windows and (never_written(case, life) or _stays(case, life, windows)):
             found.add(windows[-1].number)
     return found
@@ -161,7 +165,7 @@ def _shown(rank: RankEvidence, runs: Sequence[Run], hidden: Set[int]) -> dict[in
     windows = [
         window
         for run in runs
-        for own in run.ranks[rank.outcome.rank : rank.outcome.rank + 1]
+        for own in _of_life(run, rank.outcome.rank)
         for window in own.windows
         if window.forwards and window.backwards and window.number not in hidden
     ]

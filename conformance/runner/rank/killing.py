@@ -45,7 +45,7 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
     # Python ignores it, so that writes fail instead.
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     # A model may have several optimizers, which all step in each window.
-    steps, is_armed = Counter[int](), False
+    steps, is_armed = Counter[int | None](), False
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (LARGEST, hard))
     first_file = _FirstFile(folder, then=limit)
 
@@ -56,8 +56,9 @@ def killed_in_save(send: Send, spec: Mapping[str, Any], rank: int) -> Send:
             sys.setprofile(None)
             resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         send(event)
-        if event["event"] in ("step", "skip"):
-            steps[event["optimizer"]] += 1
+        # Of steps that no optimizer of torch's takes, there is a report.
+        if event["event"] in ("step", "skip", "report"):
+            steps[event.get("optimizer")] += 1
             is_armed |= max(steps.values()) > whole and bool(_files(folder))
             first_file.expect()
         if is_armed and spec["resumed"] == BETWEEN_FILES and not first_file.is_whole:
