@@ -47,6 +47,7 @@ FRAMEWORKS = {
     "speechbrain": "SpeechBrain's Brain",
     "fabric": "Lightning Fabric",
     "keras": "Keras 3 on torch",
+    "skorch": "skorch's NeuralNet, with Accelerate's mixin",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
