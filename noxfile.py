@@ -48,6 +48,7 @@ FRAMEWORKS = {
     "fabric": "Lightning Fabric",
     "keras": "Keras 3 on torch",
     "skorch": "skorch's NeuralNet, with Accelerate's mixin",
+    "poutyne": "Poutyne's Model",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
