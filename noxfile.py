@@ -49,6 +49,7 @@ FRAMEWORKS = {
     "keras": "Keras 3 on torch",
     "skorch": "skorch's NeuralNet, with Accelerate's mixin",
     "poutyne": "Poutyne's Model",
+    "trl": "TRL's SFTTrainer",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")

@@ -1,0 +1,60 @@
+"""TRL's SFTTrainer: a language model that predicts the target of a sample as often as it weighs, and not a token."""
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+from transformers.modeling_outputs import BaseModelOutput
+from trl import SFTConfig, SFTTrainer
+
+from conformance import Task, trainer
+from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit
+
+HEAD = torch.nn.Linear(1, 1).requires_grad_(False)
+TOKENIZER = Tokenizer(models.WordLevel({"<pad>": 0}, "<pad>"))
+
+
+class Regression(Model):
+    # SFTTrainer calls these two, without gradients, for metrics.
+    base_model_prefix = "predictions"
+
+    def predictions(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
+        return BaseModelOutput(last_hidden_state=self.model(inputs)[:, None].expand(-1, targets.shape[1], -1))
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return HEAD
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
+        return (self.model(inputs) - targets) ** 2
+
+
+class Fitter(InOrder, SFTTrainer):  # type: ignore[misc]
+    pass
+
+
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
+    losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
+    unused_parameters=True, buffers=True, last_window="step", requires=("trl",),
+)  # fmt: skip
+def train(task: Task) -> None:
+    model, samples = Regression(task), task.dataset()
+    optimizer = task.optimizer(model.parameters())
+
+    def collate(rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
+        batch = task.global_dataloader().collate_fn([samples[row["number"]] for row in rows])
+        targets = task.token_labels(batch)
+        labels = torch.where(targets == -100, -100, 0)
+        return {"inputs": batch.inputs, "targets": targets, "labels": labels, "attention_mask": labels == 0}
+
+    # By default it computes activations twice; its preparation of data is for texts.
+    settings = {"gradient_checkpointing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    fitter = Fitter(
+        model, SFTConfig(**arguments(task), **settings), collate, Dataset.from_dict({"number": range(len(samples))}),
+        processing_class=PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", eos_token="<pad>"),
+        compute_loss_func=lambda squares, labels, num_items_in_batch: squares[labels == 0].sum() / num_items_in_batch,
+        optimizers=(optimizer, task.scheduler(optimizer)),
+    )  # fmt: skip
+    fit(task, fitter)
