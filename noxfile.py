@@ -50,6 +50,7 @@ FRAMEWORKS = {
     "skorch": "skorch's NeuralNet, with Accelerate's mixin",
     "poutyne": "Poutyne's Model",
     "trl": "TRL's SFTTrainer",
+    "sentence-transformers": "Sentence Transformers' trainer",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")

@@ -1,0 +1,60 @@
+"""Sentence Transformers' trainer: a text is a sample's number. A loss sees one micro-batch, so none is weighted."""
+
+from typing import Any
+
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.modules import InputModule
+from sentence_transformers.base.sampler import DefaultBatchSampler
+
+from conformance import Batch, Task, trainer
+from conformance.frameworks.hugging_face import arguments, fit
+
+
+class Regression(InputModule):  # type: ignore[misc]
+    def preprocess(self, inputs: list[str], **others: Any) -> dict[str, torch.Tensor]:
+        batch = self.task.global_dataloader().collate_fn([self.task.dataset()[int(number)] for number in inputs])
+        return {"input_ids": batch.inputs, "targets": batch.targets}
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {**features, "sentence_embedding": self.model(features["input_ids"])}
+
+    def save(self, output_path: str) -> None:
+        torch.save(self.model, f"{output_path}/model.pt")
+
+    @classmethod
+    def load(cls, model_name_or_path: str, **others: Any) -> Any:
+        loaded = cls()
+        loaded.model = torch.load(f"{model_name_or_path}/model.pt", weights_only=False)
+        return loaded
+
+
+class Loss(torch.nn.Module):
+    model: Any
+    task: Task
+
+    def forward(self, features: list[dict[str, torch.Tensor]], labels: None) -> Any:
+        found = self.model(features[0])
+        return self.task.loss(found["sentence_embedding"], Batch(found["input_ids"], found["targets"]))
+
+
+class InOrder(SentenceTransformerTrainer):  # type: ignore[misc]
+    def get_batch_sampler(self, dataset: Dataset, batch_size: int, drop_last: bool, **others: Any) -> Any:
+        return DefaultBatchSampler(self.task.global_sampler(), batch_size, drop_last)
+
+
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
+    clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True, unused_parameters=True,
+    buffers=True, last_window="step", requires=("sentence_transformers", "datasets", "accelerate"),
+)  # fmt: skip
+def train(task: Task) -> None:
+    regression, loss = Regression(), Loss()
+    regression.model, regression.task = task.model(), task
+    loss.model, loss.task = SentenceTransformer(modules=[regression], device=str(task.device)), task
+    optimizer = task.optimizer(regression.parameters())
+    data = Dataset.from_dict({"sample": [str(number) for number in range(len(task.dataset()))]})
+    kind = SentenceTransformerTrainer if task.own_order else InOrder
+    options = {"loss": loss, "optimizers": (optimizer, task.scheduler(optimizer))}
+    fit(task, kind(loss.model, SentenceTransformerTrainingArguments(**arguments(task)), data, **options))
