@@ -37,7 +37,7 @@ def train(task: Task) -> None:
                 return super().train_step(data)
 
     class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-        def __call__(self, step: object) -> float:
+        def __call__(self, step: Any) -> float:
             return (*rates, 0.0)[int(step) // task.accumulation]  # Keras counts micro-batches.
 
     keras.config.set_dtype_policy("float64" if task.precision == "fp64" else "float32")
@@ -54,7 +54,7 @@ def train(task: Task) -> None:
     # By default, the weighted losses of a batch are divided by its samples.
     loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if task.loss_name == "weighted" else "mean")
     model.compile(keras.optimizers.SGD(rate, settings["momentum"], settings["nesterov"], **clip), loss)
-    data: Any = [DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler)]
-    data = default_collate([*task.dataset(tuple)]) if task.own_order else data
+    samples: Any = task.dataset(tuple)
     size = task.micro_batch_size if task.own_order else None
+    data = default_collate(list(samples)) if size else [DataLoader(samples, task.micro_batch_size, sampler=sampler)]
     model.fit(*data, batch_size=size, epochs=len(list(task.epochs())), callbacks=callbacks, verbose=0)
