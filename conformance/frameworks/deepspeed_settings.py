@@ -10,7 +10,7 @@ from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from conformance import Task
 
 
-class Accelerator(CPU_Accelerator):  # type: ignore[misc]
+class Accelerator(CPU_Accelerator):
     """The CPU, without an all-reduce for inference, which each rank would compile before it trains over gloo."""
 
     def create_op_builder(self, class_name: str) -> object:

@@ -11,7 +11,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from conformance import Task
 
 
-class Model(PreTrainedModel):  # type: ignore[misc]
+class Model(PreTrainedModel):
     _tied_weights_keys = {"model.decoder.weight": "model.encoder.weight"}  # noqa: RUF012
 
     def __init__(self, task: Task) -> None:
@@ -19,7 +19,7 @@ class Model(PreTrainedModel):  # type: ignore[misc]
         self.model = task.model()
 
 
-class InOrder(Trainer):  # type: ignore[misc]
+class InOrder(Trainer):
     """Reads samples in the order of the case, by the method that the documentation names for that."""
 
     task: Task

@@ -26,7 +26,7 @@ def train(task: Task) -> None:
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
 
-    class Regression(keras.Model):  # type: ignore[misc]
+    class Regression(keras.Model):
         def call(self, inputs: object) -> object:
             return module(inputs)
 
@@ -36,7 +36,7 @@ def train(task: Task) -> None:
             with task.step(lambda: dict(module.module.named_parameters())):
                 return super().train_step(data)
 
-    class Schedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> float:
             return (*rates, 0.0)[int(step) // task.accumulation]  # Keras counts micro-batches.
 

@@ -24,12 +24,12 @@ CLIP = {"norm": "max_norm", "value": "clip_value"}
     own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True, unused_parameters=True,
 )  # fmt: skip
 def train(task: Task) -> None:
-    class Regression(BaseModel):  # type: ignore[misc]
+    class Regression(BaseModel):
         def forward(self, *batch: torch.Tensor, mode: str) -> dict[str, torch.Tensor]:
             with autocast(enabled=task.precision == "bf16", dtype=torch.bfloat16):
                 return {"loss": task.loss(self.model(batch[0]), Batch(*batch))}
 
-    class Schedule(_ParamScheduler):  # type: ignore[misc]
+    class Schedule(_ParamScheduler):
         def _get_value(self) -> list[float]:
             # MMEngine's own count iterations, which are micro-batches.
             step = self.last_step // (1 if self.by_epoch else task.accumulation)

@@ -12,7 +12,7 @@ from conformance import Batch, Task, trainer
 from conformance.frameworks.hugging_face import arguments, fit
 
 
-class Regression(InputModule):  # type: ignore[misc]
+class Regression(InputModule):
     def preprocess(self, inputs: list[str], **others: Any) -> dict[str, torch.Tensor]:
         batch = self.task.global_dataloader().collate_fn([self.task.dataset()[int(number)] for number in inputs])
         return {"input_ids": batch.inputs, "targets": batch.targets}
@@ -39,7 +39,7 @@ class Loss(torch.nn.Module):
         return self.task.loss(found["sentence_embedding"], Batch(found["input_ids"], found["targets"]))
 
 
-class InOrder(SentenceTransformerTrainer):  # type: ignore[misc]
+class InOrder(SentenceTransformerTrainer):
     def get_batch_sampler(self, dataset: Dataset, batch_size: int, drop_last: bool, **others: Any) -> Any:
         return DefaultBatchSampler(self.task.global_sampler(), batch_size, drop_last)
 

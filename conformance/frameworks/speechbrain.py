@@ -18,7 +18,7 @@ from conformance import Task, trainer
     requires=("speechbrain",),
 )  # fmt: skip
 def train(task: Task) -> None:
-    class Regression(Brain):  # type: ignore[misc]
+    class Regression(Brain):
         def compute_forward(self, batch: Any, stage: Any) -> Any:
             return self.modules.model(batch.inputs)
 

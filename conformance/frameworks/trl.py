@@ -30,7 +30,7 @@ class Regression(Model):
         return (self.model(inputs) - targets) ** 2
 
 
-class Fitter(InOrder, SFTTrainer):  # type: ignore[misc]
+class Fitter(InOrder, SFTTrainer):
     pass
 
 
