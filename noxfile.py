@@ -51,11 +51,12 @@ FRAMEWORKS = {
     "poutyne": "Poutyne's Model",
     "trl": "TRL's SFTTrainer",
     "sentence-transformers": "Sentence Transformers' trainer",
+    "funasr": "FunASR's Trainer",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
 # PyPI's torchaudio is built for CUDA: its libraries do not load beside a torch without, and nothing here needs them.
-WITH_TORCHAUDIO = {"speechbrain"}
+WITH_TORCHAUDIO = {"speechbrain", "funasr"}
 FURTHER = {"determined": ("horovod",)}
 
 
