@@ -1,0 +1,55 @@
+"""TorchTNT: an `AutoUnit`, which casts, shards, accumulates, clips and steps, in its `train` loop.
+
+It sees one micro-batch, so a loss that is weighted over the whole window has no place. On a CPU "fp16" has no scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+from torchtnt import framework
+from torchtnt.framework.auto_unit import AutoUnit
+from torchtnt.framework.state import State
+from torchtnt.utils.prepare_module import DDPStrategy
+
+from conformance import Batch, Task, trainer
+
+
+class Unit(AutoUnit[Batch]):
+    def __init__(self, task: Task, **settings: Any) -> None:
+        super().__init__(module=task.model(), device=task.device, **settings)
+        self.task = task
+
+    def configure_optimizers_and_lr_scheduler(self, module: torch.nn.Module) -> Any:
+        optimizer = self.task.optimizer(module.parameters())
+        return optimizer, self.task.scheduler(optimizer)
+
+    def compute_loss(self, state: State, data: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.module(data.inputs)
+        return self.task.loss(outputs, data), outputs
+
+
+@trainer(
+    backends=("single", "ddp"),
+    precisions=("fp64", "fp32", "bf16"),
+    schedules=("step", "epoch"),
+    own_order=True,
+    unused_parameters=True,
+    sparse=True,
+    buffers=True,
+    requires=("torchtnt",),
+)
+def train(task: Task) -> None:
+    settings: dict[str, Any] = {"clip_grad_" + task.clip.kind: task.clip.threshold} if task.clip else {}
+    if task.world_size > 1:
+        dist.init_process_group(task.collective_backend)
+        settings["strategy"] = DDPStrategy(find_unused_parameters=task.unused_parameters)
+    settings |= {"step_lr_interval": task.schedule_by, "gradient_accumulation_steps": task.accumulation}
+    unit = Unit(task, precision="bf16" if task.precision == "bf16" else None, **settings)
+    own: Any = DistributedSampler(task.dataset(), task.world_size, task.rank)
+    # The loop tells it the epoch.
+    loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=own if task.own_order else task.sampler())
+    framework.train(unit, loader, max_epochs=len(list(task.epochs())))
