@@ -52,6 +52,7 @@ FRAMEWORKS = {
     "trl": "TRL's SFTTrainer",
     "sentence-transformers": "Sentence Transformers' trainer",
     "funasr": "FunASR's Trainer",
+    "torchtnt": "TorchTNT's AutoUnit",
 }
 # The fast ones, which a plain `nox` has.
 BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
