@@ -19,7 +19,7 @@ CASES = ("ddp-w2-fp64-momentum", "ddp-w2-acc2-fp16-clip-value", "ddp-w2-acc2-fp3
 KILLS_ITS_AGENT = """
 if task.rank == 1:
     pid = os.getpid()
-    while b"-m\0conformance\0run" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+    while b"-m\\0conformance\\0run" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
     signal.pause()
