@@ -78,7 +78,7 @@ def _card(failure: Failure) -> Card:
         verdict=failure.look.verdict,
         title=failure.text,
         where=law.where if law else None,
-        details=(*details, *_first_difference(example)),
+        details=(*details, *first_difference(example)),
         effect=law.effect if law else None,
         fix=law.fix if law else None,
         cases=failure.cases,
@@ -86,7 +86,8 @@ def _card(failure: Failure) -> Card:
     )
 
 
-def _first_difference(case: CaseRecord) -> Iterator[str]:
+def first_difference(case: CaseRecord) -> Iterator[str]:
+    """Where the trainer first differed from the right answer, in a line, if it did."""
     if (first := case.first_difference) is not None:
         expected, observed = distinct(first.expected, first.observed)
         when = "weights after" if first.quantity == "weights" else "gradient in"

@@ -15,11 +15,12 @@ from conformance.results import Results
 from conformance.results.records import NOT_RUN, PASSED
 
 from .behaviour import behaviour, in_terminal
+from .card import first_difference
 from .findings import coverage, explained, warnings
 from .grouping import Alike, Cell, Failure, failures, overall, precisions, reasons, trainers
 from .laws import breaches, checked, unchecked
 from .summary import extent, scopes, summary
-from .text import distinct, number, one_line, plural, visible
+from .text import one_line, plural, visible
 
 MOST_CAUSES = 12
 KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
@@ -125,17 +126,7 @@ def _explained(cause: Failure) -> Group:
     lines = [Text(_times(cause))]
     if not cause.explains_itself:
         lines.append(Text(visible(case.headline)))
-    first = case.first_difference
-    if first:
-        expected, observed = distinct(first.expected, first.observed)
-        allowed = f", allowed {number(first.bound, 3)}" if first.bound else ""
-        when = "weights after" if first.quantity == "weights" else "gradient in"
-        lines.append(
-            Text(
-                f"first difference: {when} step {first.step}, {one_line(first.parameter)}: "
-                f"expected {expected}, observed {observed}{allowed}"
-            )
-        )
+    lines += map(Text, first_difference(case))
     return Group(explained(cause.findings), Text("\n").join(lines))
 
 
