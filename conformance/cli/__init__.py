@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import diff, exercise, explain, laws, listing, merge, report, run, trace
+from conformance.cli import diff, exercise, explain, laws, listing, merge, report, run, smoke, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -33,6 +33,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "run": run,
+    "smoke": smoke,
     "list": listing,
     "report": report,
     "diff": diff,

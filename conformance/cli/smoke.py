@@ -1,0 +1,91 @@
+"""``conformance smoke``: whether an adapter works at all, in seconds."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
+from conformance.cli.run import add_trainers
+from conformance.suite.options import add_options
+
+if TYPE_CHECKING:
+    from conformance.results.records import CaseRecord
+    from conformance.suite.items import Item
+
+SUMMARY = "see in seconds whether an adapter works at all"
+DESCRIPTION = (
+    "Run one case for each backend and precision that a trainer declares, one after the other, without a report."
+)
+#: What shows most of an adapter, beside anything else.
+_WORKLOAD = "momentum"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_trainers(parser)
+    add_options(parser.add_argument, only=("--backend", "--time-limit"))
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.runner.front.client import RunnerError
+    from conformance.suite.items import BadInput, collect
+    from conformance.suite.running import run
+    from conformance.suite.servers import Servers
+
+    held = failed = 0
+    with closing(Servers()) as servers:
+        try:
+            items = collect(servers, options.trainer, options.backend, ())
+            wrong = [item.line for item in items if isinstance(item, BadInput)]
+            for line in wrong:
+                say(line, USAGE)
+            if wrong:
+                return USAGE
+            planned = [item for item in items if not isinstance(item, BadInput)]
+            for item in chosen(planned):
+                case = run(item, servers, options.time_limit)
+                _print(case, console)
+                held, failed = held + (not case.failed), failed + case.failed
+        except RunnerError as error:
+            return say(f"the harness failed: {error}", HARNESS)
+    rest = sum(item.verdict is None for item in planned)
+    if not held + failed:
+        return say("no case of these trainers can be run here; conformance list cases says why", NOT_CONFORMING)
+    all_of_them = f"`conformance run` has {rest} cases for these trainers."
+    verdict = f"{failed} of {held + failed} cases do not hold." if failed else f"All {held} hold, which is no proof."
+    console.print(Text(f"{verdict} {all_of_them}", "bold red" if failed else "bold green"))
+    return NOT_CONFORMING if failed else CONFORMING
+
+
+def chosen(items: Iterable[Item]) -> list[Item]:
+    """One that can be run for each trainer, backend and precision: the smallest, of the plainest workload."""
+    found: dict[tuple[str, str, str], Item] = {}
+    for item in items:
+        key = item.target, item.case.backend, item.case.precision
+        if item.verdict is None and (key not in found or _size(item) < _size(found[key])):
+            found[key] = item
+    return list(found.values())
+
+
+def _size(item: Item) -> tuple[bool, bool, int, int]:
+    case = item.case
+    return case.workload != _WORKLOAD, case.resumed_at is not None, case.world_size, case.accumulation
+
+
+def _print(case: CaseRecord, console: Console) -> None:
+    from conformance.oracle.faults import CATALOGUE
+    from conformance.report.card import card_of
+    from conformance.report.terminal import STYLES
+    from conformance.report.verdicts import LOOKS
+
+    look = LOOKS[case.verdict]
+    seconds = "" if case.seconds is None else f"  {case.seconds:.1f} s"
+    console.print(Text.assemble((look.glyph, STYLES[look.tone]), f" {case.trainer}  {case.id}", (seconds, "dim")))
+    if case.failed:
+        for line in card_of(case, {fault.name: fault.text for fault in CATALOGUE}).lines():
+            console.print(Text(f"  {line}"), soft_wrap=True)

@@ -1,0 +1,69 @@
+"""`conformance smoke`: one case for each backend and precision, in this process, and no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conformance.adapter.declaration import Declaration
+from conformance.cases.matrix import plan
+from conformance.cli.smoke import chosen
+from conformance.suite.items import Item
+
+#: It steps as it likes, and not as the case asks.
+OTHER_OPTIMIZER = """
+import torch
+from conformance import Task, trainer
+
+@trainer(precisions=["fp32"], layouts=["batched"])
+def train(task: Task) -> None:
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for window in task.windows():
+        for batch in window:
+            loss = task.loss(model(batch.inputs), batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_the_smallest_case_of_each_backend_and_precision():
+    declaration = Declaration(backends=("single", "ddp"), precisions=("fp32", "fp16"))
+    items = [
+        Item("mine.py", "mine", planned.case)
+        for backend in declaration.backends
+        for planned in plan(declaration, backend)
+        if planned.unsupported is None
+    ]
+    assert [item.case.id for item in chosen(items)] == [
+        "single-batched-fp32-momentum",
+        "single-batched-fp16-momentum",
+        "ddp-w2-fp32-momentum",
+        "ddp-w2-fp16-momentum",
+    ]
+
+
+def test_an_adapter_that_works(conformance, folder):
+    ended = conformance("smoke", "batched")
+    assert (ended.code, ended.err) == (0, "")
+    assert [line.split()[2] for line in ended.out.splitlines()[:4]] == [
+        f"single-batched-{precision}-momentum" for precision in ("fp64", "fp32", "bf16", "fp16")
+    ]
+    assert "All 4 hold, which is no proof." in ended.out
+    assert list(Path(folder).iterdir()) == []
+
+
+def test_an_adapter_that_does_not(conformance, folder):
+    Path(folder, "mine.py").write_text(OTHER_OPTIMIZER)
+    ended = conformance("smoke", "mine.py")
+    assert ended.code == 1
+    assert "  SETUP: " in ended.out
+    assert "  again: conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
+    assert ended.out.startswith("◇ mine  single-batched-fp32-momentum")
+    assert "1 of 1 cases do not hold." in ended.out
+
+
+def test_bad_input(conformance):
+    ended = conformance("smoke", "none.py")
+    assert ended.code == 2
+    assert ended.line.startswith("conformance: none.py: no such file")
