@@ -1,0 +1,30 @@
+"""The adapter for pytorch-accelerated conforms in all that it declares, but for two things that are the Trainer's."""
+
+from __future__ import annotations
+
+TARGET = "conformance.frameworks.pytorch_accelerated"
+# Where the first micro-batch exceeds the threshold, the second adds nothing: it is clipped to the same.
+UNHARMED = "single-acc2-fp32-many-clip-value"
+
+
+def test_every_verdict(judged):
+    """Known: it clips after each micro-batch, and divides by the accumulation in a short last window too."""
+    clipped = {case.id for case in judged if case.accumulation > 1 and "clip" in case.workload} - {UNHARMED}
+    divided = {case.id for case in judged if is_divided_by_the_nominal_length(case)}
+    failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
+    assert failed.keys() == clipped | divided
+    assert {case.verdict for case in failed.values()} == {"FAIL (numerics)"}
+    assert {case.id for case in failed.values() if "clip/once-per-window" in laws_of(case)} == clipped
+    assert {case.id for case in failed.values() if case.explained_by == ("nominal-length",)} == divided
+    assert {case.backend for case in judged} == {"single", "ddp"}
+
+
+def laws_of(case):
+    return {finding.law for finding in case.findings}
+
+
+def is_divided_by_the_nominal_length(case):
+    return case.workload in ("short-window", "short-epochs") or (case.workload, case.path) == (
+        "uneven-batch",
+        "single-acc4",
+    )
