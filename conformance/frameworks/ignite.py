@@ -1,7 +1,6 @@
 """PyTorch-Ignite: `create_supervised_trainer` over `idist.auto_*`, with its schedule handler and its checkpoints.
 
-That trainer clips nothing, and its `amp_mode` casts on CUDA alone, even where it is given a CPU. It divides the loss of
-each micro-batch by `gradient_accumulation_steps`, so a loss that is weighted over the whole window has no place here.
+That trainer clips nothing, casts on CUDA alone, and divides each loss by the accumulation, whatever the window weighs.
 """
 
 from __future__ import annotations
@@ -38,12 +37,13 @@ def train(task: Task) -> None:
     scheduler = LRScheduler(task.scheduler(optimizer))
     order = {"shuffle": True} if task.own_order else {"sampler": task.sampler()}
     loader: Any = idist.auto_dataloader(task.dataset(), batch_size=task.micro_batch_size * task.world_size, **order)
-    # Only a deterministic engine finds its place in the data when it is resumed.
+    # Only a deterministic engine finds its place in the data when it is resumed; it needs the seed of the first run.
+    torch.manual_seed(0)
     settings: Any = {"deterministic": True, "gradient_accumulation_steps": task.accumulation}
     engine = create_supervised_trainer(model, optimizer, torch.nn.functional.mse_loss, task.device, **settings)
-    # The last iteration of a window needs its rate.
-    due = Events.EPOCH_STARTED if task.schedule_by == "epoch" else Events.ITERATION_STARTED(every=task.accumulation)
-    engine.add_event_handler(due, scheduler)
+    # The last iteration of a window needs its rate. In an epoch that is resumed, EPOCH_STARTED would come again.
+    first, every = (1, len(loader)) if task.schedule_by == "epoch" else (0, task.accumulation)
+    engine.add_event_handler(Events.ITERATION_STARTED(event_filter=lambda _, n: (n - first) % every == 0), scheduler)
     if task.world_size > 1 or not task.own_order:
         engine.add_event_handler(Events.EPOCH_STARTED, lambda: loader.sampler.set_epoch(engine.state.epoch - 1))
     states = {"engine": engine, "model": model, "optimizer": optimizer, "scheduler": scheduler}
