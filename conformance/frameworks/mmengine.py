@@ -12,10 +12,9 @@ from mmengine.optim import OptimWrapper, _ParamScheduler
 from mmengine.runner import Runner, autocast, find_latest_checkpoint
 from torch.utils.data import DataLoader
 
-from conformance import Batch, Task, trainer
+from conformance import Batch, Task, Unsupported, trainer
 
-# torch 2.6 and later refuse MMEngine's checkpoints unless this is set.
-os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # torch 2.6 and later refuse MMEngine's checkpoints without.
 CLIP = {"norm": "max_norm", "value": "clip_value"}
 
 
@@ -31,9 +30,8 @@ def train(task: Task) -> None:
 
     class Schedule(_ParamScheduler):
         def _get_value(self) -> list[float]:
-            # MMEngine's own count iterations, which are micro-batches.
-            step = self.last_step // (1 if self.by_epoch else task.accumulation)
-            return [(*one.learning_rates, 0.0)[step] for one in task.optimizer_settings.groups]
+            steps = 1 if self.by_epoch else task.accumulation  # MMEngine's own count iterations: micro-batches.
+            return [(*one.learning_rates, 0.0)[self.last_step // steps] for one in task.optimizer_settings.groups]
 
     if task.world_size > 1:
         torch.distributed.init_process_group(task.collective_backend)
@@ -46,8 +44,10 @@ def train(task: Task) -> None:
     by_epoch = not (task.checkpoint_dir or task.resume_from)
     sampler = DefaultSampler(task.dataset()) if task.own_order else task.sampler()
     loader = DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler) if by_epoch else task.dataloader()
-    windows = task.stop_after or task.steps
-    loop = {"max_epochs": len(list(task.epochs()))} if by_epoch else {"max_iters": windows * task.accumulation}
+    if task.schedule_by == "epoch" and not by_epoch:
+        raise Unsupported("a schedule by epoch where training is resumed, which its loop by iterations alone can be")
+    iterations = (task.stop_after or task.steps) * task.accumulation
+    loop = {"max_epochs": len(list(task.epochs()))} if by_epoch else {"max_iters": iterations}
     hook = {"type": "CheckpointHook", "by_epoch": False, "interval": task.accumulation if task.checkpoint_dir else -1}
     with tempfile.TemporaryDirectory() as folder:
         Runner(
