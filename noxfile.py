@@ -53,6 +53,7 @@ FRAMEWORKS = {
     "sentence-transformers": "Sentence Transformers' trainer",
     "funasr": "FunASR's Trainer",
     "torchtnt": "TorchTNT's AutoUnit",
+    "fastai": "fastai's Learner",
     "pytorch-accelerated": "pytorch-accelerated's Trainer",
 }
 # The fast ones, which a plain `nox` has.
