@@ -12,6 +12,10 @@ import pytest
 
 BACKENDS = ["single", "ddp", "horovod", "fsdp2", "zero-redundancy", "parameter-server", "ring", "ring-gather"]
 FRAMEWORKS = ["accelerate", "lightning", "determined", "ray", "ray-train"]
+SLOW_FRAMEWORKS = [
+    *("deepspeed", "fabric", "fastai", "funasr", "ignite", "keras", "mmengine", "poutyne", "pytorch-accelerated"),
+    *("sentence-transformers", "skorch", "speechbrain", "torchtnt", "transformers", "trl"),
+]
 PROJECT = ["lint", "exercise", "tests"]
 
 
@@ -20,13 +24,13 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
-    asked_for = [name for name in optional_sessions if not name.startswith("reports(")]
-    assert sorted(asked_for) == ["apex", "deepspeed", "fuzz", "history", "torch-newest", "torch-oldest"]
+    asked_for = {name for name in optional_sessions if not name.startswith("reports(")}
+    assert asked_for == {"apex", "fuzz", "history", "torch-newest", "torch-oldest", *SLOW_FRAMEWORKS}
 
 
 def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
     reported = {name for name in optional_sessions if name.startswith("reports(")}
-    assert reported > {f"reports({name})" for name in ("single", "deepspeed", *FRAMEWORKS) if name != "ray"}
+    assert reported > {f"reports({name})" for name in ("single", *FRAMEWORKS, *SLOW_FRAMEWORKS) if name != "ray"}
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:

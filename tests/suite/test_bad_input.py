@@ -50,7 +50,7 @@ MISTAKES = {
         "momentun is planned for these trainers; did you mean 'single-batched-fp32-momentum'?",
     ),
     "case of another trainer": (["one.py", "--case", "horovod-w2-fp32-sgd"], "no case horovod-w2-fp32-sgd is planned"),
-    "part of a name": (["one.py", "--case", "single-batched-fp32-momen"], "no case single-batched-fp32-momen is"),
+    "end of a name": (["one.py", "--case", "batched-fp32-momentum"], "no case batched-fp32-momentum is"),
     "no time": (["one.py", "--time-limit", "0"], "argument --time-limit: '0' is not a time limit; write seconds"),
     "negative time": (["one.py", "--time-limit=-1"], "argument --time-limit: '-1' is not a time limit"),
     "endless time": (["one.py", "--time-limit", "inf"], "argument --time-limit: 'inf' is not a time limit"),
@@ -102,7 +102,10 @@ def test_a_line_for_each_mistake_and_nothing_runs(conformance, write):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "arguments are required: run | report | trace | laws | explain | exercise; see: conformance --help"),
+        (
+            ["list"],
+            "arguments are required: trainers | cases | workloads | laws | backends; see: conformance list --help",
+        ),
         (["rnu"], "invalid choice: 'rnu'"),
         (["report"], "the following arguments are required: results; see: conformance report --help"),
         (["report", "nosuch.jsonl"], "cannot read nosuch.jsonl: No such file or directory"),
