@@ -36,14 +36,15 @@ def test_what_there_is(listed):
 
 
 def test_cases_are_those_of_a_run(listed):
-    assert listed("cases", "accumulated", "--case", "single-acc2-fp32-clip*") == [
-        "single-acc2-fp32-clip-value",
-        "single-acc2-fp32-clip-norm",
+    assert listed("cases", "accumulated", "--case", "single-acc2-fp[136][246]-clip-n*") == [
+        f"single-acc2-{precision}-clip-norm" for precision in ("fp64", "fp32", "fp16")
     ]
 
 
 def test_of_several_trainers_each_case_names_its_own(listed):
-    assert listed("cases", "single", "batched", "--case", "workload=momentum,precision=fp32") == [
+    assert listed(
+        "cases", "single", "batched", "--case", "workload=momentum,precision=fp32,device=cpu,resumed_at=None"
+    ) == [
         "single:single-samples-fp32-momentum",
         "batched:single-batched-fp32-momentum",
     ]
