@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from conformance.cli import main
+from conformance.cli.formats import in_github_actions
 from conformance.report.card import cards
 from conformance.report.formats.annotations import annotations
 from conformance.report.formats.badge import endpoint, svg
@@ -115,6 +116,18 @@ def test_a_badge(failing):
     assert json.loads(endpoint(good))["message"] == f"{good.passed} cases hold"
     cut = replace(good, cut_off="the run was cut off")
     assert json.loads(endpoint(cut))["message"] == "not shown to conform"
+
+
+def test_a_job_of_github_actions(failing, tmp_path: Path, monkeypatch, capsys):
+    (summary := tmp_path / "summary.md").write_text("# Before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    in_github_actions(failing)
+    assert summary.read_text() == "# Before\n" + markdown(failing)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    in_github_actions(failing)
+    assert capsys.readouterr().out.splitlines() == list(annotations(failing))
 
 
 def test_the_commands_write_them(results_file, tmp_path: Path, capsys):
