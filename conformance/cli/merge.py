@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
-from conformance.cli.files import REPORT, RESULTS, unwritable
+from conformance.cli.files import REPORT, RESULTS, RunFolder
 
 SUMMARY = "put the results of several runs into one report"
 DESCRIPTION = (
@@ -33,22 +33,22 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.results import ResultsError, ResultsWriter, read_results
     from conformance.results.merging import merged
 
-    target, report = options.output / RESULTS, options.output / REPORT
-    for file in (target, report):
-        if (reason := unwritable(file)) is not None:
-            return say(f"cannot write {file}: {reason}; name another folder with --output", USAGE)
+    folder = RunFolder(options.output)
+    if (wrong := folder.unwritable()) is not None:
+        return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     try:
-        # All are read before one of them may be written over.
         together = merged([(path, read_results(path)) for path in options.results], command)
-        with ResultsWriter(target, together.header) as writer:
+        with ResultsWriter(folder.own, together.header) as writer:
             for case in together.cases:
                 writer.case(case)
             if together.mutants is not None:
                 writer.mutants(together.mutants)
-        results = read_results(target)
-        render_html(results, report)
-    except ResultsError as error:
+        results = read_results(folder.own)
+        # One of the files that were read may stand there: it is replaced by whole results alone.
+        with folder.placing() as (_, report):
+            render_html(results, report)
+    except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
     render_notes(results.header.notes, console)
-    render_terminal(results, console, report)
+    render_terminal(results, console, folder.report)
     return CONFORMING if results.conforming else NOT_CONFORMING

@@ -55,6 +55,17 @@ def test_the_command_writes_results_and_a_report(halves, tmp_path, capsys):
     assert "<h1" in (tmp_path / "conformance-report.html").read_text()
 
 
+def test_the_output_may_be_one_of_the_inputs(halves, tmp_path):
+    """It is replaced by whole results, and by nothing where they cannot be put together."""
+    first = halves[0].rename(tmp_path / "conformance-results.jsonl")
+    before = first.read_text()
+    assert main(["merge", str(first), str(first), "--output", str(tmp_path)]) == 2
+    assert first.read_text() == before
+    assert main(["merge", str(first), str(halves[1]), "--output", str(tmp_path)]) == 1
+    assert len(read_results(first).cases) == len(read_results(halves[1]).cases) + before.count('"kind": "case"')
+    assert not list(tmp_path.glob("conformance-unfinished-*"))
+
+
 def test_a_torn_file(halves):
     text = halves[1].read_text()
     halves[1].write_text(text[: text.rindex('{"kind": "footer"')])
