@@ -63,6 +63,14 @@ def test_an_adapter_that_does_not(conformance, folder):
     assert "1 of 1 cases do not hold." in ended.out
 
 
+def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
+    declines = OTHER_OPTIMIZER.replace("    model = task.model()", "    raise Unsupported('not today')")
+    Path(folder, "mine.py").write_text(declines.replace("import Task", "import Task, Unsupported"))
+    ended = conformance("smoke", "mine.py")
+    assert ended.code == 1
+    assert ended.err.startswith("conformance: no case of these trainers can be run here")
+
+
 def test_bad_input(conformance):
     ended = conformance("smoke", "none.py")
     assert ended.code == 2
