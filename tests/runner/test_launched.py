@@ -183,17 +183,18 @@ def test_a_worker_that_dies(run: Callable[..., Outcome]) -> None:
     assert (zero.after, one.after) == (1, None)
 
 
-def test_a_worker_that_dies_is_told_before_the_peers_that_raise_then(run: Callable[..., Outcome]) -> None:
+@pytest.mark.parametrize("fails", ["os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("no such luck")'])
+def test_a_worker_that_fails_comes_before_the_peers_that_raise_then(run: Callable[..., Outcome], fails: str) -> None:
     """The server, which rank 1 stops for a while, learns of both at once."""
-    zero, one = run("""
+    zero, one = run(f"""
         if rank == 1:
             import subprocess, time
-            with open(f"/proc/{os.getppid()}/stat") as stat:
+            with open(f"/proc/{{os.getppid()}}/stat") as stat:
                 server = int(stat.read().rpartition(")")[2].split()[1])
             os.kill(server, signal.SIGSTOP)
-            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {server}"])
+            subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {{server}}"])
             time.sleep(1)
-            os.kill(os.getpid(), signal.SIGKILL)
+            {fails}
     """).ranks
     assert zero.events[-1]["event"] == "raised"
     assert (zero.after, one.after) == (1, None)

@@ -68,13 +68,13 @@ class LaunchedCase(Case):
         return True
 
     def _hear(self, worker: Worker) -> bool:
-        """Read what a worker reports. Where a peer may be why it raised, one that dies has died before: it may still
-        close its connections, in whatever order."""
+        """Read what a worker reports. Where a peer may be why it raised, one that failed has failed before: its report
+        may be read later, and one that dies may still close its connections, in whatever order."""
         began = monotonic()
         more = worker.read()
         for other in self._workers if worker.lost_a_peer else ():
             if other is not worker:
-                other.note_death(began)
+                other.note_earlier_failure(began)
         return more
 
     def _called(self, caller: Caller) -> Worker | None:

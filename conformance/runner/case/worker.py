@@ -83,16 +83,16 @@ class Worker(RankMember):
             self.kill("because it sent something that is not an event")
         return True
 
-    def note_death(self, at: float) -> None:
-        """Note, as of ``at``, if its process dies or has hung up and has raised nothing."""
+    def note_earlier_failure(self, at: float) -> None:
+        """Note, as of ``at``, if its process has raised what is no consequence, or dies or has hung up without that."""
         if self._channel is None or self._has_exited or self._failed_at is not None or self.killed_because:
             return
         poll = select.poll()
         poll.register(self._channel, select.POLLRDHUP)
-        if poll.poll(0) or (self._pid is not None and linux.is_exiting(self._pid)):
-            self._read_all()
-            if not self.raised:
-                self._failed_at = at
+        is_gone = bool(poll.poll(0)) or (self._pid is not None and linux.is_exiting(self._pid))
+        self._read_all()
+        if not self.lost_a_peer if self.raised else is_gone:
+            self._failed_at = at
 
     def kill(self, because: str) -> None:
         if not self._has_exited:
