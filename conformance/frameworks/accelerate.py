@@ -3,56 +3,58 @@
 import os
 from contextlib import nullcontext
 from itertools import islice
-from typing import Any
 
-import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DataLoaderConfiguration, DistributedDataParallelKwargs
+from torch import Generator
 from torch.utils.data import DataLoader
 
 from conformance import Task, trainer
 
 
 @trainer(
-    backends=("single", "ddp"),
-    precisions=("fp64", "fp32", "bf16"),
-    layouts=("batched", "accumulated"),
-    losses=("mean", "weighted"),
-    own_order=True,
-    requires=("accelerate",),
-)
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), losses=("mean", "weighted"), own_order=True,
+    resume=True, random_state=True, elastic=True, unused_parameters=True, sparse=True, buffers=True,
+    last_window="step", requires=("accelerate",),
+)  # fmt: skip
 def train(task: Task) -> None:
     if task.world_size == 1:
         os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.
-    mixed, steps = "bf16" if task.precision == "bf16" else "no", task.accumulation
-    # By default a schedule goes on by the number of processes.
-    settings: Any = {"gradient_accumulation_steps": steps, "step_scheduler_with_optimizer": False}
-    accelerator = Accelerator(cpu=task.device.type == "cpu", mixed_precision=mixed, **settings)
-    model, data, passes = task.model(), task.global_dataloader(), 1  # A pass over the task's loader is all epochs.
-    if task.own_order:
-        data, passes = DataLoader(task.dataset(), task.micro_batch_size, shuffle=True), len(list(task.epochs()))
+    steps, weighted, bf16 = task.accumulation, task.loss_name == "weighted", task.precision == "bf16"
+    # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
+    accelerator = Accelerator(
+        cpu=task.device.type == "cpu", mixed_precision="bf16" if bf16 else "no", gradient_accumulation_steps=steps,
+        step_scheduler_with_optimizer=False, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)],
+    )  # fmt: skip
+    model, order = task.model(), None if task.own_order else task.global_sampler()
+    # Else a loader draws from the generator whose state was restored for the model.
+    data = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, order, generator=Generator())
     optimizer = task.optimizer(model.parameters())
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, data, task.scheduler(optimizer))
-
-    def step() -> None:
-        if task.clip is not None and accelerator.sync_gradients:
-            clip = accelerator.clip_grad_norm_ if task.clip.kind == "norm" else accelerator.clip_grad_value_
-            clip(model.parameters(), task.clip.threshold)
-        optimizer.step()
-        if accelerator.sync_gradients:
-            scheduler.step()
-        optimizer.zero_grad()
-
-    for _ in range(passes):
-        batches = iter(loader)
-        while task.loss_name == "mean" and (batch := next(batches, None)):
-            with accelerator.accumulate(model):
-                accelerator.backward(task.loss(model(batch.inputs), batch))
-                step()  # nothing within a window
-        while window := list(islice(batches, steps)):  # the guide's loop for samples that count differently
-            total = accelerator.gather(torch.stack([batch.weights.sum() for batch in window]).sum()).sum()
-            for number, batch in enumerate(window, start=1):
-                with nullcontext() if number == len(window) else accelerator.no_sync(model):
-                    loss = task.loss(model(batch.inputs), batch, reduction="sum")
-                    accelerator.backward(loss * steps * accelerator.num_processes / total)
-            step()
+    done = windows = 0
+    if task.resume_from is not None:
+        accelerator.load_state(str(folder := next(task.resume_from.iterdir())))
+        done = int(folder.name.removeprefix("step_"))
+    for epoch in range(done // len(loader), len(list(task.epochs()))):
+        loader.set_epoch(epoch)
+        batches = iter(accelerator.skip_first_batches(loader, skipped) if (skipped := done % len(loader)) else loader)
+        # Where samples count differently, the guide reads the batches of a window before it trains on them.
+        while windows != task.stop_after and (group := list(islice(batches, steps if weighted else 1))):
+            total = accelerator.gather(sum(batch.weights.sum() for batch in group)).sum() if weighted else None
+            for batch in group:
+                held = nullcontext() if batch is group[-1] else accelerator.no_sync(model)
+                with held if weighted else accelerator.accumulate(model):
+                    loss = task.loss(model(batch.inputs), batch, reduction="sum" if weighted else "mean")
+                    accelerator.backward(loss * steps * accelerator.num_processes / total if weighted else loss)
+                    if batch is group[-1]:
+                        if task.clip is not None and accelerator.sync_gradients:
+                            clip = getattr(accelerator, f"clip_grad_{task.clip.kind}_")
+                            clip(model.parameters(), task.clip.threshold)
+                        optimizer.step()  # nothing within a window
+                        if accelerator.sync_gradients:
+                            scheduler.step()
+                        optimizer.zero_grad()
+            done, windows = done + len(group), windows + accelerator.sync_gradients
+    if task.checkpoint_dir is not None:
+        accelerator.save_state(str(task.checkpoint_dir / f"step_{done}"))
     accelerator.end_training()
