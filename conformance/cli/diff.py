@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
+from conformance.cli import verbosity
+from conformance.cli.damage import blamed_on
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.report.console import STYLES
 
 if TYPE_CHECKING:
     from conformance.report.comparison import Comparison
@@ -20,7 +24,11 @@ DESCRIPTION = (
     "went. The exit code is 1 if a case that held does not any more, and for nothing else."
 )
 #: Of a section; a page has all.
-MOST = {"text": 20, "markdown": 50}
+MOST = {
+    "quiet": {"text": 0, "markdown": 0},
+    "normal": {"text": 20, "markdown": 50},
+    "verbose": {"text": sys.maxsize, "markdown": sys.maxsize},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("text", "markdown"), default="text", help="what is printed (default: %(default)s)"
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page of all differences, too")
+    verbosity.add_arguments(
+        parser, quiet="print the verdict alone", verbose="print all differences, not only the first of each kind"
+    )
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -39,27 +50,26 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
 
     try:
         old, new = read_results(options.old), read_results(options.new)
-        comparison = compared(old, new)
-        if options.html is not None:
-            render_comparison(comparison, old, new, options.html)
+        with blamed_on([options.old, options.new]):
+            comparison = compared(old, new)
+            if options.html is not None:
+                render_comparison(comparison, old, new, options.html)
     except ResultsError as error:
         return say(str(error), USAGE)
     if options.format == "markdown":
         # Not through the console, which would wrap lines.
-        print("\n".join(markdown(comparison, MOST["markdown"])))
+        print("\n".join(markdown(comparison, MOST[options.detail]["markdown"])))
     else:
-        _print(comparison, console)
+        _print(comparison, console, MOST[options.detail]["text"])
     return NOT_CONFORMING if comparison.broken else CONFORMING
 
 
-def _print(comparison: Comparison, console: Console) -> None:
-    from conformance.report.terminal import STYLES
-
-    for section in comparison.sections:
+def _print(comparison: Comparison, console: Console, most: int) -> None:
+    for section in comparison.sections if most else ():
         console.print(Text(f"{section.title} ({len(section.lines)})", f"bold {STYLES[section.tone]}"))
-        for name, what in section.lines[: MOST["text"]]:
+        for name, what in section.lines[:most]:
             console.print(Text.assemble("  ", (name, "bold"), "  ", what))
-        if len(section.lines) > MOST["text"]:
-            console.print(Text(f"  and {len(section.lines) - MOST['text']} more", "dim"))
+        if len(section.lines) > most:
+            console.print(Text(f"  and {len(section.lines) - most} more: --verbose shows all", "dim"))
     text, tone = comparison.verdict
     console.print(Text(text, f"bold {STYLES[tone]}"))

@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from conformance import suite
 from conformance.cli.files import RunFolder
 from conformance.cli.resuming import Earlier
 from conformance.laws.law import laws
 from conformance.oracle.faults import CATALOGUE
+from conformance.report.grouping import tally
 from conformance.report.terminal import render_notes
 from conformance.results import ResultsError, ResultsWriter
 from conformance.results.plain import record
@@ -63,20 +64,26 @@ class Engine:
         console: Console,
         servers: Servers | None = None,
         earlier: Earlier | None = None,
+        *,
+        quiet: bool = False,
     ) -> None:
         """
         Args:
             machine: what the results depend on besides the trainer, for the header.
             servers: run the cases there, if not on this machine alone.
             earlier: a run whose finished cases are kept and not run again.
+            quiet: no progress, and no notes.
         """
         self._folder, self._command, self._machine = folder, command, machine
         self._console, self._servers, self._earlier = console, servers, earlier
         self._finished = [[case.target, case.id] for case in earlier.results.cases] if earlier else []
         self._writer: ResultsWriter | None = None
+        self._quiet = quiet
+        # Not `console.is_terminal`, which FORCE_COLOR makes true: a pipe gets no cursor moves.
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[counts]}"), console=console, transient=True, disable=not console.is_terminal,
+            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[counts]}"),
+            console=console, transient=True, disable=quiet or not console.file.isatty(),
         )  # fmt: skip
         self._task = self._bar.add_task("collecting cases", total=None, counts="")
         self._counts: Counter[str] = Counter()
@@ -196,7 +203,8 @@ class Engine:
             was = f"{earlier.results.header.planned} cases were planned then, and {planned} are now"
             self.bad_input.append(f"cannot resume {earlier.file}: {was}; without --resume, a new run starts")
             pytest.exit(self.bad_input[-1])
-        render_notes(self._notes, self._console)
+        if not self._quiet:
+            render_notes(self._notes, self._console)
         self._bar.update(self._task, description="judging cases", total=planned)
         header = Header(
             tool="trainer-conformance",
@@ -224,7 +232,7 @@ class Engine:
         with self._writing():
             self._writer.case(case)
         self._counts[case.verdict] += 1
-        counts = "  ".join(f"{count} {verdict}" for verdict, count in sorted(self._counts.items()))
+        counts = " ".join(f"{look.glyph} {count}" for look, count in tally(self._counts.elements()))
         self._bar.update(self._task, advance=1, counts=counts)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from rich.console import Console
 
+from conformance.cli import verbosity
+from conformance.cli.damage import blamed_on
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
     )
+    verbosity.add_for_results(parser)
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -36,6 +40,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     folder = RunFolder(options.output)
     if (wrong := folder.unwritable()) is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
+    rendered = folder.own.with_suffix(".html")
     try:
         together = merged([(path, read_results(path)) for path in options.results], command)
         with ResultsWriter(folder.own, together.header) as writer:
@@ -44,11 +49,17 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             if together.mutants is not None:
                 writer.mutants(together.mutants)
         results = read_results(folder.own)
+        with blamed_on(options.results):
+            render_html(results, rendered)
         # One of the files that were read may stand there: it is replaced by whole results alone.
         with folder.placing() as (_, report):
-            render_html(results, report)
+            os.replace(rendered, report)
+        with blamed_on(options.results):
+            render_notes(results.header.notes, console)
+            render_terminal(results, console, folder.report, options.detail)
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
-    render_notes(results.header.notes, console)
-    render_terminal(results, console, folder.report)
+    finally:
+        folder.discard()
+        rendered.unlink(missing_ok=True)
     return CONFORMING if results.conforming else NOT_CONFORMING

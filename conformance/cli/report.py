@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.cli import formats
+from conformance.cli import formats, verbosity
+from conformance.cli.damage import blamed_on
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
@@ -19,6 +20,7 @@ DESCRIPTION = "Render a results file again."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, help="a results file that `conformance run` wrote")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the HTML file (default: beside the results)")
+    verbosity.add_for_results(parser)
     formats.add_arguments(parser)
 
 
@@ -33,16 +35,13 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except ResultsError as error:
         return say(f"{error}{_what_else(options)}", USAGE)
     try:
-        with console.capture() as printed:
+        with blamed_on([options.results]), console.capture() as printed:
             render_notes(results.header.notes, console)
-            render_terminal(results, console, report)
-        render_html(results, report)
-        formats.write(options, results)
-    except ResultsError as error:
+            render_terminal(results, console, report, options.detail)
+            render_html(results, report)
+            formats.write(options, results)
+    except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
-    except Exception as error:
-        # The file is anybody's: what its lines say may fit no report, although each of them is well-formed.
-        return say(f"{options.results} cannot be rendered: it is damaged ({type(error).__name__}: {error})", USAGE)
     console.file.write(printed.get())
     return CONFORMING if results.conforming else NOT_CONFORMING
 

@@ -13,7 +13,7 @@ from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
-from conformance.cli import formats
+from conformance.cli import formats, verbosity
 from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
 from conformance.cli.signals import ended_like_ctrl_c, ignore
@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of the Ray cluster, as HOST:PORT (default: that of this machine)",
     )
+    verbosity.add_for_results(parser)
     formats.add_arguments(parser)
 
 
@@ -129,7 +130,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(f"cannot write traces to {options.traces}: {reason}; name another folder", USAGE)
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
-    engine = Engine(folder, command, surroundings, console, hosts, found)
+    engine = Engine(folder, command, surroundings, console, hosts, found, quiet=options.detail == "quiet")
     engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
     ignore(signal.SIGINT)
     return _finish(engine, folder, console, options)
@@ -157,7 +158,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         except (ResultsError, OSError) as error:
             place = folder.own if folder.own.exists() else folder.results
             return say(f"the harness failed: {error}; the results are in {place}", HARNESS)
-        render_terminal(results, console, None if results.footer is None else folder.report)
+        render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
         conforming = results.conforming
         try:
             formats.write(options, results)

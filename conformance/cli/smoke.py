@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from conformance.cli import verbosity
 from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
 from conformance.cli.run import add_trainers
 from conformance.suite.options import add_options
@@ -29,6 +30,7 @@ _WORKLOAD = "momentum"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trainers(parser)
     add_options(parser.add_argument, only=("--backend", "--time-limit"))
+    verbosity.add_arguments(parser, quiet="print the verdict alone")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
@@ -50,7 +52,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             planned = [item for item in items if not isinstance(item, BadInput)]
             for item in chosen(planned):
                 case = run(item, servers, options.time_limit)
-                _print(case, console)
+                if options.detail != "quiet":
+                    _print(case, console)
                 # One that declines at run time does neither.
                 held, failed = held + (case.verdict in PASSED), failed + case.failed
         except RunnerError as error:
@@ -82,7 +85,7 @@ def _size(item: Item) -> tuple[bool, bool, int, int]:
 def _print(case: CaseRecord, console: Console) -> None:
     from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
-    from conformance.report.terminal import STYLES
+    from conformance.report.console import STYLES
     from conformance.report.verdicts import LOOKS
 
     look = LOOKS[case.verdict]

@@ -74,11 +74,12 @@ def behaviour(results: Results) -> list[Trainers]:
     return sorted(found, key=lambda trainers: not any(one.warning for one in trainers.done))
 
 
-def in_terminal(found: Sequence[Trainers]) -> Iterator[RenderableType]:
+def in_terminal(found: Sequence[Trainers], *, warnings_only: bool) -> Iterator[RenderableType]:
     """A line for each thing that is done, under the names of those who do it."""
     for trainers in found:
-        yield Text("\n" + one_line(", ".join(trainers.names)), "bold")
-        yield Padding(Group(*(line for one in trainers.done for line in _lines(one))), (0, 0, 0, 2), expand=False)
+        if shown := [one for one in trainers.done if one.warning or not warnings_only]:
+            yield Text("\n" + one_line(", ".join(trainers.names)), "bold")
+            yield Padding(Group(*(line for one in shown for line in _lines(one))), (0, 0, 0, 2), expand=False)
 
 
 def _lines(one: Done) -> Iterator[RenderableType]:

@@ -110,7 +110,7 @@ def _name(case: CaseRecord) -> str:
 def markdown(comparison: Comparison, most: int) -> Iterator[str]:
     """Lines of Markdown, as for a pull request's summary; at most ``most`` of a section."""
     yield f"**{comparison.verdict[0]}**"
-    for section in comparison.sections:
+    for section in comparison.sections if most else ():
         yield f"\n### {section.title} ({len(section.lines)})\n"
         yield from (f"- `{name}` {_escaped(what)}" for name, what in section.lines[:most])
         if len(section.lines) > most:

@@ -62,12 +62,14 @@ def _warned(results: Results) -> str:
     return f" {plural(count, 'warning')}, under Behaviour." if count else ""
 
 
-def extent(results: Results) -> str | None:
+def extent(results: Results, *, briefly: bool = False) -> str | None:
     """How many of the cases that the trainers declare ran on the CPU, and how a run chooses; None if all ran."""
     ran = [case for case in results.cases if case.device == "cpu" and case.verdict not in NOT_RUN]
     declared = sum({(case.target, case.backend): case.declared for case in ran}.values())
     if len(ran) >= declared:
         return None
+    if briefly:
+        return f"{len(ran)} of the {plural(declared, 'case')} that can be run; --thorough runs more, --case any."
     return (
         f"{len(ran)} of the {plural(declared, 'case')} that can be run. What a run chooses by itself has each path in "
         "each precision, and each workload with each world size, accumulation and precision that it can have, with "
@@ -83,6 +85,20 @@ def scopes(results: Results) -> list[str]:
         for name, cases in grouped(results.cases, lambda case: case.trainer).items()
         if any(0 < case.declared < case.possible for case in cases)
     ]
+
+
+def scope(results: Results) -> str | None:
+    """The same of all trainers together."""
+    every = scopes(results)
+    if len(every) < 2:
+        return every[0] if every else None
+    counts = {(case.target, case.backend): (case.declared, case.possible) for case in results.cases if case.declared}
+    declared, possible = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    trainers = len({target for target, _ in counts})
+    return (
+        f"The {trainers} trainers declare {declared} of the {possible} cases that they could have on their backends; "
+        "--verbose lists what each does not declare."
+    )
 
 
 def _scope(name: str, cases: Sequence[CaseRecord]) -> str:

@@ -1,31 +1,35 @@
-"""The summary of a run in the terminal: the matrix, what failed, what did not run, the totals."""
+"""The summary of a run in the terminal: one table, what failed, the verdict, and of how much it is one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, PASSED
+from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
 
 from .behaviour import behaviour, in_terminal
-from .card import first_difference
-from .findings import coverage, explained, warnings
-from .grouping import Alike, Cell, Failure, failures, overall, precisions, reasons, trainers
+from .card import Card, cards, counted
+from .console import STYLES
+from .findings import coverage, warnings
+from .grouping import Alike, overall, reasons
 from .laws import breaches, checked, unchecked
-from .summary import extent, scopes, summary
+from .matrix import tables
+from .summary import extent, scope, scopes, summary
 from .text import one_line, plural, visible
+from .verdicts import LOOKS
+
+#: How much is printed: the verdict and a line for each cause, what a reader needs, or all there is.
+Detail: TypeAlias = Literal["quiet", "normal", "verbose"]
 
 MOST_CAUSES = 12
-KINDS = (("PASS (exact)",), ("PASS (bounded)",), NOT_RUN)
-MIXED = "✓ 4 + 1: four cases exact, one within its bound. 1/3: one case of three has this verdict."
-STYLES = {"idle": "dim", "good": "green", "near": "cyan", "doubt": "yellow", "setup": "magenta", "bad": "red"}
 
 
 def render_notes(notes: Sequence[str], console: Console) -> None:
@@ -34,100 +38,98 @@ def render_notes(notes: Sequence[str], console: Console) -> None:
         console.print(Text(visible(note), "bold yellow"))
 
 
-def render_terminal(results: Results, console: Console, report: str | Path | None = None) -> None:
+def render_terminal(
+    results: Results, console: Console, report: str | Path | None = None, detail: Detail = "normal"
+) -> None:
     """Prints the summary of `results`, and at the end where the HTML `report` is."""
-    if results.cases:
-        console.print(_matrix(results))
-        console.print(Text(MIXED, "dim"))
-    _print_causes(results, console)
-    sections: tuple[tuple[str, Iterable[RenderableType]], ...] = (
-        ("Behaviour: what may be done in several right ways", in_terminal(behaviour(results))),
-        ("Warnings: laws that say SHOULD\n", warnings(breaches(results, "SHOULD"))),
-        ("What did not run (never counts as passed)\n", map(_reason, reasons(results))),
-    )
-    for heading, lines in sections:
-        if shown := list(lines):
-            console.print(Text(f"\n{heading}", "bold"), *shown, sep="\n")
-    whole = summary(results)
+    # What most cases have comes first: the report orders by verdict.
+    causes = sorted(cards(results), key=lambda card: -len(card.cases))
+    if detail == "quiet":
+        for card in causes:
+            cases = one_line(f"  ({card.example.trainer}, {plural(len(card.cases), 'case')})")
+            console.print(Text.assemble(_title(card), (cases, "dim")), soft_wrap=True)
+        _print_verdict(results, console)
+        return
+    for table in tables(results, console, in_full=detail == "verbose"):
+        console.print(table)
+    if results.passed + results.failed:
+        counts = [*_counts(results, PASSED + NOT_CONFORMING)]
+        console.print(Columns(counts, padding=(0, 3)))
+    shown = causes if detail == "verbose" else causes[:MOST_CAUSES]
+    for card in shown:
+        _print_card(card, console)
+    if rest := causes[len(shown) :]:
+        cases = plural(sum(len(card.cases) for card in rest), "case")
+        console.print(Text(f"\n{plural(len(rest), 'more cause')}, of {cases}: --verbose shows all", "dim"))
+    _print_notices(results, console, detail)
     console.print()
+    _print_verdict(results, console)
+    _print_extent(results, console, detail)
+    if report is not None:
+        console.print(Text(f"Report: {one_line(str(report))}"), soft_wrap=True)
+
+
+def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
+    for look, count in overall(results):
+        if look.verdict in verdicts:
+            yield Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}")
+
+
+def _print_card(card: Card, console: Console) -> None:
+    console.print()
+    console.print(_title(card))
+    body = [Text(f"{one_line(card.example.trainer)}, {counted(card.cases)}", "dim")]
+    if card.where:
+        body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
+    body += [Text(visible(line)) for line in card.details]
+    if card.effect:
+        body.append(Text.assemble(("effect: ", "bold"), visible(card.effect)))
+    console.print(Padding(Group(*body), (0, 0, 0, 2), expand=False))
+    # What may be copied keeps its lines, however long.
+    if card.fix:
+        console.print(Text("  fix:", "bold"))
+        console.print(Text(textwrap.indent(visible(card.fix), "    "), "green"), soft_wrap=True)
+    console.print(Text(f"  $ {one_line(card.example.command)}", "cyan"), soft_wrap=True)
+
+
+def _title(card: Card) -> Text:
+    look = LOOKS[card.verdict]
+    return Text.assemble((f"{look.glyph} {look.verdict}", STYLES[look.tone]), "  ", (visible(card.title), "bold"))
+
+
+def _print_notices(results: Results, console: Console, detail: Detail) -> None:
+    """What passes and should be known, in full what does not run, too."""
+    done = [*in_terminal(behaviour(results), warnings_only=detail == "normal")]
+    if done:
+        console.print(Text("\nBehaviour: what may be done in several right ways", "bold"), *done, sep="\n")
+    if should := [*warnings(breaches(results, "SHOULD"))]:
+        console.print(Text("\nWarnings: laws that say SHOULD\n", "bold"), *should, sep="\n")
+    # Where nothing ran, the reason is what the reader needs.
+    nothing_ran = all(case.verdict in NOT_RUN for case in results.cases)
+    if idle := reasons(results) if detail == "verbose" or nothing_ran else []:
+        console.print(Text("\nWhat did not run (never counts as passed)\n", "bold"), *map(_reason, idle), sep="\n")
+
+
+def _print_verdict(results: Results, console: Console) -> None:
+    whole = summary(results)
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
     console.print(Text.assemble((whole.title, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
-    for scope in scopes(results):
-        console.print(Text(one_line(scope)))
-    if (ran := extent(results)) is not None:
+
+
+def _print_extent(results: Results, console: Console, detail: Detail) -> None:
+    """Of how much the verdict is one."""
+    for sentence in scopes(results) if detail == "verbose" else filter(None, [scope(results)]):
+        console.print(Text(one_line(sentence)))
+    if (ran := extent(results, briefly=detail == "normal")) is not None:
         console.print(Text(ran))
+    if results.not_run:
+        lists = "" if detail == "verbose" else "; --verbose lists why"
+        console.print(Text.assemble("Not run: ", Text(", ").join(_counts(results, NOT_RUN)), lists))
     for law in unchecked(results):
         console.print(Text(one_line(f"{law.says} in the report"), "bold yellow"))
-    counts = [
-        Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}") for look, count in overall(results)
-    ]
-    console.print(Columns(counts, padding=(0, 3)))
     if results.passed + results.failed and results.header.laws:
-        console.print(coverage(checked(results)))
-    if report is not None:
-        console.print(Text(f"Report: {one_line(str(report))}"))
-
-
-def _matrix(results: Results) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-    columns = precisions(results)
-    table.add_column("", no_wrap=True)
-    for precision in columns:
-        table.add_column(Text(one_line(precision)))
-    for trainer in trainers(results):
-        table.add_row(Text(one_line(trainer.name), "bold"))
-        for path in trainer.matrix:
-            cells = (path.cells.get(precision) for precision in columns)
-            table.add_row(Text("  " + one_line(path.name)), *map(_cell, cells))
-    return table
-
-
-def _cell(cell: Cell | None) -> Text:
-    """The worst verdict and how many cases have it; counts if all passed, but some exactly and some in a bound."""
-    if cell is None:
-        return Text("·", "dim")
-    if len(cell.counts) > 1 and cell.look.verdict in PASSED:
-        return _mixed(cell)
-    return Text.assemble((f"{cell.look.glyph} {cell.look.short}", STYLES[cell.look.tone]), (f" {cell.share}", "dim"))
-
-
-def _mixed(cell: Cell) -> Text:
-    """The counts of a cell that passed, but not in one way: ✓ 4 + 1, which `MIXED` explains."""
-    exact, bounded, idle = (sum(count for look, count in cell.counts if look.verdict in kind) for kind in KINDS)
-    rest = f", {idle} not run" if idle else ""
-    passed = " + ".join(str(count) for count in (exact, bounded) if count)
-    return Text.assemble((f"✓ {passed}", "green"), (rest, "dim"))
-
-
-def _print_causes(results: Results, console: Console) -> None:
-    found = failures(results)
-    if found:
-        console.print(Text("\nWhat failed", "bold"))
-    for cause in found[:MOST_CAUSES]:
-        verdict = (f"{cause.look.glyph} {cause.look.verdict}", STYLES[cause.look.tone])
-        console.print(Text.assemble("\n", verdict, "  ", (one_line(cause.text), "bold")))
-        console.print(Padding(_explained(cause), (0, 0, 0, 2), expand=False))
-        console.print(Text(f"  $ {one_line(cause.example.command)}", "cyan"), soft_wrap=True)
-    if len(found) > MOST_CAUSES:
-        rest = sum(len(cause.cases) for cause in found[MOST_CAUSES:])
-        console.print(Text(f"\nand {plural(rest, 'case')} with other causes: see the report", "dim"))
-
-
-def _times(cause: Failure) -> str:
-    example = one_line(f"{cause.example.trainer}  {cause.example.id}")
-    more = len(cause.cases) - 1
-    return f"{example}  (and {plural(more, 'case')} more like it)" if more else example
-
-
-def _explained(cause: Failure) -> Group:
-    """Where and how, effect and fix; then the cases, and the example."""
-    case = cause.example
-    lines = [Text(_times(cause))]
-    if not cause.explains_itself:
-        lines.append(Text(visible(case.headline)))
-    lines += map(Text, first_difference(case))
-    return Group(explained(cause.findings), Text("\n").join(lines))
+        console.print(coverage(checked(results), in_full=detail == "verbose"))
 
 
 def _reason(reason: Alike) -> Text:

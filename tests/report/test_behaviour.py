@@ -50,11 +50,11 @@ def test_what_is_declared_is_no_warning(read, doing, way):
     [declared] = behaviour(read([doing(way, split(way)[1])]))
     assert warned.done[0].warning
     assert not declared.done[0].warning
-    assert "(declared)" in printed(read([doing(way, split(way)[1])]))
+    assert "(declared)" in printed(read([doing(way, split(way)[1])]), detail="verbose")
 
 
 def test_what_costs_nothing_is_no_warning(read, doing):
-    text = printed(read([doing("last_window=step")]))
+    text = printed(read([doing("last_window=step")]), detail="verbose")
     assert "· steps a short last window, averaged by its true length\n" in text
     assert "warning" not in text
 
@@ -62,7 +62,7 @@ def test_what_costs_nothing_is_no_warning(read, doing):
 def test_a_failure_is_not_a_warning_too(read, doing):
     """Done otherwise than declared, which the entry of the failure says."""
     failed = doing("last_window=drop", "step", verdict="FAIL (law)", headline="the trainer declares otherwise")
-    text = printed(read([failed]))
+    text = printed(read([failed]), detail="verbose")
     assert "· drops a short last window" in text
     assert "1 warning" not in text
 
@@ -107,7 +107,8 @@ def test_how_many_of_the_cases_ran(read, page, one_case):
     cases = [ran, ran | {"id": "another"}, other, idle]
     sentence = extent(read(cases))
     assert sentence.startswith("3 of the 193 cases that can be run. ")
-    assert sentence in " ".join(printed(read(cases), width=80).split())
+    assert extent(read(cases), briefly=True) in " ".join(printed(read(cases), width=80).split())
+    assert sentence in " ".join(printed(read(cases), width=80, detail="verbose").split())
     assert sentence in Page(page(cases)).text
 
 

@@ -84,6 +84,39 @@ def test_the_command(results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "cannot read" in capsys.readouterr().err
 
 
+def test_how_much_is_printed(results, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    old, new = (write(tmp_path / name, run) for name, run in (("old", results), ("new", empty(results))))
+    assert main(["diff", old, new]) == 0
+    assert "more: --verbose shows all" in capsys.readouterr().out
+    main(["diff", old, new, "--verbose"])
+    assert len(capsys.readouterr().out.splitlines()) > len(results.cases)
+    main(["diff", old, new, "--quiet"])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_file_that_fits_no_report_is_damaged(results, tmp_path: Path, monkeypatch, capsys):
+    """However well-formed its lines are, it is no bug of ours."""
+    old, new = (write(tmp_path / name, results) for name in ("old", "new"))
+
+    def unfitting(*arguments):
+        raise KeyError("cpu")
+
+    for renderer in ("comparison.compared", "html.render_html"):
+        monkeypatch.setattr(f"conformance.report.{renderer}", unfitting)
+    output = tmp_path / "conformance-results.jsonl"
+    output.write_text("earlier")
+    for command in (["diff", old, new], ["merge", old, "--output", str(tmp_path)], ["report", old]):
+        assert main(command) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert "cannot be rendered" in line and "damaged (KeyError: 'cpu')" in line and old in line
+    assert output.read_text() == "earlier"
+    assert not list(tmp_path.glob("conformance-unfinished-*"))
+
+
+def empty(results: Results) -> Results:
+    return replace(results, cases=())
+
+
 def write(path: Path, results: Results) -> str:
     with ResultsWriter(path, replace(results.header, planned=len(results.cases))) as writer:
         for case in results.cases:

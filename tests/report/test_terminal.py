@@ -4,20 +4,23 @@ text.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections.abc import Callable
 
+import pytest
 from rich.console import Console
 
-from conformance.report.terminal import render_terminal
+from conformance.report.card import cards
+from conformance.report.terminal import Detail, render_terminal
 from conformance.results import Results
 
 from ..results.regression import Case
 
 
-def printed(results: Results, width: int = 100, **options: object) -> str:
+def printed(results: Results, width: int = 100, detail: Detail = "normal", **options: object) -> str:
     console = Console(file=io.StringIO(), width=width, **options)
-    render_terminal(results, console, "out/conformance-report.html")
+    render_terminal(results, console, "out/conformance-report.html", detail)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -27,16 +30,64 @@ def test_a_newcomer_finds_what_matters(results: Results) -> None:
     assert "FAIL (numerics)  The trainer adds up the micro-batches without dividing by their number." in text
     assert "first difference: weights after step 0, weight[0]: expected 0.9453125, observed 1.890625" in text
     assert "$ conformance run my_loop.py --case ddp-w2-acc2-fp32-line\n" in text
-    assert "UNAVAILABLE  5 cases: horovod is not installed: pip install horovod==0.28.1" in text
+    assert "○ 10 UNAVAILABLE; --verbose lists why\n" in text
     assert "Not conforming" in text
     assert text.endswith("Report: out/conformance-report.html\n")
+
+
+def test_what_did_not_run_is_listed_where_it_is_asked_for_and_where_nothing_ran(results: Results) -> None:
+    reason = "UNAVAILABLE  5 cases: horovod is not installed: pip install horovod==0.28.1"
+    assert reason not in printed(results)
+    assert reason in printed(results, detail="verbose")
+    idle = tuple(case for case in results.cases if case.verdict == "UNAVAILABLE")
+    assert reason in printed(dataclasses.replace(results, cases=idle))
 
 
 def test_every_row_and_column_of_the_matrix(results: Results) -> None:
     lines = printed(results).splitlines()
     assert lines[0].split() == ["fp64", "fp32", "bf16", "fp16"]
     assert any(line.split()[:3] == ["ddp-w2", "·", "✓"] for line in lines)
-    assert any("≠ FAIL numerics 4" in line and "✗ CRASH 1/3" in line for line in lines)
+    assert any("≠ 4" in line and "✗ 1/3" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_no_cell_is_broken(read: Callable[..., Results], one_case: Case, width: int) -> None:
+    """Columns that do not fit stand below the others, with the names again."""
+    precisions = ["fp64", "fp32", "bf16", "fp16", "fp16-compression", "apex-O1", "apex-O2", "apex-O3"]
+    cases = [one_case | {"id": f"c{k}-{name}", "precision": name} for name in precisions for k in range(12)]
+    lines = printed(read(cases), width=width).splitlines()
+    rows = [line for line in lines if line.startswith("ddp-w2-acc2")]
+    assert sum(row.count("✓ 12") for row in rows) == len(precisions)
+    assert len(rows) == {30: 4, 60: 2, 120: 1}[width]
+    assert all(len(line) <= width for line in lines if "✓" in line)
+
+
+def test_many_paths_become_a_row_for_each_trainer(read: Callable[..., Results], one_case: Case) -> None:
+    """As in a run of all reference trainers: 30 lines at most, in 80 columns."""
+    cases = [
+        one_case | {"id": f"{path}{trainer}", "path": f"{path}-of-{trainer}", "trainer": trainer}
+        for trainer in (f"trainer_number_{k}" for k in range(15))
+        for path in "abc"
+    ]
+    results = read(cases)
+    assert len(printed(results, width=80).splitlines()) <= 30
+    assert any(line.split() == ["trainer_number_3", "✓", "3"] for line in printed(results).splitlines())
+    assert "  a-of-trainer_number_3" in printed(results, detail="verbose")
+
+
+def test_the_cause_that_most_cases_have_comes_first(read: Callable[..., Results], one_case: Case) -> None:
+    """Not the worst verdict, which is first in the report."""
+    rare = [one_case | {"id": "r", "verdict": "CRASH", "headline": "the rare one"}]
+    often = [one_case | {"id": f"o{k}", "verdict": "INCONCLUSIVE", "headline": "the frequent one"} for k in range(3)]
+    text = printed(read([*rare, *often]))
+    assert text.index("the frequent one\n  ddp, 3 cases, such as o0") < text.index("the rare one\n  ddp, r")
+
+
+def test_quiet_prints_the_verdict_and_a_line_for_each_cause(results: Results) -> None:
+    *causes, verdict = printed(results, width=300, detail="quiet").splitlines()
+    assert len(causes) == len(cards(results))
+    assert all(cause.endswith((" cases)", " case)")) for cause in causes)
+    assert verdict.startswith("Not conforming")
 
 
 def test_a_command_is_never_broken_into_lines(read: Callable[..., Results], one_case: Case) -> None:
@@ -46,7 +97,8 @@ def test_a_command_is_never_broken_into_lines(read: Callable[..., Results], one_
 
 def test_many_causes_are_cut_short_and_counted(read: Callable[..., Results], one_case: Case) -> None:
     many = [one_case | {"verdict": "CRASH", "headline": f"cause {chr(97 + k)}", "id": f"c{k}"} for k in range(20)]
-    assert "and 8 cases with other causes" in printed(read(many))
+    assert "8 more causes, of 8 cases: --verbose shows all" in printed(read(many))
+    assert "more causes" not in printed(read(many), detail="verbose")
 
 
 def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(

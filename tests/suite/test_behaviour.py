@@ -16,11 +16,11 @@ SHORT = "single-acc2-fp32-short-window"
 def run_in_words(conformance, write):
     """Run a trainer that drops the last window; the result is the exit code and the words that were printed."""
 
-    def run(**declares):
+    def run(*more, **declares):
         path = write(inside="if len(window) < task.accumulation: break", name="mine.py")
         said = "".join(f', {choice}="{way}"' for choice, way in declares.items())
         Path(path).write_text(Path(path).read_text().replace('"fp16"])', f'"fp16"]{said})'))
-        ended = conformance("run", path, "--case", SHORT, "--case", "single-samples-fp64-momentum")
+        ended = conformance("run", path, "--case", SHORT, "--case", "single-samples-fp64-momentum", *more)
         return ended.code, " ".join(ended.out.split())
 
     return run
@@ -35,7 +35,7 @@ def test_what_is_done_silently_is_a_warning_that_is_seen(run_in_words):
 
 
 def test_what_is_declared_is_said_without_a_warning(run_in_words):
-    code, words = run_in_words(last_window="drop")
+    code, words = run_in_words("--verbose", last_window="drop")
     assert code == 0
     assert "· drops a short last window (declared)" in words
     assert "1 warning" not in words
