@@ -81,6 +81,8 @@ REPORTS = {
         name: Report((f"conformance.frameworks.{name.replace('-', '_')}",), (name, *FURTHER.get(name, ())))
         for name in FRAMEWORKS
     },
+    # A run by itself takes few of the cases that start a framework's processes.
+    "ray-train": Report(("conformance.frameworks.ray_train", "--thorough"), ("ray-train",)),
     # A trainer for each stage of ZeRO.
     "deepspeed": Report(tuple(f"conformance.frameworks.deepspeed:zero_{stage}" for stage in range(4)), ("deepspeed",)),
 }

@@ -319,6 +319,10 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     Rule("ranks-start-apart", ("fp32",), frozenset({_W2})),
     Rule("short-window", ("fp32",), frozenset({_W2_ACC2})),
     Rule("uneven-batch", ("fp32",), frozenset({_W2})),
+    *(
+        Rule(workload, ("fp32",), frozenset({_W2_ACC2}), thorough=True)
+        for workload in ("adamw", "decay", "two-groups", "many-tensors", "many-groups", "epoch-schedule", "short-epochs")
+    ),
 )
 
 _SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (
