@@ -54,12 +54,12 @@ def from_path(place: str) -> ModuleType:
     path = path.resolve()
     root = _package_root(path)
     if root is not None:
-        _put_first(root)
+        put_first(root)
         name = ".".join(path.relative_to(root).with_suffix("").parts)
         spec = _find_spec(name)
         if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
             return named(name, place, path)
-    _put_first(path.parent)
+    put_first(path.parent)
     digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
     # A file's name may have bytes that are no UTF-8; a module's name is printed, pickled and sent.
     stem = os.fsencode(path.stem).decode(errors="replace")
@@ -72,7 +72,7 @@ def from_name(name: str, suggestions: Sequence[str] = ()) -> ModuleType:
         if os.path.isdir(name):
             raise a_folder(name)
         raise TrainerError(f"{name!r}: neither a Python file nor a module's name")
-    _put_first(Path.cwd())
+    put_first(Path.cwd())
     parent, _, last = name.rpartition(".")
     if parent:
         package = from_name(parent)
@@ -169,7 +169,7 @@ def _package_root(path: Path) -> Path | None:
     return None if folder == path.parent else folder
 
 
-def _put_first(folder: Path) -> None:
+def put_first(folder: Path) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()

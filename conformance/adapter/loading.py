@@ -68,6 +68,24 @@ def stated(target: str) -> Declaration | None:
     return None if bundled is None else declaration_in(bundled)
 
 
+def file_of(target: str) -> Path | None:
+    """The file that a target names, which may not exist; None for a module that is not found.
+
+    To find a module in a package imports the package. Raises TrainerError.
+    """
+    place = place_of(target)
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        return Path(place)
+    if (bundled := _bundled().get(place)) is not None:
+        return bundled
+    importing.put_first(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
+
+
 @cache
 def _bundled() -> dict[str, Path]:
     """The files of this package that hold a `@trainer`, by name and in its order."""
@@ -97,6 +115,11 @@ def _is_installed(name: str) -> bool:
 def place_of(target: str) -> str:
     """The file or module that a target names, without the function. Raises TrainerError."""
     return _split(target)[0]
+
+
+def function_of(target: str) -> str | None:
+    """The function that a target names. Raises TrainerError."""
+    return _split(target)[1]
 
 
 def _split(target: str) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ _OF_LINEAR_ALONE = ("weight", "bias", "reset_parameters")
 
 
 class Counting(torch.nn.Linear):
-    """`conformance.workloads.model.Counting`: (..., features) inputs, (..., 1) predictions."""
+    """`workloads.model.Counting`: (..., features) inputs, (..., 1) predictions."""
 
     samples: torch.Tensor
     total: torch.Tensor
@@ -34,7 +34,7 @@ class Counting(torch.nn.Linear):
 
 
 class WithDropout(torch.nn.Linear):
-    """`conformance.workloads.model.WithDropout`: (..., features) inputs, (..., 1) predictions."""
+    """`workloads.model.WithDropout`: (..., features) inputs, (..., 1) predictions."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         zeros = functional.dropout(torch.zeros_like(inputs), training=self.training)
@@ -77,7 +77,7 @@ class _Module(torch.nn.Module):
 
 
 class ManyTensors(_Module):
-    """`conformance.workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
+    """`workloads.model.ManyTensors`: (..., 18) inputs, (..., 1) predictions."""
 
     # As a Linear has them, for trainers that make other models of the same width.
     in_features, out_features = 18, 1
@@ -128,7 +128,7 @@ class ManyTensors(_Module):
 
 
 class LargeTensors(ManyTensors):
-    """`conformance.workloads.model.LargeTensors`, which uses few elements of three large parameters."""
+    """`workloads.model.LargeTensors`, which uses few elements of three large parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class LargeTensors(ManyTensors):
 
 
 class TwoLayers(_Module):
-    """`conformance.workloads.model.TwoLayers`: (..., features) inputs, (..., 1) predictions."""
+    """`workloads.model.TwoLayers`: (..., features) inputs, (..., 1) predictions."""
 
     # As a Linear has them.
     out_features = 1
