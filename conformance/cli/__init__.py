@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import diff, exercise, explain, laws, listing, merge, report, run, smoke, trace
+from conformance.cli import diff, exercise, explain, laws, listing, merge, report, repro, run, smoke, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "report": report,
     "diff": diff,
     "merge": merge,
+    "repro": repro,
     "trace": trace,
     "laws": laws,
     "explain": explain,

@@ -1,0 +1,211 @@
+"""``conformance repro``: a standalone script that shows why a case fails."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from argcomplete.completers import FilesCompleter
+from rich.console import Console
+
+from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
+from conformance.cli.files import RESULTS, unwritable
+from conformance.suite.options import add_options
+
+if TYPE_CHECKING:
+    from conformance.results.records import CaseRecord
+    from conformance.suite.items import Item
+    from conformance.suite.servers import Servers
+
+SUMMARY = "write a standalone script that shows why a case fails"
+DESCRIPTION = (
+    "Write a script that imports nothing of conformance and shows why a case fails: the trainer's own source, the data "
+    "of the smallest case that fails for the same cause, cut after the first wrong step, and the right answer. It is "
+    "run once before it is kept. The exit code is 2 if no script can show the failure."
+)
+#: Smaller cases that are run to see whether they fail for the same cause.
+_TRIED = 8
+#: Of those that do, the smallest: of so many a script is tried.
+_SCRIPTS = 3
+#: Of what the script printed.
+_LINES = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("case", metavar="CASE", help="the id of a case that fails, such as ddp-w2-acc2-fp32-momentum")
+    trainer = parser.add_argument(
+        "trainer",
+        nargs="?",
+        help="path.py, path.py:function, package.module:function, or one that comes with this package (default: that "
+        "of the case in the results)",
+    )
+    trainer.completer = FilesCompleter(("py",))  # type: ignore[attr-defined]
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help=f"the results of a run, among which the smallest case is looked for (default: {RESULTS}, unless a trainer "
+        "is named: then smaller cases of it are run)",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the script (default: repro-CASE.py)")
+    add_options(parser.add_argument, only=("--time-limit",))
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.repro.showing import CannotShow
+    from conformance.repro.sources import CannotCopy
+    from conformance.results import ResultsError
+    from conformance.runner.front.client import RunnerError
+    from conformance.suite.servers import Servers
+
+    with closing(Servers()) as servers:
+        try:
+            target, candidates = _candidates(options, servers)
+            return _written(target, candidates, servers, options, console)
+        except (CannotCopy, CannotShow, ResultsError) as error:
+            return say(str(error), USAGE)
+        except RunnerError as error:
+            return say(f"the harness failed: {error}", HARNESS)
+
+
+def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Sequence[str]]:
+    """The trainer, and the ids of cases that fail for the same cause, the smallest first and the given one last.
+
+    Raises CannotShow, ResultsError, RunnerError.
+    """
+    from conformance.repro.showing import CannotShow
+    from conformance.results import read_results
+
+    if options.trainer is None or options.results is not None:
+        results = read_results(options.results or Path(RESULTS))
+        known = [one for one in results.cases if options.trainer in (None, one.target)]
+        given = [one for one in known if one.id == options.case]
+        if len({one.target for one in given}) > 1:
+            names = " or ".join(one.target for one in given)
+            raise CannotShow(f"several trainers have {options.case}: name {names} after it")
+        if not given:
+            raise CannotShow(f"there is no case {options.case} in these results; conformance run --case runs it")
+        [case] = given
+        return case.target, _alike(case, [one for one in known if one.target == case.target])
+    tried = [_record(item, servers, options.time_limit) for item in _smaller(options, servers)]
+    return options.trainer, _alike(tried[0], tried)
+
+
+def _smaller(options: argparse.Namespace, servers: Servers) -> Iterator[Item]:
+    """The case, and smaller ones of its trainer in the same precision. Raises CannotShow, RunnerError."""
+    from conformance.repro.showing import CannotShow
+    from conformance.suite.items import BadInput, Item, collect
+
+    items = collect(servers, [options.trainer], [], [options.case])
+    wrong = [item.line for item in items if isinstance(item, BadInput)]
+    given = [item for item in items if isinstance(item, Item) and item.case.id == options.case]
+    if wrong or not given:
+        raise CannotShow(wrong[0] if wrong else f"{options.case} is no id of one case; conformance list cases has them")
+    [own] = given
+    yield own
+    others = collect(servers, [options.trainer], [own.case.backend], [])
+    fitting = [
+        item
+        for item in others
+        if isinstance(item, Item)
+        and item.verdict is None
+        and item.case.precision == own.case.precision
+        and _size(item) < _size(own)
+    ]
+    yield from sorted(fitting, key=_size)[:_TRIED]
+
+
+def _size(item: Item) -> tuple[int, int, int, int]:
+    problem = item.case.problem
+    tensors, batches = len(problem.workload.model.tensors), max(window.length for window in problem.windows)
+    return item.case.world_size, tensors, batches, len(problem.windows)
+
+
+def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
+    from conformance.suite.running import run
+
+    return run(item, servers, time_limit)
+
+
+def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
+    """The ids of those that fail for the cause of ``case``, the smallest first, it last. Raises CannotShow."""
+    from conformance.report.causes import causes
+    from conformance.repro.showing import CannotShow
+
+    if not case.failed:
+        raise CannotShow(f"{case.id} does not fail ({case.verdict}), so there is nothing to show: {case.headline}")
+    same = next(found for _, found in causes(cases) if any(one is case for one in found))
+    smaller = sorted((one for one in same if one is not case and _steps(one) < _steps(case)), key=_steps)
+    return [*(one.id for one in smaller), case.id]
+
+
+def _steps(case: CaseRecord) -> tuple[bool, int, int, int, int]:
+    """How much there is to read in the script of a case: a crash may happen anywhere."""
+    first = case.first_difference.step if case.first_difference is not None else len(case.steps)
+    return case.first_difference is None, case.world_size, len(case.parameters), case.accumulation, first
+
+
+def _written(
+    target: str, candidates: Sequence[str], servers: Servers, options: argparse.Namespace, console: Console
+) -> int:
+    """Raises CannotCopy, CannotShow, RunnerError."""
+    from conformance.repro.showing import CannotShow
+
+    output = options.output or Path(f"repro-{options.case}.py")
+    if (reason := unwritable(output)) is not None:
+        raise CannotShow(f"cannot write {output}: {reason}; name another file with --output")
+    for id in dict.fromkeys([*candidates[:_SCRIPTS], candidates[-1]]):
+        try:
+            shown = _shown(_item(target, id, servers), servers, options.time_limit, output)
+        except CannotShow:
+            if id == candidates[-1]:
+                raise
+            continue
+        smaller = "" if id == options.case else f", the smallest case that fails for the same cause as {options.case}"
+        console.print(f"{output} shows {id}{smaller}. It exited with 1:", soft_wrap=True)
+        # Warnings come before.
+        for line in shown[-_LINES:]:
+            console.print(f"  {line}", soft_wrap=True, markup=False)
+        return CONFORMING
+    raise AssertionError("the last candidate raises")
+
+
+def _shown(item: Item, servers: Servers, time_limit: float, output: Path) -> list[str]:
+    """Run a case again, and write a script for it; what that printed. Raises CannotCopy, CannotShow, RunnerError."""
+    from conformance.oracle.faults import CATALOGUE
+    from conformance.report.card import card_of
+    from conformance.repro.script import why_not
+    from conformance.repro.showing import CannotShow
+    from conformance.repro.writing import written
+    from conformance.runner.front.lives import run_case
+    from conformance.verdict.judge import judge
+    from conformance.verdict.record import record
+
+    if (reason := why_not(item.case)) is not None:
+        raise CannotShow(reason)
+    server = servers.get(item.target, item.case.backend)
+    outcome = run_case(server.run, item.case.spec(), time_limit)
+    judgement = judge(item.case, outcome, server.declaration.behaviour)
+    case = record(item.case, item.trainer, item.target, item.command, judgement, outcome.seconds)
+    if not case.failed:
+        raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
+    card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
+    return written(item.case, judgement, item.target, card.title, output)
+
+
+def _item(target: str, id: str, servers: Servers) -> Item:
+    """Raises CannotShow, RunnerError."""
+    from conformance.repro.showing import CannotShow
+    from conformance.suite.items import BadInput, collect
+
+    for item in collect(servers, [target], [], [id]):
+        if isinstance(item, BadInput):
+            raise CannotShow(item.line)
+        if item.case.id == id:
+            if item.verdict is not None:
+                raise CannotShow(f"{id} cannot be run here: {item.reason}")
+            return item
+    raise CannotShow(f"{target} has no case {id}")

@@ -1,0 +1,280 @@
+"""Out of several sources, the statements that one function needs, as one text without imports of ours."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import conformance
+from conformance.repro.sources import PACKAGE, CannotCopy, Imported, Source, attributes_in, names_in
+
+HERE = Path(conformance.__file__).parent
+PARTS = f"{PACKAGE}.repro.parts"
+MODELS = f"{PACKAGE}.adapter.models"
+_MARK = frozenset({"trainer"})
+#: What a trainer imports of ours, and where a script has it from.
+_PUBLIC = {"Task": f"{PARTS}.task", "Unsupported": f"{PARTS}.task", "Batch": f"{PARTS}.data"}
+_COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
+
+
+@dataclass
+class Given:
+    """A definition that is written for a script, and what it mentions of modules of ours."""
+
+    text: str
+    needs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass
+class Bundle:
+    """Attributes:
+    trainer: the file of the trainer. package: the package that its relative imports begin in.
+    given: what a script defines by itself, by the names of `parts.case`.
+    meant: of names in the parts, which definition of them is taken.
+    written: of names in the parts, how they are written. absent: of expressions in them, what a script has instead.
+    variants: the classes of `parts.task` whose methods take the place of the task's, by their names.
+    attributes: the task's, as text.
+    """
+
+    trainer: Source
+    package: str
+    given: Mapping[str, Given]
+    meant: Mapping[str, str]
+    written: Mapping[str, str]
+    absent: Mapping[str, str]
+    variants: tuple[str, ...]
+    attributes: Mapping[str, str]
+    _taken: dict[Source, set[str]] = field(default_factory=dict)
+    _imports: dict[str, list[Imported]] = field(default_factory=dict)
+    _givens: dict[str, Given] = field(default_factory=dict)
+    _known: dict[str, Source] = field(default_factory=dict)
+    _methods: dict[str, tuple[Source, ast.stmt]] = field(default_factory=dict)
+    _used: set[str] = field(default_factory=set)
+    _is_task_needed: bool = False
+
+    def text(self, function: str, main: str) -> str:
+        """The whole script but for its docstring. ``function``: the trainer's; ``main``: of the parts.
+
+        Raises CannotCopy.
+        """
+        self._take(self.trainer, function)
+        self._take(self._source(f"{PARTS}.ending"), main)
+        self._complete_task()
+        order = [self._known.get(f"{PARTS}.data"), "task", self._known.get(MODELS), "given", *self._trainers()]
+        order += [self._known.get(f"{PARTS}.ranks"), self._known.get(f"{PARTS}.ending")]
+        values = [given.text for name, given in self._in_case_order() if not given.needs]
+        blocks = ["\n".join(values)]
+        for one in order:
+            if one == "task":
+                blocks += self._task()
+            elif one == "given":
+                blocks += [given.text for _, given in self._in_case_order() if given.needs]
+            elif isinstance(one, Source):
+                blocks += self._statements(one)
+        blocks.append(f'if __name__ == "__main__":\n    {main}()')
+        if any("SimpleNamespace(" in block for block in blocks):
+            self._imports["SimpleNamespace"] = [Imported("types", "SimpleNamespace")]
+        blocks.insert(0, "\n".join(self._import_lines()))
+        late = "from __future__ import annotations\n\n" if self.trainer.is_annotated_late else ""
+        return late + "\n\n\n".join(filter(None, blocks)) + "\n"
+
+    @property
+    def used(self) -> set[str]:
+        """The attributes that the trainer's statements mention."""
+        found = set[str]()
+        for source in self._trainers():
+            for node in self._nodes(source):
+                found |= attributes_in(node)
+        return found
+
+    def uses(self, function: str) -> set[str]:
+        """The attributes that the trainer mentions, and "with step" for one that is entered, before anything else is
+        known of the script. Raises CannotCopy."""
+        self._take(self.trainer, function)
+        nodes = [inner for source in self._trainers() for node in self._nodes(source) for inner in ast.walk(node)]
+        entered = [item.context_expr for node in nodes if isinstance(node, ast.With) for item in node.items]
+        calls = [one.func for one in entered if isinstance(one, ast.Call)]
+        return self.used | {f"with {one.attr}" for one in calls if isinstance(one, ast.Attribute)}
+
+    # Which statements are needed.
+
+    def _take(self, source: Source, name: str) -> None:
+        name = self._meant(source, name)
+        taken = self._taken.setdefault(source, set())
+        if name in taken:
+            return
+        if source.name == f"{PARTS}.case":
+            self._take_given(name)
+        elif name == "Task" and source.name == f"{PARTS}.task":
+            self._is_task_needed = True
+        elif name in source.definitions:
+            taken.add(name)
+            self._take_mentioned(source, source.definitions[name])
+        elif name in source.imports:
+            for imported in source.imports[name]:
+                self._take_import(source, name, imported)
+        if source not in (*self._parts(),) and not taken & {"*"}:
+            taken.add("*")
+            for node in source.others:
+                self._take_mentioned(source, node)
+
+    def _take_mentioned(self, source: Source, node: ast.AST) -> None:
+        is_part = source in self._parts()
+        absent = self.absent if is_part else ()
+        for name in dict.fromkeys(names_in(node, _MARK, is_annotated=not is_part, absent=absent)):
+            if Imported(PACKAGE, None) in source.imports.get(name, ()):
+                for public in attributes_in(node) & _PUBLIC.keys():
+                    self._take(self._source(_PUBLIC[public]), public)
+            elif name in source.definitions or name in source.imports:
+                self._take(source, name)
+
+    def _take_import(self, source: Source, name: str, imported: Imported) -> None:
+        module = imported.module
+        if module.startswith("."):
+            if not self.package:
+                raise CannotCopy(
+                    f"{source.name} has `from {module} import {imported.attribute}`, and is no part of a package: name "
+                    "the trainer as package.module:function"
+                )
+            module = importlib.util.resolve_name(module, self.package)
+            imported = Imported(module, imported.attribute)
+        if module == PACKAGE and imported.attribute == "trainer":
+            return
+        if module == PACKAGE and imported.attribute == name and name in _PUBLIC:
+            self._take(self._source(_PUBLIC[name]), name)
+        elif module.startswith(_COPIED) and imported.attribute is not None:
+            if imported.attribute != name:
+                raise CannotCopy(f"{source.name} imports {imported.attribute} of {module} under another name")
+            self._take(self._source(module), name)
+        elif module == PACKAGE or module.startswith(f"{PACKAGE}."):
+            what = f"{imported.attribute} of {module}" if imported.attribute else module
+            raise CannotCopy(f"{source.name} uses {what}, which a script without {PACKAGE} cannot have")
+        else:
+            known = self._imports.setdefault(name, [])
+            if any((one.attribute, imported.attribute) != (None, None) and one != imported for one in known):
+                raise CannotCopy(f"`{name}` is imported from {module} and from {known[0].module}")
+            known += [imported] if imported not in known else []
+
+    def _take_given(self, name: str) -> None:
+        if name in self.given and name not in self._givens:
+            self._givens[name] = self.given[name]
+            for module, needed in self.given[name].needs:
+                self._take(self._source(module), needed)
+
+    def _complete_task(self) -> None:
+        """The methods that are used, and those that these use."""
+        source = self._source(f"{PARTS}.task")
+        own = {"__init__", *self.used, "weights", "model"}
+        classes = [source.definitions[name] for name in ("Task", *self.variants)]
+        known = {
+            node.name: node
+            for one in classes
+            if isinstance(one, ast.ClassDef)
+            for node in one.body
+            if isinstance(node, ast.FunctionDef)
+        }
+        while new := [name for name in known if name in own and name not in self._methods]:
+            for name in new:
+                self._methods[name] = source, known[name]
+                own |= attributes_in(known[name])
+                self._take_mentioned(source, known[name])
+        self._used = own | {name for one in self._parts() for node in self._nodes(one) for name in attributes_in(node)}
+
+    # What they look like.
+
+    def _task(self) -> Iterator[str]:
+        lines = [f"    {name} = {value}" for name, value in self.attributes.items() if name in self._used]
+        methods = [
+            source.copied(node, self._substitutes(source), is_annotated=False)
+            for source, node in self._methods.values()
+        ]
+        yield "\n\n".join(
+            [
+                'class Task:\n    """What the trainer is given: the settings of the case, and the data of a rank."""',
+                *(["\n".join(lines)] if lines else []),
+                *methods,
+            ]
+        )
+        helpers = self._source(f"{PARTS}.task")
+        yield from self._statements(helpers)
+
+    def _statements(self, source: Source) -> Iterator[str]:
+        run: list[str] = []
+        for node in self._nodes(source):
+            text = source.copied(node, self._substitutes(source), _MARK, is_annotated=source not in self._parts())
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if run:
+                    yield "\n".join(run)
+                    run = []
+                yield text
+            else:
+                run.append(text)
+        if run:
+            yield "\n".join(run)
+
+    def _nodes(self, source: Source) -> list[ast.stmt]:
+        """The statements of a source that are needed, in its order."""
+        taken = self._taken.get(source, set())
+        nodes = {id(source.definitions[name]) for name in taken if name in source.definitions}
+        nodes |= {id(node) for node in source.others if "*" in taken}
+        return [node for node in source.tree.body if id(node) in nodes]
+
+    def _in_case_order(self) -> list[tuple[str, Given]]:
+        return [(name, self._givens[name]) for name in self.given if name in self._givens]
+
+    def _import_lines(self) -> Iterator[str]:
+        """Those of the standard library first."""
+        lines = [*self._import_statements()]
+        standard = [one for one in lines if one.split()[1].partition(".")[0] in sys.stdlib_module_names]
+        yield from standard
+        yield ""
+        yield from (line for line in lines if line not in standard)
+
+    def _import_statements(self) -> Iterator[str]:
+        all_of_them = [(name, one) for name, imported in self._imports.items() for one in imported]
+        for name, one in sorted(all_of_them, key=lambda pair: pair[1].module):
+            if one.attribute is None:
+                same = name == one.module.partition(".")[0]
+                yield f"import {one.module}" if same else f"import {one.module} as {name}"
+        members: dict[str, list[str]] = {}
+        for name, one in all_of_them:
+            if one.attribute is not None:
+                bound = name if name == one.attribute else f"{one.attribute} as {name}"
+                members.setdefault(one.module, []).append(bound)
+        for module, bound_names in sorted(members.items()):
+            yield f"from {module} import {', '.join(sorted(bound_names))}"
+
+    # Names.
+
+    def _source(self, module: str) -> Source:
+        if module not in self._known:
+            path = HERE.joinpath(*module.split(".")[1:]).with_suffix(".py")
+            self._known[module] = Source(module, Source.of(path).text)
+        return self._known[module]
+
+    def _parts(self) -> list[Source]:
+        return [one for name, one in self._known.items() if name.startswith(f"{PARTS}.") or name == MODELS]
+
+    def _trainers(self) -> list[Source]:
+        parts = self._parts()
+        # What is imported comes first.
+        return [one for one in reversed(self._taken) if one not in parts]
+
+    def _meant(self, source: Source, name: str) -> str:
+        other = self.meant.get(name, name)
+        return other if source in self._parts() and other in source.definitions else name
+
+    def _substitutes(self, source: Source) -> Mapping[str, str]:
+        if source in self._parts():
+            return {**self.absent, **self.written}
+        return {f"{PACKAGE}.{name}": name for name in _PUBLIC}
+
+
+def part_names() -> set[str]:
+    """All that the parts define."""
+    files = (HERE / "repro" / "parts").glob("*.py")
+    return {name for file in files for name in Source.of(file).definitions}

@@ -1,0 +1,60 @@
+"""Values of a case as Python source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from conformance.adapter.settings import OptimizerSettings
+
+_WIDTH = 116
+
+
+def literal(value: Any) -> str:
+    """The expression for a value; records become `SimpleNamespace`s."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, torch.device):
+        return f"torch.device({json.dumps(str(value))})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(literal, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(literal, value))}{',' * (len(value) == 1)})"
+    if is_dataclass(value):
+        named = {field.name: getattr(value, field.name) for field in fields(value)}
+        if isinstance(value, OptimizerSettings):
+            named["arguments"] = value.arguments
+        return f"SimpleNamespace({', '.join(f'{name}={literal(one)}' for name, one in named.items())})"
+    # A float as it is read again, to the bit.
+    return f'float("{value}")' if repr(value) in ("inf", "-inf", "nan") else str(value)
+
+
+def assigned(name: str, value: Any, comment: str = "") -> str:
+    """``name = value``, in as many lines as it needs, with a comment above it."""
+    return f"# {comment}\n{name} = {_wrapped(value)}" if comment else f"{name} = {_wrapped(value)}"
+
+
+def _wrapped(value: Any, indent: str = "") -> str:
+    plain = literal(value)
+    if len(plain) + len(indent) < _WIDTH - 20 or not isinstance(value, list):
+        return plain
+    lines = [f"{indent}    {_wrapped(one, indent + '    ')}," for one in value]
+    if all(len(line) < 24 for line in lines):
+        lines = [f"{indent}    {line}" for line in _filled([line.strip() for line in lines], _WIDTH - len(indent))]
+    return "\n".join(["[", *lines, f"{indent}]"])
+
+
+def _filled(items: list[str], width: int) -> list[str]:
+    """As many items in a line as fit."""
+    lines = [""]
+    for item in items:
+        if len(lines[-1]) + len(item) > width - 4:
+            lines.append("")
+        lines[-1] += f" {item}" if lines[-1] else item
+    return lines

@@ -1,0 +1,118 @@
+"""How the ranks of a script start, and what each does.
+
+A script takes one of these for `launch`, which returns what `run` returns in each rank, and one for `run`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing.spawn import spawn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from conformance.repro.parts.case import LIMIT, STOP, WORLD_SIZE, train
+from conformance.repro.parts.task import Resumed, Task
+
+
+def launch() -> list[list[float]]:
+    return in_this_process()
+
+
+def in_this_process() -> list[list[float]]:
+    return [run(0)]
+
+
+def in_processes(*life: Any) -> list[list[float]]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    found = get_context("spawn").SimpleQueue()
+    spawn(start, (port, found, life), WORLD_SIZE)
+    return [weights for _, weights in sorted(found.get() for _ in range(WORLD_SIZE))]
+
+
+def start(rank: int, port: int, found: Any, life: tuple[Any, ...]) -> None:
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD_SIZE, "LOCAL_WORLD_SIZE": WORLD_SIZE}
+    nodes = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in {**ranks, **nodes}.items()}
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    found.put((rank, run(rank, *life)))
+
+
+def under_horovod() -> list[list[float]]:
+    import horovod
+
+    os.environ |= {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_FUSION_THRESHOLD": str(2 * 2**20)}
+    return list(horovod.run(run_as_horovods, np=WORLD_SIZE, use_gloo=True))
+
+
+def run_as_horovods() -> list[float]:
+    return run(int(os.environ["HOROVOD_RANK"]))
+
+
+def resumed() -> list[list[float]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        in_processes({**STOP, "checkpoint_dir": folder, "resume_from": None})
+        through = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
+        return in_processes({**through, "resume_from": folder})
+
+
+def run_life(rank: int, life: dict[str, Any]) -> list[float]:
+    """The weights after the last step before a stop, or of all."""
+    torch.set_num_threads(1)
+    task = Resumed(rank, **life)
+    train(task)
+    return task.weights()
+
+
+def run(rank: int) -> list[float]:
+    """The weights after the last step."""
+    torch.set_num_threads(1)
+    task = Task(rank)
+    train(task)
+    return task.weights()
+
+
+def run_within_limit(rank: int) -> list[float]:
+    """Ends a rank that hangs, and shows where it is."""
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(LIMIT, exit=True)
+    train(Task(rank))
+    faulthandler.cancel_dump_traceback_later()
+    return []
+
+
+def run_for_gradients(rank: int) -> list[float]:
+    """The gradients that the last step used."""
+    torch.set_num_threads(1)
+    task, found = Task(rank), list[float]()
+
+    def note(*_: Any) -> None:
+        parameters = list(task.models[0].parameters())
+        gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in parameters]
+        found[:] = [float(one) for gradient in gradients for one in gradient.detach().to_dense().flatten()]
+
+    register_optimizer_step_pre_hook(note)
+    train(task)
+    return found
+
+
+def run_sharded(rank: int) -> list[float]:
+    """The weights after the last step, gathered from the ranks that hold their shards."""
+    torch.set_num_threads(1)
+    task, found = Task(rank), list[float]()
+
+    def note(*_: Any) -> None:
+        whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in task.models[0].parameters()]
+        found[:] = [float(one) for tensor in whole for one in tensor.detach().flatten()]
+
+    register_optimizer_step_post_hook(note)
+    train(task)
+    return found

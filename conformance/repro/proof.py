@@ -1,0 +1,56 @@
+"""Runs a script as its reader will, and looks whether it shows what the case shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.repro.showing import Ending, Numbers
+from conformance.runner.rank.environment import base_environment
+
+#: A script trains a few windows; its processes import torch.
+TIME_LIMIT = 120
+_FORBIDDEN = 'raise ImportError("a standalone script imports no {}")\n'
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a script ended; ``output`` is all that it printed."""
+
+    code: int | None
+    output: str
+
+
+def run(script: Path) -> Run:
+    """Run a script in a fresh process, in which our package cannot be imported."""
+    package = __name__.partition(".")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, f"{package}.py").write_text(_FORBIDDEN.format(package))
+        environment = {**base_environment(os.environ), "PYTHONPATH": folder}
+        command = [sys.executable, str(script)]
+        try:
+            ended = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIME_LIMIT
+            )
+        except subprocess.TimeoutExpired as expired:
+            return Run(None, (expired.stdout or b"").decode(errors="replace"))
+    return Run(ended.returncode, ended.stdout.decode(errors="replace"))
+
+
+def is_shown(ran: Run, shows: Numbers | Ending, names: Sequence[str]) -> bool:
+    """Whether a script exits with 1 for what was wrong in the case: the same value, or the same end. ``names``: of the
+    values."""
+    if ran.code != 1:
+        return False
+    if isinstance(shows, Ending):
+        # Which rank raises first is a race.
+        return any(one in ran.output for one in shows.errors or ["Timeout (0:00:20)!"])
+    if shows.seen is None:
+        return "expected the same values on all ranks" in ran.output
+    rank, index, value = shows.seen
+    return f"{names[index]} on rank {rank}: observed {value!r}," in ran.output

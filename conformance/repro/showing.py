@@ -1,0 +1,127 @@
+"""What a script shows of a case that fails: after how many windows, and which values are wrong there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+from conformance.oracle.affine import Enclosure
+from conformance.oracle.recurrence import Step
+from conformance.results.records import Quantity, Vector
+from conformance.verdict.comparison import outside, same
+from conformance.verdict.evidence import Attempt, RankEvidence
+from conformance.verdict.judge import Judgement
+
+
+class CannotShow(Exception):
+    """Why no script can show a failure, and what to do instead: one line."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Wrong values after ``windows`` windows.
+
+    ``step``: the last one that they are of. ``expected``: each with how large its error may be. ``seen``: the first
+    that is wrong, as (rank, index, value); None if the ranks' values differ, each of which may be right.
+    """
+
+    windows: int
+    step: int
+    quantity: Quantity
+    expected: tuple[tuple[float, float], ...]
+    seen: tuple[int, int, float] | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Training that raises, or that hangs. ``errors``: the first line of what each rank raised."""
+
+    windows: int
+    kind: Literal["CRASH", "HANG"]
+    errors: tuple[str, ...] = ()
+
+
+def shown(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
+    """What shows the failure, the shortest training first; ``windows``: of all that the case has.
+
+    Raises CannotShow.
+    """
+    if judgement.verdict == "INCONCLUSIVE":
+        raise CannotShow(f"nothing is proved about it: {judgement.headline}")
+    if judgement.verdict in ("CRASH", "HANG"):
+        return [_ending(judgement, windows)]
+    right = judgement.trajectory
+    if right is None or not right.steps or not judgement.ranks:
+        raise CannotShow(f"no numbers show it: {judgement.headline}")
+    found: list[Numbers | Ending] = []
+    for quantity in get_args(Quantity):
+        found += _numbers(judgement.ranks, right.steps, quantity)
+    if not found:
+        raise CannotShow(
+            f"its weights and gradients are right, so that a script has nothing to compare: {judgement.headline}; "
+            "`conformance run --traces` and `conformance trace` show what the trainer calls"
+        )
+    return found
+
+
+def _ending(judgement: Judgement, windows: int) -> Ending:
+    if judgement.verdict == "HANG":
+        return Ending(windows, "HANG")
+    errors = tuple(_error(rank.raised) for rank in judgement.ranks if rank.raised)
+    if not errors:
+        raise CannotShow(f"a process died and raised nothing that a script could show: {judgement.headline}")
+    return Ending(windows, "CRASH", errors)
+
+
+def _error(raised: Mapping[str, str]) -> str:
+    message = raised["message"].splitlines()
+    return f"{raised['type']}: {message[0]}" if message else raised["type"]
+
+
+def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Step], quantity: Quantity) -> Iterator[Numbers]:
+    """At the first step at which a value is wrong, and at the last one if there is one too."""
+    box_of: Callable[[Step], Enclosure] = (
+        (lambda step: step.weights) if quantity == "weights" else (lambda step: step.gradient)
+    )
+    numbers = range(len(right))
+    first = next((at for at in numbers if _wrong(ranks, box_of(right[at]), at, quantity) is not None), None)
+    for at in dict.fromkeys([first, numbers[-1]] if first is not None else [numbers[-1]]):
+        box, window = box_of(right[at]), right[at].window
+        seen = _first_outside(box, [_last(rank, window, quantity) for rank in ranks])
+        if first is not None or seen is not None:
+            yield Numbers(window + 1, at, quantity, tuple(map(_value, box.center, box.radius)), seen)
+
+
+def _wrong(ranks: Sequence[RankEvidence], box: Enclosure, step: int, quantity: Quantity) -> object | None:
+    values = [_of(rank.steps[step], quantity) if step < len(rank.steps) else None for rank in ranks]
+    known = [one for one in values if one is not None]
+    if quantity == "weights" and any(not same(one, known[0]) for one in known):
+        return known
+    return _first_outside(box, values)
+
+
+def _last(rank: RankEvidence, window: int, quantity: Quantity) -> Vector | None:
+    """What a rank that trains no longer ends with."""
+    taken = [attempt for attempt in rank.attempts if attempt.window <= window]
+    return _of(taken[-1], quantity) if taken else None
+
+
+def _of(attempt: Attempt, quantity: Quantity) -> Vector | None:
+    return attempt.weights if quantity == "weights" else attempt.gradients
+
+
+def _first_outside(box: Enclosure, values: Sequence[Vector | None]) -> tuple[int, int, float] | None:
+    for rank, one in enumerate(values):
+        if one is not None and (index := outside(box, one)) is not None and (value := one[index]) is not None:
+            return rank, index, value
+    return None
+
+
+def _value(center: Fraction, radius: Fraction) -> tuple[float, float]:
+    """The right value as a float, and a float above what it may be off by."""
+    value = float(center)
+    allowed = radius + abs(center - Fraction(value))
+    return value, math.nextafter(float(allowed), math.inf) if allowed else 0.0

@@ -1,0 +1,218 @@
+"""Python source as its top-level statements, of which a script takes those that it needs.
+
+Text is copied, with its comments, and never printed from a syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+PACKAGE = __name__.partition(".")[0]
+
+
+class CannotCopy(Exception):
+    """Why a source cannot be part of a script: one line."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a name stands for: ``module``, or ``attribute`` of it."""
+
+    module: str
+    attribute: str | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file. ``text`` is UTF-8."""
+
+    name: str
+    text: str
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """Raises CannotCopy."""
+        try:
+            return cls(str(path), path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise CannotCopy(f"{path} cannot be read: {error}") from error
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        try:
+            return ast.parse(self.text)
+        except SyntaxError as error:
+            raise CannotCopy(f"{self.name} is no Python: {error}") from error
+
+    @cached_property
+    def definitions(self) -> dict[str, ast.stmt]:
+        """The top-level statements that define a function, a class or a variable, by its name."""
+        return {name: node for node in self.tree.body for name in _defined(node)}
+
+    @cached_property
+    def imports(self) -> dict[str, list[Imported]]:
+        """What the imports at the top level bind. `import a.b` and `import a.c` bind one name."""
+        found: dict[str, list[Imported]] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    bound = alias.asname or alias.name.partition(".")[0]
+                    found.setdefault(bound, []).append(_plain(alias))
+            elif isinstance(node, ast.ImportFrom) and node.module != "__future__":
+                module = "." * node.level + (node.module or "")
+                for alias in node.names:
+                    found.setdefault(alias.asname or alias.name, []).append(Imported(module, alias.name))
+        return found
+
+    @cached_property
+    def others(self) -> list[ast.stmt]:
+        """The top-level statements that run for what they do, but for what a script leaves out: its docstring, and what
+        runs where the file is the program."""
+        known = {id(node) for node in self.definitions.values()}
+        rest = [node for node in self.tree.body if id(node) not in known and not _is_left_out(node)]
+        return [node for node in rest if not isinstance(node, ast.Import | ast.ImportFrom)]
+
+    @property
+    def is_annotated_late(self) -> bool:
+        """Whether its annotations are never evaluated."""
+        return any(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in self.tree.body)
+
+    def copied(
+        self,
+        node: ast.stmt,
+        instead: Mapping[str, str],
+        without: frozenset[str] = frozenset(),
+        *,
+        is_annotated: bool = True,
+    ) -> str:
+        """The text of a statement with the comments above it, and ``instead`` of each expression another one.
+        ``without``: names of decorators that are left out. If not ``is_annotated``, annotations are, too."""
+        lines = [line.encode() for line in self.text.splitlines(keepends=True)]
+        edits = [*_replaced(node, instead, is_annotated=is_annotated)]
+        if not is_annotated:
+            edits += _annotations(node, lines)
+        for start, end, new in sorted(edits, reverse=True):
+            (row, column), (last, stop) = start, end
+            lines[row] = lines[row][:column] + new.encode() + lines[last][stop:]
+            lines[row + 1 : last + 1] = [b""] * (last - row)
+        decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
+        dropped = {
+            row
+            for one in decorators
+            if decorator_name(one) in without
+            for row in range(one.lineno - 1, one.end_lineno or 0)
+        }
+        while first and lines[first - 1].startswith(b"#"):
+            first -= 1
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in instead:
+            names = f" {node.name}".encode(), f" {instead[node.name]}".encode()
+            lines[node.lineno - 1] = lines[node.lineno - 1].replace(*names, 1)
+        kept = [lines[row] for row in range(first, node.end_lineno or 0) if row not in dropped]
+        return b"".join(kept).decode().rstrip()
+
+
+def names_in(
+    node: ast.AST,
+    without: frozenset[str] = frozenset(),
+    *,
+    is_annotated: bool = True,
+    absent: Container[str] = (),
+) -> Iterator[str]:
+    """The names that a statement mentions, but for those in decorators of these names, in ``absent`` expressions and,
+    if not ``is_annotated``, in annotations."""
+    left_out = [] if is_annotated else _annotations_of(node)
+    left_out += [one for one in getattr(node, "decorator_list", []) if decorator_name(one) in without]
+    if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in absent:
+        return
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        # An annotation in quotes.
+        yield node.value
+    for child in ast.iter_child_nodes(node):
+        if child not in left_out:
+            yield from names_in(child, is_annotated=is_annotated, absent=absent)
+
+
+def attributes_in(node: ast.AST) -> set[str]:
+    """The attributes that a statement mentions, of whatever."""
+    return {inner.attr for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+
+
+def decorator_name(node: ast.expr) -> str:
+    """``trainer`` for ``@trainer(...)`` and for ``@conformance.trainer``."""
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node).removeprefix(f"{PACKAGE}.")
+
+
+#: What takes the place of the text from one (row, column) up to another.
+Edit: TypeAlias = tuple[tuple[int, int], tuple[int, int], str]
+
+
+def _replaced(node: ast.AST, instead: Mapping[str, str], *, is_annotated: bool) -> Iterator[Edit]:
+    """Other expressions; nothing inside of what is replaced, nor in annotations that are left out."""
+    if isinstance(node, ast.Name | ast.Attribute) and (text := ast.unparse(node)) in instead:
+        yield (node.lineno - 1, node.col_offset), _end(node), instead[text]
+        return
+    left_out = [] if is_annotated else _annotations_of(node)
+    for child in ast.iter_child_nodes(node):
+        if child not in left_out:
+            yield from _replaced(child, instead, is_annotated=is_annotated)
+
+
+def _annotations(node: ast.AST, lines: Sequence[bytes]) -> Iterator[Edit]:
+    """No annotations. An argument's default stands beside it then."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.arguments):
+            named = [*inner.posonlyargs, *inner.args]
+            defaults = dict(zip(named[len(named) - len(inner.defaults) :], inner.defaults, strict=True))
+            defaults |= {one: value for one, value in zip(inner.kwonlyargs, inner.kw_defaults, strict=True) if value}
+            for one in (*named, *inner.kwonlyargs, inner.vararg, inner.kwarg):
+                if one is not None and one.annotation is not None:
+                    start = one.lineno - 1, one.col_offset + len(one.arg.encode())
+                    value = defaults.get(one)
+                    yield start, _end(one) if value is None else (value.lineno - 1, value.col_offset), "=" * bool(value)
+        elif isinstance(inner, ast.FunctionDef) and inner.returns is not None:
+            row, column = inner.returns.lineno - 1, inner.returns.col_offset
+            yield (row, lines[row].rindex(b" ->", 0, column)), _end(inner.returns), ""
+        elif isinstance(inner, ast.AnnAssign) and inner.value is not None:
+            yield _end(inner.target), _end(inner.annotation), ""
+
+
+def _annotations_of(node: ast.AST) -> list[ast.expr]:
+    return [one for one in (getattr(node, "annotation", None), getattr(node, "returns", None)) if one is not None]
+
+
+def _end(node: ast.expr | ast.arg) -> tuple[int, int]:
+    return (node.end_lineno or node.lineno) - 1, node.end_col_offset or 0
+
+
+def _plain(alias: ast.alias) -> Imported:
+    """`import a.b as c` is `from a import b as c`."""
+    package, _, last = alias.name.rpartition(".")
+    return Imported(package, last) if alias.asname and package else Imported(alias.name, None)
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            bound = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+            yield from (one.id for one in bound if isinstance(one, ast.Name))
+
+
+def _is_left_out(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    return isinstance(node, ast.If) and ast.unparse(node.test) in (
+        "__name__ == '__main__'",
+        "TYPE_CHECKING",
+        "typing.TYPE_CHECKING",
+    )

@@ -1,0 +1,82 @@
+"""Writes a script for a case, and keeps it if it shows the failure."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import textwrap
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+from conformance.adapter.loading import file_of, function_of
+from conformance.cases.case import Case
+from conformance.repro.proof import is_shown, run
+from conformance.repro.script import function_in, script
+from conformance.repro.showing import CannotShow, shown
+from conformance.repro.sources import CannotCopy, Source
+from conformance.verdict.judge import Judgement
+
+_TITLE = '''"""{title}
+
+It fails {case}, as trainer-conformance {version} found. This script prints what the trainer does
+and what is right, and exits with 1 while they differ. It was run with {versions}.
+"""
+'''
+
+
+def written(case: Case, judgement: Judgement, target: str, title: str, output: Path) -> list[str]:
+    """Write ``output``, and return what it printed when it was run. ``title``: why the case fails.
+
+    Raises:
+        CannotShow: no script shows it; there is no ``output`` then.
+        CannotCopy: the trainer's source cannot be part of one.
+    """
+    file = file_of(target)
+    if file is None:
+        raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
+    source = Source.of(file)
+    function, package = function_in(source, function_of(target)), _package_of(file)
+    found = shown(judgement, len(case.problem.windows))
+    printed = ""
+    for shows in found:
+        body = script(case, shows, source, function, package)
+        output.write_text(_documented(body, title, case.id), encoding="utf-8")
+        ran = run(output)
+        if is_shown(ran, shows, case.problem.workload.model.elements):
+            return ran.output.strip().splitlines()
+        printed = ran.output
+    output.unlink()
+    last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
+    raise CannotShow(
+        f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {last}"
+    )
+
+
+def _documented(body: str, title: str, case: str) -> str:
+    """With a docstring that says what the script is of."""
+    words = {"title": title, "case": case, "version": version("trainer-conformance"), "versions": _versions(body)}
+    words["title"] = "\n".join(textwrap.wrap(title, 115))
+    # The title may quote the trainer.
+    safe = {name: text.replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
+    return _TITLE.format(**safe) + "\n" + body
+
+
+def _versions(body: str) -> str:
+    """Of the distributions that a script imports."""
+    imported = [node for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [alias.name for node in imported if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in imported if isinstance(node, ast.ImportFrom) and node.module]
+    roots = dict.fromkeys(name.partition(".")[0] for name in names)
+    known = packages_distributions()
+    found = {name for root in roots if root not in sys.stdlib_module_names for name in known.get(root, ())}
+    return ", ".join(f"{name} {version(name)}" for name in sorted(found))
+
+
+def _package_of(file: Path) -> str:
+    """The dotted name of the package that a file is in; nothing if it is in none."""
+    parts: list[str] = []
+    folder = file.resolve().parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts)

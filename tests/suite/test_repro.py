@@ -1,0 +1,49 @@
+"""`conformance repro`: a script runs alone and shows the failure, and with the right trainer it exits with 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.repro import proof
+from conformance.results import read_results
+from fixtures.written import file_of
+
+CASE = "single-acc2-fp16-clip-value"
+#: The line of the mutant, in the right order.
+WRONG = "        task.clip_(model.parameters())\n        scaler.unscale_(optimizer)\n"
+RIGHT = "        scaler.unscale_(optimizer)\n        task.clip_(model.parameters())\n"
+
+
+def test_a_script_for_a_case_of_a_run(conformance, folder):
+    mutant = str(file_of("clip_before_unscale"))
+    assert conformance("run", mutant, "--case", CASE, "--case", "single-acc4-fp16-clip-value").code == 1
+    ended = conformance("repro", "single-acc4-fp16-clip-value", "--output", "mine.py")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith(f"mine.py shows {CASE}, the smallest case that fails for the same cause as")
+    assert "after step 0, weight[0] on rank 0: observed 0.546875, expected 2.0" in ended.out
+    script = Path("mine.py").read_text()
+    assert script.startswith('"""Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)\n')
+    assert script.count(WRONG) == 1
+    Path("mine.py").write_text(script.replace(WRONG, RIGHT))
+    assert proof.run(Path("mine.py")) == proof.Run(0, "after step 0, all values are as expected\n")
+    assert "conformance repro single-acc2-fp16-clip-value" in Path("conformance-report.html").read_text()
+    [shown] = [one for one in read_results(Path("conformance-results.jsonl")).cases if one.id == CASE]
+    assert shown.repro_command == f"conformance repro {CASE} {mutant}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("single-batched-fp32-momentum", "batched"), "does not fail (PASS (exact)), so there is nothing to show"),
+        (("single-batched-fp32", "batched"), "is no id of one case; conformance list cases has them"),
+        (("no-such-case", "batched"), "no case no-such-case is planned"),
+        (("no-such-case",), "conformance-results.jsonl"),
+    ],
+)
+def test_no_script(conformance, folder, arguments, why):
+    ended = conformance("repro", *arguments)
+    assert ended.code == 2
+    assert why in ended.line
+    assert list(folder.glob("*.py")) == []
