@@ -55,6 +55,7 @@ class Card:
         if self.fix:
             yield "fix:"
             yield from (f"  {line}" for line in visible(self.fix).splitlines())
+        yield f"script: {one_line((case or self.example).repro_command)}"
         yield f"again: {one_line((case or self.example).command)}"
 
 

@@ -9,6 +9,7 @@ A field with a default may be absent from the file. Vectors have one number for 
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias, get_args
 
@@ -145,6 +146,11 @@ class CaseRecord:
     def failed(self) -> bool:
         """Whether the case counts as not conforming."""
         return self.verdict in NOT_CONFORMING
+
+    @property
+    def repro_command(self) -> str:
+        """Writes a standalone script that shows why the case fails."""
+        return f"conformance repro {self.id} {shlex.quote(self.target)}"
 
 
 @dataclass(frozen=True)
