@@ -18,6 +18,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
     """Arguments are known only here; they are read again once there are options for them."""
     if any(argument.startswith("--trainer") or any(name in argument for name in _OURS) for argument in args):
         early_config.pluginmanager.import_plugin("conformance.suite.hooks")
+        early_config.pluginmanager.import_plugin("conformance.suite.expecting")
         known = copy.copy(early_config.known_args_namespace)
         known.file_or_dir = []
+        known = parser.parse_known_args(args, namespace=known)
+        args += early_config.pluginmanager.get_plugin("conformance.suite.expecting").configured(early_config, known)
         early_config.known_args_namespace = parser.parse_known_args(args, namespace=known)

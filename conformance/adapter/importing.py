@@ -182,6 +182,28 @@ def _similar_file(path: Path) -> str:
     return f"; did you mean {path.with_name(close[0])}?" if close else ""
 
 
+def trainers_in(path: Path) -> list[str]:
+    """The names of the file's functions under `@trainer`, also of those that it makes, as in `a = trainer(...)(f)`."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    found: list[str] = []
+    while body:
+        node = body.pop(0)
+        if isinstance(node, ast.FunctionDef) and any(map(_is_trainer, node.decorator_list)):
+            found.append(node.name)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value.func):
+            found += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
+            body = [*(one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt)), *body]
+    return found
+
+
+def _is_trainer(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and _last_name(node.func) == "trainer"
+
+
 def declaration_in(path: Path) -> Declaration | None:
     """The only declaration in the file, if it consists of literals; otherwise None.
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -14,16 +14,18 @@ from typing import Any
 
 from conformance.adapter import importing
 from conformance.adapter.declaration import Declaration, declared, did_you_mean
-from conformance.adapter.importing import MissingRequirement, TrainerError, declaration_in
+from conformance.adapter.importing import MissingRequirement, TrainerError, declaration_in, trainers_in
 
 __all__ = [
-    "Import", "MissingRequirement", "Train", "TrainerError", "imported", "load", "missing_requirements", "place_of",
-    "reference_names", "stated",
+    "ALL", "Import", "MissingRequirement", "Train", "TrainerError", "every_trainer", "imported", "load",
+    "missing_requirements", "place_of", "reference_names", "stated",
 ]  # fmt: skip
 
 Train = Callable[[Any], None]
 Import = Callable[[str], ModuleType]
 
+#: In place of a target: all trainers of the files that are named.
+ALL = "all"
 _PACKAGE = __name__.partition(".")[0]
 _FOLDERS = ("trainers", "frameworks")
 
@@ -97,6 +99,25 @@ def _holds_trainer(file: Path) -> bool:
     return any(line.startswith("@trainer") for line in file.read_text().splitlines())
 
 
+def every_trainer(targets: Sequence[str]) -> list[str]:
+    """The targets, with each file that has several trainers replaced by them where `all` is among the targets.
+
+    Raises TrainerError: `all` stands alone.
+    """
+    named = [target for target in targets if target != ALL]
+    if len(named) == len(targets):
+        return named
+    if not named:
+        raise TrainerError(f"{ALL}: of which file? Name it too, as in: my_trainers.py --trainer {ALL}")
+    return [one for target in named for one in _each(target)]
+
+
+def _each(target: str) -> list[str]:
+    place, name = _split(target)
+    names = trainers_in(Path(place)) if name is None and place.endswith(".py") else []
+    return [f"{place}:{one}" for one in names] if len(names) > 1 else [target]
+
+
 def missing_requirements(declaration: Declaration) -> tuple[str, ...]:
     """The declared `requires` that cannot be found on this machine."""
     return tuple(name for name in declaration.requires if not _is_installed(name))
@@ -168,5 +189,6 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
         )
     if len(candidates) > 1:
         choices = ", ".join(f"{place}:{key}" for key in candidates)
-        raise TrainerError(f"{place}: {len(candidates)} @trainer functions in it, name one of {choices}")
+        several = f"{place}: {len(candidates)} @trainer functions in it"
+        raise TrainerError(f"{several}, name one of {choices}, or add --trainer {ALL}")
     return next(iter(candidates.values())), True

@@ -13,11 +13,13 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import diff, exercise, explain, laws, listing, merge, report, repro, run, smoke, trace
+from conformance.cli import diff, exercise, explain, gate, laws, listing, merge, report, repro, run, smoke, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
 from conformance.report.text import visible
+from conformance.suite.configuration import ConfigurationError, configuration
+from conformance.suite.options import add_defaults
 
 
 class Command(Protocol):
@@ -44,6 +46,8 @@ COMMANDS: dict[str, Command] = {
     "explain": explain,
     "exercise": exercise,
 }
+#: Those that look into pyproject.toml.
+_CONFIGURED = ("run", "smoke", "list", "report", "merge")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given:
             parser.print_help()
             return USAGE
-        options = parser.parse_args(given)
+        try:
+            options, given = _configured(parser, given)
+        except ConfigurationError as error:
+            return say(str(error), USAGE)
         command = "conformance " + shlex.join(given)
         console = SafeConsole(highlight=False)
         if not console.width:
@@ -68,6 +75,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except Exception as error:
             print(visible(traceback.format_exc()), end="", file=sys.stderr)
             return say(f"the harness failed: {type(error).__name__}: {error}; this is a bug of conformance", HARNESS)
+
+
+def _configured(parser: argparse.ArgumentParser, given: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
+    """The options, and the whole command line, with what the project's pyproject.toml adds to that which is given.
+
+    Raises ConfigurationError.
+    """
+    options = parser.parse_args(given)
+    if options.action not in _CONFIGURED:
+        return options, given
+    found, selects = configuration(), gate.selects(options)
+    if options.action != "report":  # its --output is a file
+        given = [*given, *found.arguments(vars(options))]
+        options = parser.parse_args(given)
+    add_defaults(options)
+    options.configuration, options.selects = found, selects
+    return options, given
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.cli import verbosity
+from conformance.cli import gate, verbosity
 from conformance.cli.damage import blamed_on
-from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.cli.exits import USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
 SUMMARY = "put the results of several runs into one report"
@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path(),
         metavar="DIR",
         help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
     )
@@ -37,7 +36,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.results import ResultsError, ResultsWriter, read_results
     from conformance.results.merging import merged
 
-    folder = RunFolder(options.output)
+    folder = RunFolder(options.output or Path())
     if (wrong := folder.unwritable()) is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     rendered = folder.own.with_suffix(".html")
@@ -62,4 +61,4 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     finally:
         folder.discard()
         rendered.unlink(missing_ok=True)
-    return CONFORMING if results.conforming else NOT_CONFORMING
+    return gate.ended(results, options.configuration, console, whole=False)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from conformance.cli import formats, verbosity
+from conformance.cli import formats, gate, verbosity
 from conformance.cli.damage import blamed_on
-from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.cli.exits import USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder
 
 SUMMARY = "render a results file again"
@@ -43,7 +43,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
     console.file.write(printed.get())
-    return CONFORMING if results.conforming else NOT_CONFORMING
+    return gate.ended(results, options.configuration, console, whole=False)
 
 
 def _what_else(options: argparse.Namespace) -> str:

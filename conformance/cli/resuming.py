@@ -13,6 +13,7 @@ from conformance.cli.files import RunFolder
 from conformance.report.text import visible
 from conformance.results import Results, ResultsError, read_results
 from conformance.results.records import Header
+from conformance.suite.options import add_defaults
 
 #: The arguments that results depend on. How many cases run at a time, say, is not among them.
 _DECISIVE = {
@@ -82,6 +83,7 @@ def _difference(
     add_arguments(parser)
     try:
         then = parser.parse_args(shlex.split(header.command)[2:])
+        add_defaults(then)
     except (_Unreadable, ValueError):
         return f"it is of the command {visible(header.command)}"
     for name, words in _DECISIVE.items():
@@ -97,7 +99,7 @@ def _difference(
 
 def _value(value: object) -> str:
     """The value of an option in words, whatever the order in which it was given."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(sorted(set(value))) or "the default"
     return "the default" if value is None else str(value)
 

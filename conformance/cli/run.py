@@ -13,7 +13,7 @@ from argcomplete.completers import FilesCompleter
 from rich.console import Console
 
 from conformance.adapter.loading import reference_names
-from conformance.cli import formats, verbosity
+from conformance.cli import formats, gate, verbosity
 from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import REPORT, RESULTS, RunFolder, unwritable
 from conformance.cli.signals import ended_like_ctrl_c, ignore
@@ -45,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path(),
         metavar="DIR",
         help=f"the folder for {RESULTS} and {REPORT} (default: the current one)",
     )
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--processes",
         type=_processes,
-        default=os.cpu_count() or 1,
         metavar="N",
         help="cases at a time (default: one for each core)",
     )
@@ -82,8 +80,15 @@ def add_trainers(parser: argparse.ArgumentParser) -> None:
     trainers = parser.add_argument(
         "trainer",
         nargs="*",
+        action="extend",
         help="path.py, path.py:function, package.module:function, or one that comes with this package: "
         f"{', '.join(reference_names())} (default: all but those of frameworks)",
+    )
+    parser.add_argument(
+        "--trainer",
+        action="append",
+        metavar="TARGET",
+        help="another one; all stands for all trainers of the files that are named",
     )
     files = FilesCompleter(("py",))
     trainers.completer = lambda prefix, **of: [*reference_names(), *files(prefix, **of)]  # type: ignore[attr-defined]
@@ -109,7 +114,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
             return say(str(error), USAGE)
         if hosts is None:
             return CONFORMING
-    folder = RunFolder(options.output)
+    folder = RunFolder(options.output or Path())
     wrong = folder.unwritable()
     if wrong is not None:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
@@ -123,7 +128,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         except CannotResume as error:
             return say(str(error), USAGE)
         if found is None:
-            print(f"Nothing to resume in {options.output}: all cases are run.")
+            print(f"Nothing to resume in {options.output or Path()}: all cases are run.")
     if options.traces is not None:
         reason = unwritable(Path(options.traces, "rank0.jsonl"))
         if reason is not None:
@@ -131,7 +136,8 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         # The workers of pytest may be elsewhere.
         options.traces = os.path.abspath(options.traces)
     engine = Engine(folder, command, surroundings, console, hosts, found, quiet=options.detail == "quiet")
-    engine.run(options.trainer, 1 if hosts else options.processes, vars(options))
+    processes = options.processes or os.cpu_count() or 1
+    engine.run(options.trainer, 1 if hosts else processes, vars(options))
     ignore(signal.SIGINT)
     return _finish(engine, folder, console, options)
 
@@ -148,7 +154,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         return USAGE
     for line in engine.failures:
         say(f"the harness failed: {line}", HARNESS)
-    conforming = False
+    code = NOT_CONFORMING
     if engine.recorded:
         try:
             results = read_results(folder.own)
@@ -159,7 +165,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
             place = folder.own if folder.own.exists() else folder.results
             return say(f"the harness failed: {error}; the results are in {place}", HARNESS)
         render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
-        conforming = results.conforming
+        code = gate.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, results)
             formats.in_github_actions(results)
@@ -174,7 +180,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         return say(f"interrupted; {kept if engine.recorded else 'no case was finished'}", INTERRUPTED)
     if not engine.recorded:
         return say("the harness failed: no case was run", HARNESS)
-    return CONFORMING if conforming else NOT_CONFORMING
+    return code
 
 
 def _processes(text: str) -> int:

@@ -13,6 +13,7 @@ from rich.text import Text
 from conformance.cli import verbosity
 from conformance.cli.exits import CONFORMING, HARNESS, NOT_CONFORMING, USAGE, say
 from conformance.cli.run import add_trainers
+from conformance.report.text import plural
 from conformance.suite.options import add_options
 
 if TYPE_CHECKING:
@@ -36,11 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.results.records import PASSED
     from conformance.runner.front.client import RunnerError
+    from conformance.suite.expected import expectation
     from conformance.suite.items import BadInput, collect
     from conformance.suite.running import run
     from conformance.suite.servers import Servers
 
-    held = failed = 0
+    held = failed = expected = 0
     with closing(Servers()) as servers:
         try:
             items = collect(servers, options.trainer, options.backend, ())
@@ -56,6 +58,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
                     _print(case, console)
                 # One that declines at run time does neither.
                 held, failed = held + (case.verdict in PASSED), failed + case.failed
+                expected += case.failed and expectation(case, options.configuration.expected) is not None
         except RunnerError as error:
             return say(f"the harness failed: {error}", HARNESS)
     rest = sum(item.verdict is None for item in planned)
@@ -64,7 +67,9 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     all_of_them = f"`conformance run` has {rest} cases for these trainers."
     verdict = f"{failed} of {held + failed} cases do not hold." if failed else f"All {held} hold, which is no proof."
     console.print(Text(f"{verdict} {all_of_them}", "bold red" if failed else "bold green"))
-    return NOT_CONFORMING if failed else CONFORMING
+    if expected:
+        console.print(Text(f"{plural(expected, 'failure')} expected by {options.configuration.file}."))
+    return NOT_CONFORMING if failed > expected else CONFORMING
 
 
 def chosen(items: Iterable[Item]) -> list[Item]:

@@ -79,6 +79,8 @@ def _print_card(card: Card, console: Console) -> None:
     console.print()
     console.print(_title(card))
     body = [Text(f"{one_line(card.example.trainer)}, {counted(card.cases)}", "dim")]
+    if card.example.explained_by:
+        body.append(Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim"))
     if card.where:
         body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
     body += [Text(visible(line)) for line in card.details]

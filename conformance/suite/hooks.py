@@ -14,7 +14,7 @@ from conformance.runner.front.client import RunnerError
 from conformance.runner.front.zygote_client import shared
 from conformance.runner.front.zygote_process import ZygoteProcess
 from conformance.suite.items import BadInput, Item, collect
-from conformance.suite.options import add_options, received
+from conformance.suite.options import add_defaults, add_options, received
 from conformance.suite.servers import Servers
 from conformance.suite.warned import SlowPath, warn
 
@@ -40,15 +40,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--trainer",
         action="append",
         type=received,
-        default=[],
         metavar="TARGET",
         help="a trainer under test: path.py, path.py:function, package.module:function, or the name of a "
-        "reference trainer; may be given several times (default: the reference trainers)",
+        "reference trainer; all stands for all trainers of the files that are named; may be given several times "
+        "(default: the reference trainers)",
     )
     add_options(group.addoption)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    add_defaults(config.option)
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
     if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, get_args
 
-from conformance.adapter.loading import stated
+from conformance.adapter.loading import ALL, every_trainer, stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import plan
 from conformance.cases.rules import BACKEND_LAYOUTS
@@ -83,6 +83,10 @@ def collect(
     """
     items: list[Item] = []
     wrong: list[BadInput] = []
+    try:
+        targets = every_trainer(targets)
+    except TrainerError as error:
+        return [BadInput(ALL, str(error))]
     for target in dict.fromkeys(targets) or REFERENCE:
         try:
             named = bool(targets and backends)

@@ -31,17 +31,16 @@ def time_limit(text: str) -> float:
     return seconds
 
 
-#: By name, what argparse's `add_argument` and pytest's `addoption` both take.
+#: By name, what argparse's `add_argument` and pytest's `addoption` both take. None stands for what is not given, so
+#: that it can be looked up in the project's configuration first.
 OPTIONS: dict[str, dict[str, Any]] = {
     "--backend": {
         "action": "append",
-        "default": [],
         "choices": BACKEND_NAMES,
         "help": "only this backend; may be given several times (default: all that the trainer declares)",
     },
     "--case": {
         "action": "append",
-        "default": [],
         "metavar": "CASE",
         "help": "only this case: its id, or the beginning of ids, as in ddp-w2, or a pattern, as in 'ddp-*-clip*', or "
         "values of its fields, as in backend=ring,world_size=2; may be given several times, to run all cases that any "
@@ -49,12 +48,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--thorough": {
         "action": "store_true",
+        "default": None,
         "help": "so many cases that any three of kind of model, recipe, world size, accumulation and precision meet "
         "(default: that each path meets each precision, and each workload each world size and accumulation)",
     },
     "--time-limit": {
         "type": time_limit,
-        "default": TIME_LIMIT,
         "metavar": "SECONDS",
         "help": f"how long a case may take before it is a HANG (default: {TIME_LIMIT:g})",
     },
@@ -74,6 +73,17 @@ def sendable(target: str) -> str:
 def received(text: str) -> str:
     """The inverse of `sendable`."""
     return re.sub(r"\\udc([89a-f][0-9a-f])", lambda match: chr(0xDC00 + int(match[1], 16)), text)
+
+
+#: By attribute, what is in effect where neither the command line nor the configuration says anything.
+DEFAULTS: dict[str, Any] = {"trainer": (), "backend": (), "case": (), "thorough": False, "time_limit": TIME_LIMIT}
+
+
+def add_defaults(options: argparse.Namespace) -> None:
+    """Put the defaults where nothing is given."""
+    for name, default in DEFAULTS.items():
+        if getattr(options, name, default) is None:
+            setattr(options, name, default)
 
 
 def add_options(add: Callable[..., object], only: Iterable[str] = OPTIONS) -> None:

@@ -1,0 +1,190 @@
+"""`[tool.conformance]` in pyproject.toml: options for this project's trainers, under the names that they have."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conformance.adapter.declaration import BACKEND_NAMES, did_you_mean
+from conformance.suite.options import time_limit
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE, TABLE, EXPECTED = "pyproject.toml", "tool.conformance", "expected-failures"
+
+
+class ConfigurationError(Exception):
+    """`str()` is one line: which file, what is wrong in it, and what to write."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What the table says.
+
+    Attributes:
+        file: where it is, as seen from the current folder; None if there is none.
+        values: by the name of the option; those that may be given several times are lists.
+        expected: reasons of failures that are expected, by the id of a case or the name of a cause.
+    """
+
+    file: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    expected: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, given: Mapping[str, Any]) -> Iterator[str]:
+        """The command line for the values that are not `given` there, which wins; trainers are `--trainer`.
+
+        Args:
+            given: by the name of the attribute, of the options that there are; None or empty if not given.
+        """
+        for name, value in self.values.items():
+            attribute = name.replace("-", "_")
+            if attribute not in given or given[attribute]:
+                continue
+            if value is True:
+                yield f"--{name}"
+            elif value is not False:
+                yield from (f"--{name}={each}" for each in (value if isinstance(value, list) else [value]))
+
+
+def configuration(folder: Path | None = None) -> Configuration:
+    """That of the nearest pyproject.toml with the table, in this folder (default: the current one) or above it.
+
+    Raises ConfigurationError.
+    """
+    here = Path.cwd() if folder is None else folder
+    for above in (here, *here.parents):
+        file = above / FILE
+        if file.is_file():
+            shown = Path(os.path.relpath(file, here))
+            table = _table(file, shown)
+            if table is not None:
+                return _checked(shown, table)
+    return Configuration()
+
+
+def _table(file: Path, shown: Path) -> object:
+    """None if the file has none."""
+    try:
+        whole = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {shown}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{shown} is not TOML: {' '.join(str(error).split())}") from error
+    tool = whole.get("tool")
+    return tool.get("conformance") if isinstance(tool, dict) else None
+
+
+def _checked(file: Path, table: object) -> Configuration:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{file}: [{TABLE}] is not a table: write options below [{TABLE}]")
+    values: dict[str, Any] = {}
+    expected: Mapping[str, str] = {}
+    for name, value in table.items():
+        try:
+            if name == EXPECTED:
+                expected = _reasons(value)
+            elif name in _OPTIONS:
+                values[name] = _OPTIONS[name](value)
+            else:
+                known = (*_OPTIONS, EXPECTED)
+                raise _Wrong(f"no such option{did_you_mean(name, known) or f'; it is one of {_listed(known)}'}")
+        except _Wrong as error:
+            raise ConfigurationError(f"{file}: [{TABLE}] {name}: {error}") from error
+    beside = file.parent
+    for name in ("output", "traces"):
+        if name in values:
+            values[name] = os.path.normpath(beside / values[name])
+    if "trainer" in values:
+        values["trainer"] = [_from(beside, target) for target in values["trainer"]]
+    return Configuration(file, values, expected)
+
+
+def _from(folder: Path, target: str) -> str:
+    """A target as it is called from the current folder: files are named from that of pyproject.toml."""
+    is_file = target.partition(":")[0].endswith(".py") or "/" in target
+    return os.path.normpath(folder / target) if is_file else target
+
+
+class _Wrong(Exception):
+    """`str()`: what is wrong with a value, and what to write."""
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise _Wrong(f"{_shown(value)} is not a text; write it in quotes")
+    return value
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, list) and value:
+        return [_text(one) for one in value]
+    if isinstance(value, str) and value:
+        return [value]
+    raise _Wrong(f'{_shown(value)} is not a text or a list of texts, such as ["one", "two"]')
+
+
+def _backends(value: object) -> list[str]:
+    found = _texts(value)
+    for name in found:
+        if name not in BACKEND_NAMES:
+            hint = did_you_mean(name, BACKEND_NAMES) or f"; it is one of {_listed(BACKEND_NAMES)}"
+            raise _Wrong(f"there is no backend {_shown(name)}{hint}")
+    return found
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Wrong(f"{_shown(value)} is neither true nor false")
+    return value
+
+
+def _seconds(value: object) -> float:
+    try:
+        return time_limit(str(value) if type(value) in (int, float) else repr(value))
+    except argparse.ArgumentTypeError as error:
+        raise _Wrong(str(error)) from error
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise _Wrong(f"{_shown(value)} is not a number of processes; write a whole number from 1")
+    return value
+
+
+def _reasons(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _Wrong(f'{_shown(value)} is not a table; below [{TABLE}.{EXPECTED}] write "id or cause" = "reason"')
+    for name, reason in value.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise _Wrong(f'{name} has no reason; write "{name}" = "why it is expected to fail"')
+    return dict(value)
+
+
+_OPTIONS = {
+    "trainer": _texts,
+    "backend": _backends,
+    "case": _texts,
+    "thorough": _flag,
+    "time-limit": _seconds,
+    "traces": _text,
+    "output": _text,
+    "processes": _count,
+}
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(names)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

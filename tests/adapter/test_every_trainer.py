@@ -1,0 +1,53 @@
+"""`--trainer all`: every trainer of a file that has several."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.adapter.importing import TrainerError, trainers_in
+from conformance.adapter.loading import every_trainer
+
+SEVERAL = """
+import functools
+import conformance
+from conformance import trainer
+
+def helper(task): ...
+
+@trainer()
+def first(task): ...
+
+if True:
+    @conformance.trainer(backends=["ddp"])
+    def second(task): ...
+
+third = trainer(name="third")(functools.partial(helper))
+"""
+
+
+@pytest.fixture
+def several(tmp_path):
+    path = tmp_path / "several.py"
+    path.write_text(SEVERAL)
+    return path
+
+
+def test_all_of_a_file(several):
+    assert trainers_in(several) == ["first", "second", "third"]
+    assert every_trainer([str(several), "all", "ddp"]) == [
+        *(f"{several}:{name}" for name in ("first", "second", "third")),
+        "ddp",
+    ]
+
+
+def test_what_names_one_trainer_stays(several, tmp_path):
+    one = tmp_path / "one.py"
+    one.write_text("from conformance import trainer\n@trainer()\ndef train(task): ...\n")
+    named = [str(one), f"{several}:first", str(tmp_path / "none.py"), "package.module"]
+    assert every_trainer([*named, "all"]) == named
+    assert every_trainer([str(several)]) == [str(several)]
+
+
+def test_all_of_nothing():
+    with pytest.raises(TrainerError, match="all: of which file"):
+        every_trainer(["all"])

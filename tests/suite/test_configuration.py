@@ -1,0 +1,163 @@
+"""`[tool.conformance]`: what it may say, what is wrong in it, and that the command line wins."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conformance.cli import _configured, _parser
+from conformance.suite.configuration import Configuration, ConfigurationError, configuration
+
+EVERYTHING = """
+[tool.conformance]
+trainer = ["trainers/mine.py:train", "accelerate", "package.module"]
+backend = "ddp"
+case = ["ddp-w2", "precision=fp32"]
+thorough = true
+time-limit = 30
+output = "out"
+processes = 2
+
+[tool.conformance.expected-failures]
+"ddp-w2-fp32-momentum" = "issue 7"
+"""
+
+
+def read(text: str) -> Configuration:
+    Path("pyproject.toml").write_text(text)
+    return configuration()
+
+
+def options(*given: str):
+    return _configured(_parser(), given)[0]
+
+
+def test_all_options(folder):
+    found = read(EVERYTHING)
+    assert found.values == {
+        "trainer": ["trainers/mine.py:train", "accelerate", "package.module"],
+        "backend": ["ddp"],
+        "case": ["ddp-w2", "precision=fp32"],
+        "thorough": True,
+        "time-limit": 30.0,
+        "output": "out",
+        "processes": 2,
+    }
+    assert found.expected == {"ddp-w2-fp32-momentum": "issue 7"}
+
+
+def test_files_are_named_from_the_folder_of_the_configuration(folder, monkeypatch):
+    read(EVERYTHING)
+    os.mkdir("below")
+    monkeypatch.chdir("below")
+    found = configuration()
+    assert found.file == Path("../pyproject.toml")
+    assert found.values["trainer"] == ["../trainers/mine.py:train", "accelerate", "package.module"]
+    assert found.values["output"] == "../out"
+
+
+def test_a_nearer_file_without_the_table_does_not_count(folder, monkeypatch):
+    read(EVERYTHING)
+    os.mkdir("below")
+    Path("below/pyproject.toml").write_text("[project]\nname = 'below'\n")
+    monkeypatch.chdir("below")
+    assert configuration().file == Path("../pyproject.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("backends = 'ddp'", "backends: no such option; did you mean 'backend'?"),
+        ("colour = 1", "colour: no such option; it is one of trainer, backend, case"),
+        ("backend = 'dpd'", "backend: there is no backend 'dpd'; did you mean 'ddp'?"),
+        ("case = 3", "case: 3 is not a text or a list of texts"),
+        ("case = []", "case: [] is not a text or a list of texts"),
+        ("thorough = 'yes'", "thorough: 'yes' is neither true nor false"),
+        ("time-limit = 'long'", "time-limit: \"'long'\" is not a time limit; write seconds"),
+        ("time-limit = true", "time-limit: 'True' is not a time limit; write seconds"),
+        ("time-limit = -1", "time-limit: '-1' is not a time limit; write seconds"),
+        ("processes = 0", "processes: 0 is not a number of processes; write a whole number from 1"),
+        ("output = ''", "output: '' is not a text; write it in quotes"),
+        (
+            "expected-failures = ['x']",
+            "expected-failures: ['x'] is not a table; below [tool.conformance.expected-failures]",
+        ),
+        (
+            "expected-failures = {x = ''}",
+            'expected-failures: x has no reason; write "x" = "why it is expected to fail"',
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(folder, text, said):
+    with pytest.raises(ConfigurationError) as caught:
+        read(f"[tool.conformance]\n{text}\n")
+    assert str(caught.value).startswith(f"pyproject.toml: [tool.conformance] {said}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.conformance", "pyproject.toml is not TOML: "),
+        ("[tool]\nconformance = 3", "pyproject.toml: [tool.conformance] is not a table"),
+    ],
+)
+def test_what_is_no_table(folder, text, said):
+    with pytest.raises(ConfigurationError, match=said.replace("[", r"\[")):
+        read(text)
+
+
+def test_a_mistake_ends_a_command_with_one_line(conformance):
+    Path("pyproject.toml").write_text("[tool.conformance]\ntime-limit = 'long'\n")
+    ended = conformance("list", "cases")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.line.startswith("conformance: pyproject.toml: [tool.conformance] time-limit")
+
+
+def test_the_command_line_wins(folder):
+    read(EVERYTHING)
+    found = options("run")
+    assert found.trainer == ["trainers/mine.py:train", "accelerate", "package.module"]
+    assert (found.backend, found.time_limit, found.thorough, found.output) == (["ddp"], 30.0, True, Path("out"))
+    found = options("run", "other.py", "--time-limit", "60", "--backend", "single", "--output", "elsewhere")
+    assert (found.trainer, found.time_limit, found.backend) == (["other.py"], 60.0, ["single"])
+    assert found.output == Path("elsewhere")
+    assert options("smoke").trainer == ["trainers/mine.py:train", "accelerate", "package.module"]
+
+
+def test_the_whole_command_is_recorded(folder):
+    """So that a run can be resumed only under the configuration that it had."""
+    read("[tool.conformance]\ntrainer = 'mine.py'\ntime-limit = 30\n")
+    assert _configured(_parser(), ["run", "--case", "x"])[1] == [
+        "run", "--case", "x", "--trainer=mine.py", "--time-limit=30.0",
+    ]  # fmt: skip
+
+
+def test_without_a_table_there_are_the_defaults(folder):
+    found = options("run")
+    assert (found.trainer, found.backend, found.case, found.time_limit, found.thorough) == ([], (), (), 60.0, False)
+
+
+def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
+    """A failure that is expected lets neither fail, and one that is not there any more lets both."""
+    target = write(inside="if task.accumulation == 3: model.weight.data += 1", name="mine.py")
+    chosen = ["single-acc2-fp32-momentum", "single-acc3-fp32-momentum"]
+    table = f'[tool.conformance]\ntrainer = "{target}"\ncase = {chosen}\n[tool.conformance.expected-failures]\n'
+    pytest_run = ("--pyargs", "conformance.suite", "-p", "no:cacheprovider")
+    Path("pyproject.toml").write_text(table + '"single-acc3-fp32-momentum" = "issue 7"\n')
+    ended = conformance("run")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Not conforming" in ended.out
+    assert ended.out.endswith("1 failure expected by pyproject.toml.\n")
+    pytester.runpytest_inprocess(*pytest_run).assert_outcomes(passed=1, xfailed=1)
+    Path("pyproject.toml").write_text(table + '"single-acc2-fp32-momentum" = "issue 8"\n"acc/none" = "issue 9"\n')
+    ended = conformance("run")
+    assert ended.code == 1
+    holds, nothing = ended.err.splitlines()
+    assert holds.startswith("conformance: mine:single-acc2-fp32-momentum holds, though a failure is expected; remove")
+    assert nothing.startswith("conformance: no case has the id or the cause acc/none; correct or remove")
+    result = pytester.runpytest_inprocess(*pytest_run)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["no case has the id or the cause acc/none; *"])
