@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from conformance.adapter.loading import place_of
 from conformance.results import Results
-from conformance.results.records import CaseRecord
+from conformance.results.records import CaseRecord, Moment
 
+from .causes import Cause
 from .grouping import Failure, failures, failures_of
 from .text import distinct, number, one_line, plural, visible
 
@@ -20,20 +22,23 @@ _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
 @dataclass(frozen=True)
 class Card:
     """Attributes:
-    title: the diagnosis.
+    cause: what all of its cases have in common. title: the diagnosis.
     where: the line that broke the law: of the framework, and of the trainer that called it.
-    details: what must hold and what happened instead, or what the smallest case shows.
+    details: what must hold and what happened instead, or what the smallest case shows. slice: the events that show it.
     effect: what that does to training. fix: a snippet of Python.
-    cases: all that fail for this cause. example: the smallest of them.
+    cases: all that fail for this cause. scope: their trainers, paths and precisions. example: the smallest of them.
     """
 
+    cause: Cause
     verdict: str
     title: str
     where: str | None
     details: tuple[str, ...]
+    slice: tuple[Moment, ...]
     effect: str | None
     fix: str | None
     cases: tuple[CaseRecord, ...]
+    scope: str
     example: CaseRecord
 
     @property
@@ -60,8 +65,9 @@ class Card:
 
 
 def cards(results: Results) -> list[Card]:
-    """The causes of failure of a run, in the order of the report."""
-    return [_card(failure) for failure in failures(results)]
+    """The causes of failure of a run, in the order of the report. Trainers that fail for one share its card."""
+    alike = _shared(failures(results))
+    return [_card(replace(found[0], cases=sum((one.cases for one in found), ()))) for found in alike]
 
 
 def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> Card:
@@ -70,19 +76,30 @@ def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> Card:
     return _card(failure)
 
 
+def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
+    """Those of several trainers that have the same cause. What is not explained may have another one in each."""
+    groups = defaultdict[object, list[Failure]](list)
+    for failure in found:
+        groups[failure.cause, failure.text, None if failure.is_explained else failure.example.trainer].append(failure)
+    return groups.values()
+
+
 def _card(failure: Failure) -> Card:
     law, example = next(iter(failure.findings), None), failure.example
     details = [] if failure.explains_itself else [example.headline]
     if law is not None:
         details.insert(0, law.contradiction)
     return Card(
+        cause=failure.cause,
         verdict=failure.look.verdict,
         title=failure.text,
         where=law.where if law else None,
         details=(*details, *first_difference(example)),
+        slice=law.slice if law else (),
         effect=law.effect if law else None,
         fix=law.fix if law else None,
         cases=failure.cases,
+        scope=failure.where,
         example=example,
     )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from conformance.results.records import CaseRecord, Certificate, Rank, Stage
+from conformance.results.records import PASSED, CaseRecord, Certificate, Rank, Stage
 
 from .series import complete_plot, values
 from .text import distinct, duration, number, plural
 
-OUTPUT_FAILED, OUTPUT_PASSED = 4000, 400
+MOST_OUTPUT = 4000
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,40 @@ def tightest(certificate: Certificate) -> Stage | None:
     return min(counted, key=lambda stage: (stage.available or 0) - (stage.bits or 0), default=None)
 
 
+def margin(case: CaseRecord) -> Iterator[str]:
+    """How much room there was in a case that holds, and what else is to be known of it."""
+    if case.verdict == "PASS (bounded)":
+        yield error_in_words(case) or ""
+        if case.power is not None:
+            yield f"nearest known bug: {number(case.power.value, 3)} times the bound"
+    elif case.certificate is not None and (tight := tightest(case.certificate)) is not None:
+        yield f"{tight.stage} {tight.bits} of {tight.available} bits"
+    if case.skips:
+        yield f"{plural(len(case.skips), 'step')} skipped"
+    yield from case.notes
+
+
+def commands(cases: Iterable[CaseRecord]) -> list[str]:
+    """What runs one of the cases again, with ID for its id."""
+    return [*dict.fromkeys(case.command.replace(case.id, "ID") for case in cases)]
+
+
+def guards_that_held(cases: Sequence[CaseRecord]) -> list[str]:
+    """The guards of the cases that conform, each with how many of them it held in unless it is all."""
+    held = [case for case in cases if case.verdict in PASSED]
+    counts = Counter(guard.name for case in held for guard in case.guards if guard.holds)
+    return [name if count == len(held) else f"{name} (in {count})" for name, count in counts.most_common()]
+
+
 def ranks(case: CaseRecord) -> list[RankGroup]:
     """The ranks in order; neighbours that ended in the same way are one group."""
-    most = OUTPUT_FAILED if case.failed else OUTPUT_PASSED
     found = []
     for _, run in groupby(case.ranks, key=lambda r: (r.exit, r.host, r.output, r.stack, r.traceback, r.collectives)):
         group = list(run)
         first, last = group[0].rank, group[-1].rank
         name = str(first) if len(group) == 1 else f"{first}–{last}"
         output = group[0].output
-        found.append(RankGroup(name, group[0], output[-most:], max(0, len(output) - most)))
+        found.append(RankGroup(name, group[0], output[-MOST_OUTPUT:], max(0, len(output) - MOST_OUTPUT)))
     return found
 
 
@@ -78,8 +104,7 @@ def error_in_words(case: CaseRecord) -> str | None:
     if math.isinf(largest):
         return "some values are not finite, or are missing"
     over = f"over {plural(len(case.steps), 'step')}, {plural(weights.parameters, 'parameter')}"
-    if not weights.bounded:
-        return f"largest error {number(largest, 3)} {weights.unit}".rstrip() + f" {over}"
+    error = f"largest error {number(largest, 3)} {weights.unit}".rstrip()
     shares = [
         abs(point.error) / point.bound
         for series in weights.series
@@ -87,7 +112,7 @@ def error_in_words(case: CaseRecord) -> str | None:
         if point.error is not None and point.bound
     ]
     share = f", at most {number(max(shares), 2)} of the bound" if shares else ""
-    return f"largest error {number(largest, 3)}{share} {over}"
+    return f"{error}{share} {over}"
 
 
 def around_first_difference(case: CaseRecord) -> list[Row]:

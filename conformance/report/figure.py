@@ -1,36 +1,39 @@
-"""Small static figures in SVG: expected and observed values above, errors below, over one axis of steps.
+"""Small static figures in SVG: expected and observed values above, signed errors on a symmetric log scale below, over
+one axis of steps.
 
 They are drawn here and not in the browser, so that they show without JavaScript and on paper. Colours are CSS classes
 (`s0` to `s5` for the series), so that the page can theme them for light and dark. A dot is a line of length zero with
-round caps: the shortest way to write one, and a report has thousands.
+round caps, and points are written relative to each other: the shortest way, and a report has thousands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from markupsafe import Markup
 
-from .scales import Axis, counting, exponent, linear, magnitudes
+from .scales import Axis, counting, linear, symmetric
 from .series import Plot, Series
 
-WIDTH, HEIGHT = 360, 190
+WIDTH, HEIGHT = 360, 216
 LEFT, RIGHT = 52, 350
-VALUES, ERRORS = (106, 8), (169, 127)
+VALUES, ERRORS = (100, 8), (196, 124)
 CLASSES = ("s0", "s1", "s2", "s3", "s4", "s5")
 
 
 def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
-    """The inside of an `<svg viewBox="0 0 360 190">`. `skips` are the windows whose step was skipped."""
+    """The inside of an `<svg viewBox="0 0 360 216">`. `skips` are the windows whose step was skipped."""
     points = [point for series in plot.series for point in series.points]
     skipped = list(skips) if plot.by_window else []
     across = counting(max([point.at for point in points] + skipped), LEFT + 6, RIGHT - 4)
     values = linear((value for p in points for value in (p.expected, p.observed) if value is not None), *VALUES)
-    errors = magnitudes((value for p in points for value in (p.error, p.bound) if value is not None), *ERRORS)
+    bounds = [sign * p.bound for p in points if p.bound for sign in (1, -1)]
+    off = [p.error for p in points if p.error is not None]
+    errors = symmetric([*off, *bounds], *ERRORS, linear_below=0 if plot.unit else None)
     parts = [_frame(values, VALUES), _frame(errors, ERRORS), _steps(across, plot.by_window)]
     unit = f" in {plot.unit}" if plot.unit else ""
-    parts.append(f'<text class="fn" x="{LEFT + 4}" y="{ERRORS[1] - 5}">|error|{unit}</text>')
+    parts.append(f'<text class="fn" x="{LEFT + 4}" y="{ERRORS[1] - 5}">observed − expected{unit}</text>')
     if plot.first_difference is not None:
         x = across(plot.first_difference)
         parts.append(f'<path class="fp" d="M{x} {VALUES[1]}V{VALUES[0]}M{x} {ERRORS[1]}V{ERRORS[0]}"/>')
@@ -49,42 +52,53 @@ def _frame(axis: Axis, span: tuple[int, int]) -> str:
 
 
 def _steps(across: Axis, by_window: bool) -> str:
-    labels = "".join(f'<text x="{across(value)}" y="183">{label}</text>' for value, label in across.ticks)
+    labels = "".join(f'<text x="{across(value)}" y="{HEIGHT - 6}">{label}</text>' for value, label in across.ticks)
     noun = "window" if by_window else "step"
     return f'<g class="fx">{labels}</g><text class="fn end" x="{RIGHT}" y="{VALUES[0] + 12}">{noun} →</text>'
 
 
 def _series(series: Series, bounded: bool, across: Axis, values: Axis, errors: Axis) -> str:
     expected = _line(across, values, ((p.at, p.expected) for p in series.points))
-    limits = ((p.at, p.bound) for p in series.points if bounded)
-    bound = _line(across, lambda v: errors(exponent(v)), limits)
+    limits = [(p.at, p.bound) for p in series.points if bounded]
+    bound = _line(across, errors, limits) + _line(across, errors, ((at, -b if b else b) for at, b in limits))
     observed, lost = _dots(across, values, VALUES[1], ((p.at, p.observed) for p in series.points))
-    off, far = _dots(across, lambda v: errors(exponent(v)), ERRORS[1], ((p.at, p.error) for p in series.points))
+    # An error of zero has no dot of its own: it would hide those that are not.
+    off, far = _dots(across, errors, ERRORS[1], ((p.at, p.error or None) for p in series.points))
     paths = (("fe", expected), ("fb", bound), ("fo", observed + off), ("fw", lost + far))
     return "".join(f'<path class="{name}" d="{path}"/>' for name, path in paths if path)
 
 
-def _line(across: Axis, up: Callable[[float], int], points: Iterable[tuple[int, float | None]]) -> str:
+def _line(across: Axis, up: Axis, points: Iterable[tuple[int, float | None]]) -> str:
     """A line through the finite points, broken where there is none."""
-    path, open_ = [], False
+    path: list[str] = []
+    last: tuple[int, int] | None = None
     for at, value in points:
-        drawn = value is not None and math.isfinite(value)
-        if drawn and value is not None:
-            path.append(f"{'L' if open_ else 'M'}{across(at)} {up(value)}")
-        open_ = drawn
+        if value is None or not math.isfinite(value):
+            last = None
+            continue
+        here = across(at), up(value)
+        path.append(f"M{here[0]} {here[1]}" if last is None else f"l{_pair(here[0] - last[0], here[1] - last[1])}")
+        last = here
     return "".join(path)
 
 
-def _dots(
-    across: Axis, up: Callable[[float], int], top: int, points: Iterable[tuple[int, float | None]]
-) -> tuple[str, str]:
+def _dots(across: Axis, up: Axis, top: int, points: Iterable[tuple[int, float | None]]) -> tuple[str, str]:
     """A dot a finite value; a cross at the `top` of the panel for each that is infinite or not a number."""
     dots, crosses = [], []
+    last: tuple[int, int] | None = None
     for at, value in points:
         if value is None:
             continue
         if math.isfinite(value):
-            dots.append(f"M{across(at)} {up(value)}h0")
+            here = across(at), up(value)
+            move = f"M{here[0]} {here[1]}" if last is None else f"m{_pair(here[0] - last[0], here[1] - last[1])}"
+            dots.append(f"{move}h0")
+            last = here
         else:
             crosses.append(f"M{across(at) - 3} {top}l6 6m0-6l-6 6")
     return "".join(dots), "".join(crosses)
+
+
+def _pair(x: int, y: int) -> str:
+    """Two coordinates; a sign separates them as well as a blank."""
+    return f"{x}{y}" if y < 0 else f"{x} {y}"

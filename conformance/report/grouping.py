@@ -49,6 +49,17 @@ class Cell(Group):
         worst_count, total = dict(self.counts)[self.look], len(self.cases)
         return str(total) if worst_count == total else f"{worst_count}/{total}"
 
+    @property
+    def detailed(self) -> tuple[CaseRecord, ...]:
+        """The cases that are shown with all of their evidence: those that do not conform."""
+        return tuple(case for case in self.cases if not _is_brief(case))
+
+    @property
+    def brief(self) -> list[Alike]:
+        """The others, by what is said of them."""
+        brief = grouped(filter(_is_brief, self.cases), lambda case: (case.verdict, case.headline))
+        return _worst_first(Alike(cases, headline) for (_, headline), cases in brief.items())
+
 
 @dataclass(frozen=True)
 class Path(Group):
@@ -115,6 +126,11 @@ class Failure(Alike):
     cause: Cause
 
     @property
+    def is_explained(self) -> bool:
+        """Whether more is known than that the numbers are wrong."""
+        return self.cause.kind != "unknown"
+
+    @property
     def explains_itself(self) -> bool:
         """Whether ``text`` is the headline of the example."""
         return self.text == self.example.headline
@@ -130,13 +146,19 @@ class Failure(Alike):
         return telling(self.cause, self.example)
 
 
+def _is_brief(case: CaseRecord) -> bool:
+    return not (case.failed or case.unjudged or case.unchecked)
+
+
 def smallest(cases: Iterable[CaseRecord]) -> CaseRecord:
     """The case to look at first."""
     return min(cases, key=_size)
 
 
-def _size(case: CaseRecord) -> tuple[int, bool, int, list[tuple[int, int, str]]]:
-    return case.world_size, *_length(case), natural(case.id)
+def _size(case: CaseRecord) -> tuple[int, bool, int, bool, list[tuple[int, int, str]]]:
+    """Of two runs of one length, the one without rounding is easier to read."""
+    is_exact = case.certificate is not None and case.certificate.exact
+    return case.world_size, *_length(case), not is_exact, natural(case.id)
 
 
 def _length(case: CaseRecord) -> tuple[bool, int]:
@@ -170,9 +192,10 @@ def trainers(results: Results) -> list[Trainer]:
 
 
 def failures(results: Results) -> list[Failure]:
-    """What failed, by trainer and cause."""
+    """What failed, by trainer and cause; what is explained comes first."""
     trainers = grouped(results.cases, lambda case: case.trainer).values()
-    return _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
+    found = _worst_first(failure for cases in trainers for failure in failures_of(cases, results.header.bugs))
+    return sorted(found, key=lambda failure: not failure.is_explained)
 
 
 def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,14 +21,15 @@ from conformance.results.records import CaseRecord
 from conformance.trace.words import size
 from conformance.workloads.behaviour import WORDS
 
-from . import evidence, grouping, ring, text
+from . import evidence, grouping, ring, swimlanes, text
 from .behaviour import behaviour
+from .card import Card, cards
 from .comparison import Comparison
-from .figure import CLASSES, drawing
+from .figure import CLASSES, HEIGHT, WIDTH, drawing
 from .lanes import lanes
 from .laws import breaches, checked, unchecked
-from .series import Plot, plot
-from .summary import extent, scopes, summary
+from .series import plot
+from .summary import extent, headline, scopes, standings, summary
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 
@@ -40,6 +41,8 @@ def render_html(results: Results, path: str | Path) -> None:
         .get_template("report.html.j2")
         .render(
             results=results,
+            headline=headline(results),
+            standings=standings(results),
             summary=summary(results),
             behaviour=behaviour(results),
             scopes=scopes(results),
@@ -47,7 +50,6 @@ def render_html(results: Results, path: str | Path) -> None:
             overall=grouping.overall(results),
             precisions=grouping.precisions(results),
             trainers=grouping.trainers(results),
-            failures=grouping.failures(results),
             reasons=grouping.reasons(results),
             checked_laws=checked(results),
             unchecked_laws=unchecked(results),
@@ -78,9 +80,9 @@ class Drawings:
     def __init__(self) -> None:
         self.drawn: dict[Markup, str] = {}
 
-    def name(self, plotted: Plot, case: CaseRecord) -> str:
-        """The id of the `<symbol>` that shows `plotted`."""
-        return self.drawn.setdefault(drawing(plotted, case.skips), f"f{len(self.drawn)}")
+    def name(self, drawn: Markup) -> str:
+        """The id of the `<symbol>` that shows it."""
+        return self.drawn.setdefault(drawn, f"f{len(self.drawn)}")
 
 
 def _base() -> Environment:
@@ -105,11 +107,29 @@ def _base() -> Environment:
 
 def _environment(results: Results) -> Environment:
     environment = _base()
+    found = cards(results)
+    numbers = {id(case): number for number, card in enumerate(found, start=1) for case in card.cases}
+
+    def cause_of(case: CaseRecord) -> int | None:
+        """The number of the card that a case is in."""
+        return numbers.get(id(case))
+
+    def fix_of(case: CaseRecord) -> str | None:
+        """The fix on that card."""
+        return found[numbers[id(case)] - 1].fix if id(case) in numbers else None
+
     environment.globals.update(
+        cards=found,
+        cause_of=cause_of,
+        fix_of=fix_of,
+        filters=_filters(results, found),
         anchor=_anchors(results),
         plot=plot,
         tally=grouping.tally,
+        drawing=drawing,
         drawings=Drawings(),
+        figure_size=(WIDTH, HEIGHT),
+        swimlanes=swimlanes,
         colours=CLASSES,
         looks=LOOKS,
         shown_looks=SHOWN,
@@ -120,9 +140,27 @@ def _environment(results: Results) -> Environment:
         ring=ring,
     )
     environment.filters.update(
-        prose=_prose, number=text.number, size=size, duration=text.duration, plural=text.plural, runs=text.runs
+        prose=_prose,
+        number=text.number,
+        size=size,
+        duration=text.duration,
+        plural=text.plural,
+        runs=text.runs,
+        file=lambda where: where.rpartition("/")[2],
     )
     return environment
+
+
+def _filters(results: Results, found: Sequence[Card]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """What cases can be filtered by: its name in the address, its label, and the values with their texts."""
+    rows = [(trainer.name, path.name) for trainer in grouping.trainers(results) for path in trainer.paths]
+    named = {"trainer": [trainer for trainer, _ in rows], "path": [path for _, path in rows]}
+    named["precision"] = grouping.precisions(results)
+    plain = [(name, name.capitalize(), [(value, value) for value in dict.fromkeys(named[name])]) for name in named]
+    verdicts = [(look.key, look.verdict) for look, _ in grouping.overall(results)]
+    causes = [(str(number), f"{number}: {card.title[:60]}") for number, card in enumerate(found, start=1)]
+    offered = [("verdict", "Verdict", verdicts), *plain, ("cause", "Cause", causes)]
+    return [one for one in offered if len(one[2]) > 1 or (one[0] == "cause" and causes)]
 
 
 def _shown(value: object) -> object:

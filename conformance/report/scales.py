@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .text import number, power_of_ten
@@ -13,17 +13,20 @@ LARGEST = 1e300  # beyond it, the span of an axis could overflow
 
 @dataclass(frozen=True)
 class Axis:
-    """Maps values onto pixels, `low` to `start` and `high` to `end`, with labelled ticks."""
+    """Maps values onto pixels, `low` to `start` and `high` to `end`, with labelled ticks. `warp` goes first: `low` and
+    `high` are on its scale.
+    """
 
     low: float
     high: float
     start: float
     end: float
     ticks: tuple[tuple[float, str], ...]
+    warp: Callable[[float], float] = float
 
     def __call__(self, value: float) -> int:
         """The pixel of a finite value. One outside of the axis is drawn at its edge."""
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        share = (min(max(self.warp(value), self.low), self.high) - self.low) / (self.high - self.low)
         return round(self.start + share * (self.end - self.start))
 
 
@@ -49,23 +52,31 @@ def counting(last: int, start: float, end: float) -> Axis:
     return Axis(0.0, float(max(last, 1)), start, end, ticks)
 
 
-def magnitudes(values: Iterable[float], start: float, end: float) -> Axis:
-    """An axis for |error| in powers of ten, with zero at its foot. It maps the `exponent` of a value."""
-    exponents = [exponent(value) for value in values if value and math.isfinite(value)]
-    if not exponents:
-        middle = (start + end) / 2
-        return Axis(0.0, 1.0, middle, middle, ((0.0, "0"),))
-    low, high = math.floor(min(exponents)), math.ceil(max(exponents))
-    high = max(high, low + 1)
-    foot = low - 0.4 * (high - low)
-    shown = sorted({low, high} | ({(low + high) // 2} if high - low >= 4 else set()))
-    ticks = ((foot, "0"), *((float(i), power_of_ten(i)) for i in shown))
-    return Axis(foot, float(high), start, end, ticks)
+def symmetric(values: Iterable[float], start: float, end: float, linear_below: int | None = None) -> Axis:
+    """A symmetric log scale: linear up to 10^``linear_below`` on both sides of zero, in powers of ten beyond.
 
+    By default that is the power of ten below the smallest value.
+    """
+    drawn = [value for value in values if value and math.isfinite(value)]
+    smallest = min(map(abs, drawn), default=1.0)
+    # Of a subnormal number no power of ten is left.
+    foot = max(-300, math.floor(math.log10(smallest))) if linear_below is None else linear_below
 
-def exponent(value: float) -> float:
-    """log10 |value|; minus infinity for zero."""
-    return math.log10(abs(value)) if value else -math.inf
+    def warp(value: float) -> float:
+        power = math.log10(abs(value)) - foot if value else -math.inf
+        return math.copysign(1 + power if power > 0 else 10.0**power, value)
+
+    low, high = min([-1.0, *map(warp, drawn)]), max([1.0, *map(warp, drawn)])
+    ticks = [(0.0, "0")]
+    for sign, decades in (("", math.floor(high)), ("−", math.floor(-low))):
+        # The outermost, and one about halfway where there is room.
+        for decade in sorted({decades, (decades + 1) // 2} if decades > 4 else {decades}):
+            power = foot + decade - 1
+            ticks.append(
+                (math.copysign(10.0**power, -1 if sign else 1), sign + (power_of_ten(power) if power else "1"))
+            )
+    margin = (high - low) * 0.06
+    return Axis(low - margin, high + margin, start, end, tuple(ticks), warp)
 
 
 def _round_step(rough: float) -> float:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from conformance.results.records import CaseRecord, Quantity, Step, Vector
+from conformance.workloads.precision import PRECISIONS
 
-MOST_SERIES, MOST_POINTS = 6, 60
+MOST_SERIES, MOST_POINTS = 6, 32
 
 
 @dataclass(frozen=True)
 class Point:
-    """One parameter after one step. None stands for a value that is missing, such as an unset gradient."""
+    """One parameter after one step. None stands for a value that is missing, such as an unset gradient.
+
+    `error` is signed, observed less expected; `bound` has its unit.
+    """
 
     at: int
     expected: float | None
@@ -58,13 +63,13 @@ def complete_plot(case: CaseRecord, quantity: Quantity) -> Plot | None:
     if not steps:
         return None
     bounded = any(bound for step in steps for bound in _columns(step, quantity)[3] or ())
-    in_ulp = quantity == "weights" and not bounded and all(step.ulp for step in steps)
+    in_ulp = quantity == "weights" and all(step.ulp for step in steps) and case.precision in PRECISIONS
+    ulp = PRECISIONS[case.precision].master.ulp if in_ulp else None
     by_window = bool(case.skips)
     count = max(len(column or ()) for step in steps for column in _columns(step, quantity)[:2])
     names = [*case.parameters, *(f"[{i}]" for i in range(len(case.parameters), count))]
     series = tuple(
-        Series(name, tuple(_point(step, quantity, i, in_ulp, by_window) for step in steps))
-        for i, name in enumerate(names)
+        Series(name, tuple(_point(step, quantity, i, ulp, by_window) for step in steps)) for i, name in enumerate(names)
     )
     first = case.first_difference
     differed = None
@@ -98,12 +103,16 @@ def _columns(step: Step, quantity: Quantity) -> tuple[Vector | None, ...]:
     return step.gradient_expected, step.gradient_observed, step.gradient_error, step.gradient_bound
 
 
-def _point(step: Step, quantity: Quantity, i: int, in_ulp: bool, by_window: bool) -> Point:
+def _point(
+    step: Step, quantity: Quantity, i: int, ulp: Callable[[Fraction], Fraction] | None, by_window: bool
+) -> Point:
     expected, observed, error, bound = values(step, quantity, i)
-    if in_ulp:
+    if ulp is not None:
         error = _at(step.ulp, i)
-    elif error is None and expected is not None and observed is not None:
-        error = observed - expected
+        is_known = expected is not None and math.isfinite(expected)
+        bound = bound / float(ulp(Fraction(expected))) if bound and expected is not None and is_known else None
+    if expected is not None and observed is not None:
+        error = observed - expected if error is None else math.copysign(error, observed - expected)
     return Point(_at_x(step, by_window), expected, observed, error, bound)
 
 

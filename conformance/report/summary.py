@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conformance.results import Results
-from conformance.results.records import NOT_RUN, CaseRecord
+from conformance.results.records import NOT_RUN, PASSED, CaseRecord
 
 from .behaviour import warned
-from .grouping import grouped
+from .grouping import Trainer, grouped, trainers
 from .text import one_line, plural
 
 
@@ -34,6 +34,58 @@ def summary(results: Results) -> Summary:
     if not passed:
         return Summary("Nothing was judged", detail, "doubt")
     return Summary("Conforming", detail, "good")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a run says of one trainer: ``verdict`` in words that follow its name, and the judged cases behind it."""
+
+    trainer: str
+    verdict: str
+    tone: str
+    held: int
+    failed: int
+
+
+def standings(results: Results) -> list[Standing]:
+    """Each trainer's, those that do not conform first."""
+    found = [_standing(trainer, results.cut_off is not None) for trainer in trainers(results)]
+    return sorted(found, key=lambda standing: -standing.failed)
+
+
+def _standing(trainer: Trainer, is_cut_off: bool) -> Standing:
+    held = sum(case.verdict in PASSED for case in trainer.cases)
+    failed = sum(case.failed for case in trainer.cases)
+    if failed:
+        verdict, tone = "does not conform", "bad"
+    elif is_cut_off:
+        verdict, tone = "is not shown to conform", "doubt"
+    elif not held:
+        verdict, tone = "was not judged", "idle"
+    else:
+        verdict, tone = "conforms", "good"
+    return Standing(trainer.name, verdict, tone, held, failed)
+
+
+def headline(results: Results) -> str:
+    """Which trainer, and does it conform: `single conforms`, or `2 of 3 trainers do not conform`."""
+    found = standings(results)
+    if len(found) == 1:
+        return f"{one_line(found[0].trainer)} {found[0].verdict}"
+    counts = Counter(standing.verdict for standing in found)
+    wrong, judged = counts["does not conform"], len(found) - counts["was not judged"]
+    if not judged:
+        return "Nothing was judged"
+    if wrong == judged > 1:
+        return f"None of {judged} trainers conforms"
+    if wrong:
+        return f"{wrong} of {judged} trainers {'does' if wrong == 1 else 'do'} not conform"
+    if results.cut_off:
+        return f"{plural(judged, 'trainer')} {'is' if judged == 1 else 'are'} not shown to conform"
+    rest = len(found) - judged
+    if not rest:
+        return f"All {judged} trainers conform"
+    return f"{plural(judged, 'trainer')} {'conforms' if judged == 1 else 'conform'}, {rest} not judged"
 
 
 def _judged(results: Results) -> str:

@@ -154,7 +154,7 @@ def test_the_report_of_other_results_is_removed(tmp_path: Path, capfd: pytest.Ca
     results, report = tmp_path / "conformance-results.jsonl", tmp_path / "conformance-report.html"
     synthetic.write(results, [passed()])
     assert main(["report", str(results)]) == 0
-    assert "Conforming" in report.read_text()
+    assert "ddp conforms" in report.read_text()
     results.write_text("{\n" + results.read_text())
     assert main(["report", str(results)]) == 2
     assert not report.exists()

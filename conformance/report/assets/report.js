@@ -1,31 +1,89 @@
 "use strict";
-// The page is whole without this script: it only adds the filter, the copy buttons and opening what a link points at.
+// The page is whole without this script: it adds searching and filtering, the copy buttons and opening what a link points at.
 
+const form = document.getElementById("find");
 const cases = [...document.querySelectorAll(".case")];
-const groups = [...document.querySelectorAll(".cell, .path, .trainer")];
+const groups = [...document.querySelectorAll(".brief, .cell, .path, .trainer")];
 
-function filter(key) {
-  for (const one of cases) one.hidden = key !== null && one.dataset.key !== key;
-  for (const group of groups) {
-    group.hidden = group.querySelector(".case:not([hidden])") === null;
-    if (group.matches(".path")) group.open = key !== null && !group.hidden;
-  }
+const value = (one, name) => one.closest(`[data-${name}]`)?.dataset[name] ?? "";
+const facts = new Map(cases.map((one) => [one, {
+  q: (one.dataset.id ?? one.firstChild.textContent).toLowerCase(),
+  verdict: value(one, "key"), trainer: value(one, "trainer"), path: value(one, "path"),
+  precision: value(one, "precision"), cause: value(one, "cause"),
+}]));
+
+function wanted() {
+  const chosen = new FormData(form);
+  return [...chosen].filter(([, text]) => text !== "");
 }
 
-for (const item of document.querySelectorAll("#tally li")) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.title = "Show only these cases";
-  button.setAttribute("aria-pressed", "false");
-  button.append(...item.childNodes);
-  item.append(button);
-  button.addEventListener("click", () => {
-    const on = button.getAttribute("aria-pressed") === "false";
-    for (const other of document.querySelectorAll("#tally button")) other.setAttribute("aria-pressed", "false");
-    button.setAttribute("aria-pressed", String(on));
-    filter(on ? item.dataset.key : null);
-    if (on) document.getElementById("cases").scrollIntoView();
+function filter() {
+  const wants = wanted();
+  let count = 0;
+  for (const one of cases) {
+    const fact = facts.get(one);
+    one.hidden = !wants.every(([name, text]) => (name === "q" ? fact.q.includes(text.toLowerCase()) : fact[name] === text));
+    count += !one.hidden;
+  }
+  for (const group of groups) {
+    group.hidden = group.querySelector(".case:not([hidden])") === null;
+    if (group.matches(".path")) group.open = wants.length > 0 && !group.hidden;
+    if (group.matches(".brief")) group.previousElementSibling.hidden = group.hidden;
+  }
+  form.querySelector("output").textContent = `${count} of ${cases.length} cases`;
+}
+
+function keep() {
+  const fragment = new URLSearchParams(wanted()).toString();
+  history.replaceState(null, "", `#${fragment || "cases"}`);
+  filter();
+}
+
+function restore(fragment) {
+  form.reset();
+  for (const [name, text] of new URLSearchParams(fragment)) {
+    const field = form.elements.namedItem(name);
+    if (field !== null) field.value = text;
+  }
+  filter();
+  document.getElementById("cases").scrollIntoView();
+}
+
+function reveal(id) {
+  const target = document.getElementById(id);
+  if (target === null) return;
+  for (let box = target; box !== null; box = box.parentElement) {
+    if (box.hidden && box !== form) {
+      form.reset();
+      filter();
+    }
+    if (box.tagName === "DETAILS") box.open = true;
+  }
+  target.scrollIntoView();
+}
+
+// A filter stands in the address as `name=value`; no id has a "=".
+function follow() {
+  const fragment = location.hash.slice(1);
+  if (form !== null && fragment.includes("=")) restore(fragment);
+  else if (fragment) reveal(decodeURIComponent(fragment));
+}
+
+if (form !== null) {
+  form.hidden = false;
+  form.addEventListener("input", keep);
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.querySelector("button").addEventListener("click", () => {
+    form.reset();
+    keep();
   });
+  for (const item of document.querySelectorAll("#tally li")) {
+    const link = document.createElement("a");
+    link.href = `#verdict=${item.dataset.key}`;
+    link.append(...item.childNodes);
+    item.append(link);
+  }
+  for (const link of document.querySelectorAll("a[data-cause]")) link.href = `#cause=${link.dataset.cause}`;
 }
 
 for (const block of document.querySelectorAll(".cmd")) {
@@ -46,18 +104,8 @@ for (const block of document.querySelectorAll(".cmd")) {
   });
 }
 
-function reveal() {
-  const target = document.getElementById(location.hash.slice(1));
-  if (target === null) return;
-  for (let box = target; box !== null; box = box.parentElement) {
-    box.hidden = false;
-    if (box.tagName === "DETAILS") box.open = true;
-  }
-  target.scrollIntoView();
-}
-
-addEventListener("hashchange", reveal);
+addEventListener("hashchange", follow);
 addEventListener("click", (event) => {
-  if (event.target.closest('a[href^="#"]')) requestAnimationFrame(reveal);
+  if (event.target.closest('a[href^="#"]')?.hash === location.hash) follow();
 });
-if (location.hash) reveal();
+follow();

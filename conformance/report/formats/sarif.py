@@ -14,14 +14,13 @@ from conformance.results import Results
 
 from ..card import Card, cards, counted
 from ..causes import Cause
-from ..grouping import failures
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
 def sarif(results: Results) -> str:
     """JSON."""
-    found = list(zip((_rule(failure.cause) for failure in failures(results)), cards(results), strict=True))
+    found = [(_rule(card.cause), card) for card in cards(results)]
     says = {law.law: law.says for law in results.header.laws}
     rules = [
         {"id": rule, "shortDescription": {"text": says.get(rule, _KINDS.get(rule, rule))}}

@@ -1,0 +1,126 @@
+"""The page for those who do not see it, or have no mouse: names, captions, headings, and a way past the links."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from conformance.report.html import render_html
+from conformance.results import Results
+
+VOID = {"meta", "path", "rect", "use", "circle", "br", "input"}
+
+
+class Node:
+    """An element with its attributes, its children and the text in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str], parent: Node | None) -> None:
+        self.tag, self.attributes, self.parent = tag, attributes, parent
+        self.children: list[Node] = []
+        self.parts: list[str] = []
+
+    def all(self) -> list[Node]:
+        return [self, *(inner for child in self.children for inner in child.all())]
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join([*self.parts, *(child.text for child in self.children)]).split())
+
+    @property
+    def ancestors(self) -> list[Node]:
+        return [] if self.parent is None else [self.parent, *self.parent.ancestors]
+
+
+class Tree(HTMLParser):
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.at = self.root = Node("", {}, None)
+        self.feed(content)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs}, self.at)
+        self.at.children.append(node)
+        if tag not in VOID:
+            self.at = node
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.at.children.append(Node(tag, {name: value or "" for name, value in attrs}, self.at))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.at.parent is not None and self.at.tag == tag
+        self.at = self.at.parent
+
+    def handle_data(self, data: str) -> None:
+        self.at.parts.append(data)
+
+
+def faults(content: str) -> list[str]:
+    """What is wrong with a page."""
+    nodes = Tree(content).root.all()
+    ids = {node.attributes.get("id") for node in nodes}
+    found = []
+    body = next(node for node in nodes if node.tag == "body")
+    skip = body.children[0]
+    if skip.tag != "a" or skip.attributes.get("href", "#")[1:] not in ids:
+        found.append("the first element is no link past the navigation")
+    headings = [node for node in nodes if node.tag in ("h1", "h2", "h3", "h4", "h5", "h6")]
+    if [node.tag for node in headings].count("h1") != 1:
+        found.append("there is not one h1")
+    for one, other in pairwise(headings):
+        if int(other.tag[1]) > int(one.tag[1]) + 1:
+            found.append(f"{other.tag} {other.text!r} follows {one.tag} {one.text!r}")
+    for node in nodes:
+        name = node.attributes.get("aria-label") or node.text
+        if node.tag == "table" and [child.tag for child in node.children].count("caption") != 1:
+            found.append(f"a table without a caption: {node.text[:60]}")
+        if node.tag in ("a", "button", "summary", "option", "figcaption", "caption") and not name.strip():
+            found.append(f"{node.tag} without a name: {node.attributes}")
+        if node.tag == "svg" and not (
+            node.attributes.get("aria-hidden") == "true"
+            or (node.attributes.get("role") == "img" and node.attributes.get("aria-label"))
+        ):
+            found.append(f"a picture without a name: {node.attributes}")
+        if node.tag in ("input", "select") and "label" not in [above.tag for above in node.ancestors]:
+            found.append(f"a field without a label: {node.attributes}")
+        if node.attributes.get("tabindex") == "0" and not node.attributes.get("aria-label"):
+            found.append(f"what can have the focus has no name: {node.attributes}")
+        if node.tag == "th" and "scope" not in node.attributes:
+            found.append(f"a header cell without a scope: {node.text}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def content(results: Results, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    render_html(results, path)
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_page_with_every_verdict(content: str) -> None:
+    assert faults(content) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fault"),
+    [
+        ('<a class="skip" href="#result">', '<a class="skip" href="#nowhere">', "no link past"),
+        ('<caption class="hidden">Verdicts by path and precision</caption>', "", "a table without a caption"),
+        ('role="img" aria-label="What each', 'role="img" title="What each', "a picture without a name"),
+        ("<h2>Cases</h2>", "<h4>Cases</h4>", "follows"),
+        ('<th scope="col">path</th>', "<th>path</th>", "without a scope"),
+        ('aria-label="Matrix" tabindex', "tabindex", "can have the focus"),
+        ('<form id="find"', '<select name="loose"></select><form id="find"', "a field without a label"),
+    ],
+)
+def test_a_fault_is_found(content: str, right: str, wrong: str, fault: str) -> None:
+    assert right in content
+    assert any(fault in one for one in faults(content.replace(right, wrong)))
+
+
+def test_each_cell_of_the_matrix_says_what_it_counts(content: str) -> None:
+    matrix = next(node for node in Tree(content).root.all() if node.attributes.get("class") == "matrix")
+    names = [node.attributes["aria-label"] for node in matrix.all() if node.tag == "a"]
+    assert "ddp-w2-acc2, fp32: 4 FAIL (numerics)" in names
