@@ -30,6 +30,12 @@ WHEELS = ROOT / "build" / "wheel"
 # The last commit that has amp; PyPI does not have it.
 APEX = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
+# By their schema, the files of CI systems: our own, and those to copy.
+CI_FILES = {
+    "github-workflows": (*map(str, sorted(ROOT.glob(".github/workflows/*.yml"))), "docs/ci/github.yml"),
+    "github-actions": ("action.yml",),
+    "gitlab-ci": ("--data-transform", "gitlab-ci", "docs/ci/gitlab.yml"),
+}
 # Rounds of a comparison, after one that compiles what is imported.
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
@@ -184,6 +190,35 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", "--strict", "benchmarks", "conformance", "tools")
+    for schema, files in CI_FILES.items():
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, in build/site, with the published reports; its links lead somewhere, and it loads nothing else."""
+    install_wheel(session, "docs")
+    session.env["NO_MKDOCS_2_WARNING"] = "1"
+    session.run("mkdocs", "build", "--quiet")
+    session.run("python", str(ROOT / "tools" / "links.py"), "build/site")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Wheel and sdist: what PyPI asks of them, and that either works once it is installed."""
+    install_wheel(session)
+    session.install("-c", str(CONSTRAINTS), "build", "twine")
+    folder = Path(session.create_tmp())
+    for old in folder.glob("trainer_conformance-*"):
+        old.unlink()
+    session.run(
+        "python", "-m", "build", "--quiet", "--outdir", str(folder), str(ROOT), env={"PIP_CONSTRAINT": str(CONSTRAINTS)}
+    )
+    built = sorted(map(str, folder.glob("trainer_conformance-*")))
+    session.run("twine", "check", "--strict", *built)
+    for distribution in built:
+        session.install("--no-deps", "--force-reinstall", distribution, env={"PIP_CONSTRAINT": str(CONSTRAINTS)})
+        session.run("conformance", "smoke", "batched", "ddp")
 
 
 @nox.session

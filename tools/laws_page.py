@@ -1,4 +1,4 @@
-"""Writes docs/LAWS.md: every law with its reasons, and the permissions.
+"""Writes docs/laws.md: every law with its reasons, and the permissions.
 
 python tools/laws_page.py
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from conformance.laws.explain import HARMLESS
 from conformance.laws.law import CHAPTERS, Law, laws
 
-PAGE = Path(__file__).parents[1] / "docs" / "LAWS.md"
+PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 
 #: What no law may flag, however unusual it looks, by the file in fixtures/variants with a correct trainer that does it.
 PERMISSIONS: dict[str, str] = {

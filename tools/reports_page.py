@@ -1,4 +1,4 @@
-"""Writes reports/index.html and the tables of README.md and reports/README.md from the results files in reports.
+"""Writes reports/index.html and the tables of docs/frameworks.md and reports/README.md from the results files.
 
     python -m tools.reports_page
 
@@ -210,12 +210,12 @@ def table(found: Sequence[Report]) -> Iterator[str]:
 
 
 def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
-    """The lines of the table of README.md."""
+    """The lines of the table of docs/frameworks.md."""
     yield "| Framework | Judged | Hold | Do not | Findings |"
     yield "| --- | ---: | ---: | ---: | --- |"
     for one in found:
         if one.name not in REFERENCE:
-            links = "; ".join(f"[{finding.title}](reports/findings/{finding.name}.md)" for finding in one.findings)
+            links = "; ".join(f"[{finding.title}](../reports/findings/{finding.name}.md)" for finding in one.findings)
             counts = len(one.judged), len(one.judged) - len(one.failed), len(one.failed)
             yield f"| {one.name} | {' | '.join(map(str, counts))} | {links or '–'} |"
 
@@ -230,7 +230,7 @@ def with_table(text: str, lines: Iterable[str]) -> str:
 #: The pages with a table, and what makes it.
 TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
     REPORTS / "README.md": table,
-    ROOT / "README.md": frameworks_table,
+    ROOT / "docs" / "frameworks.md": frameworks_table,
 }
 
 

@@ -16,7 +16,7 @@ SLOW_FRAMEWORKS = [
     *("deepspeed", "fabric", "fastai", "funasr", "ignite", "keras", "mmengine", "poutyne", "pytorch-accelerated"),
     *("sentence-transformers", "skorch", "speechbrain", "torchtnt", "transformers", "trl"),
 ]
-PROJECT = ["lint", "exercise", "tests"]
+PROJECT = ["lint", "docs", "package", "exercise", "tests"]
 
 
 def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[str]) -> None:
@@ -34,7 +34,7 @@ def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
-    for place in ("noxfile.py", "README.md", "conformance/runner/rank/loading.py"):
+    for place in ("noxfile.py", "docs/paths.md", "conformance/runner/rank/loading.py"):
         commits = re.findall(r"NVIDIA/apex@(\w*)", (root / place).read_text())
         assert commits == ["e13873debc4699d39c6861074b9a3b2a02327f92"], place
 

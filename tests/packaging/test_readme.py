@@ -1,4 +1,4 @@
-"""What the pages tell a newcomer to type exists, and the README's example trainer conforms."""
+"""What the pages ask a newcomer to type exists, and what the README shows is what happens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
+import nox
 import pytest
 
-PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md")
+from conformance.oracle.faults import CATALOGUE
+from conformance.report.card import card_of
+from conformance.results.reader import read_results
+
 ROOT = Path(__file__).parents[2]
+DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", *DOCS)
 CASES_OF_THE_EXAMPLE = (
     "single-batched-bf16-momentum",
     "single-acc2-fp16-overflow",
@@ -92,7 +98,12 @@ def check_python(words: list[str], sessions: list[str]) -> None:
 
 
 def check_pip(words: list[str], sessions: list[str]) -> None:
-    assert words[:3] == ["install", "-c", "constraints.txt"]
+    """In a clone, what is pinned; elsewhere, this package and its extras."""
+    extras = nox.project.load_toml(ROOT / "pyproject.toml")["project"]["optional-dependencies"]
+    released = ["trainer-conformance", *(f"trainer-conformance[{extra}]" for extra in extras)]
+    assert words[:3] == ["install", "-c", "constraints.txt"] or (
+        words[0] == "install" and set(words[1:]) <= {*released}
+    )
 
 
 def check_launcher(program: str, words: list[str], sessions: list[str]) -> None:
@@ -142,11 +153,10 @@ def test_example_trainer_conforms(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_readmes_lines_for_a_resume_work(tmp_path: Path) -> None:
-    """Put into the example, before, at and after its loop."""
-    example, lines = (
-        next(block for block in fenced("README.md", "python") if text in block) for text in ("@trainer", "resume_from")
-    )
+def test_the_lines_for_a_resume_work(tmp_path: Path) -> None:
+    """Put into the README's example, before, at and after its loop."""
+    [example] = [block for block in fenced("README.md", "python") if "@trainer" in block]
+    [lines] = [block for block in fenced("docs/adapter.md", "python") if "resume_from" in block]
     before, after = lines.split("        ...\n")
     for old, new in (
         ("import torch.distributed as dist\n", "import itertools\nimport torch\nimport torch.distributed as dist\n"),
@@ -174,3 +184,12 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
         if not ((ROOT / page).parent / target).exists()
     ]
     assert broken == []
+
+
+def test_the_bug_that_the_readme_shows_is_in_the_published_report() -> None:
+    """Word for word, but for the ends of lines."""
+    [shown] = [block for block in fenced("README.md", "text") if block.startswith("FAIL")]
+    results = read_results(ROOT / "reports/lightning.jsonl")
+    [case] = [case for case in results.cases if shown.endswith(f"--case {case.id}\n")]
+    card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
+    assert shown.split() == " ".join(card.lines()).split()

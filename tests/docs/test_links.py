@@ -1,0 +1,35 @@
+"""The check of a site's links: what it finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.links import broken
+
+
+@pytest.mark.parametrize(
+    ("html", "said"),
+    [
+        ('<a href="other.html">', "other.html is not there"),
+        ('<a class="x" href="sub/">', "sub/ is not there"),
+        ('<a href="#nowhere">', "#nowhere: no such anchor"),
+        ('<a href="page.html#nowhere">', "page.html#nowhere: no such anchor"),
+        ('<script src="https://example.org/x.js">', "loads https://example.org/x.js"),
+        ('<link rel="stylesheet" href="https://example.org/x.css">', "loads https://example.org/x.css"),
+    ],
+)
+def test_what_is_broken(html: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(html)
+    assert list(broken(tmp_path)) == [f"page.html: {said}"]
+
+
+def test_what_is_not(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/index.html").write_text('<p id="a b">')
+    links = ["sub/", "sub/index.html#a%20b", "#top", "https://example.org/x", "mailto:x@example.org"]
+    (tmp_path / "page.html").write_text(
+        '<p id="top"><img src="data:image/png;base64,">' + "".join(f'<a href="{one}">' for one in links)
+    )
+    assert list(broken(tmp_path)) == []

@@ -1,0 +1,51 @@
+"""The trainers that the pages show work as they stand there, and each adapter of a framework has its page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("main-script", "trainer-class", "plain-loader")
+
+
+def files_of(page: str) -> dict[str, str]:
+    """The code blocks of a page that are whole files, by name."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    return dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```', text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_trainer_of_a_page_works_word_for_word(page: str, tmp_path: Path) -> None:
+    """In each backend and precision that it declares; the README's, which has more, is run in test_readme."""
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+    assert "conformance smoke my_trainer.py\n" in (ROOT / "docs" / f"{page}.md").read_text()
+    command = [sys.executable, "-m", "conformance", "smoke", "my_trainer.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.search(r"^All \d+ hold", ran.stdout, re.MULTILINE)
+
+
+def test_the_script_of_a_page_still_runs_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(files_of("main-script")["train.py"])
+    subprocess.run([sys.executable, "train.py", "--epochs", "1"], cwd=tmp_path, check=True)
+    assert (tmp_path / "model.pt").exists()
+
+
+def test_each_adapter_has_its_page() -> None:
+    """`tools/site.py` makes a page of each file that this one leads to."""
+    linked = re.findall(
+        r"\[You use .+?\]\(\.\./conformance/frameworks/(\w+)\.py\)", (ROOT / "docs/frameworks.md").read_text()
+    )
+    adapters = {
+        file.stem
+        for file in (ROOT / "conformance/frameworks").glob("*.py")
+        if re.search(r"\btrainer\(", file.read_text())
+    }
+    assert len(linked) == len(set(linked))
+    assert set(linked) == adapters

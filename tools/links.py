@@ -1,0 +1,52 @@
+"""Checks that what the pages of a folder link to, or load, is in that folder, anchors included, and loads nothing else.
+
+python tools/links.py build/site
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_ATTRIBUTE = re.compile(r'<(\w+)[^<>]*?\s(href|src)="([^"]*)"')
+_ID = re.compile(r'\s(?:id|name)="([^"]+)"')
+
+
+def broken(folder: Path) -> Iterator[str]:
+    """A line for each link of a page that leads nowhere, and for all that a page would load over a network."""
+    for page in sorted(folder.rglob("*.html")):
+        # The page for a path that does not exist is shown at any path.
+        if page.name != "404.html":
+            for tag, attribute, target in sorted(set(_ATTRIBUTE.findall(page.read_text(encoding="utf-8")))):
+                if (reason := _reason(page, tag, attribute, unescape(target))) is not None:
+                    yield f"{page.relative_to(folder)}: {reason}"
+
+
+def _reason(page: Path, tag: str, attribute: str, target: str) -> str | None:
+    parts = urlsplit(target)
+    if parts.scheme or parts.netloc:
+        loads = attribute == "src" or tag == "link"
+        return f"loads {target}" if loads and parts.scheme != "data" else None
+    file = page.parent / unquote(parts.path) if parts.path else page
+    if not (file / "index.html" if file.is_dir() else file).exists():
+        return f"{target} is not there"
+    anchor = unquote(parts.fragment)
+    if anchor and file.suffix == ".html" and anchor not in _anchors(file.resolve()):
+        return f"{target}: no such anchor"
+    return None
+
+
+@cache
+def _anchors(file: Path) -> set[str]:
+    return {unescape(found) for found in _ID.findall(file.read_text(encoding="utf-8"))}
+
+
+if __name__ == "__main__":
+    lines = list(broken(Path(sys.argv[1])))
+    print(*lines, f"{len(lines)} broken links", sep="\n")
+    sys.exit(bool(lines))
