@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,18 @@ def train(task: Task) -> None:
 WRONG = RIGHT.replace("        optimizer.zero_grad()\n", "")
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A search path with a pip that finds all requirements of this package installed, and installs beside them."""
+    environment = tmp_path_factory.mktemp("job")
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    [site] = environment.glob("lib/python*/site-packages")
+    (site / "installed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return f"{environment / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+
 @pytest.fixture
-def project(tmp_path: Path, root: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     """A folder with a trainer, and nothing else."""
     (tmp_path / "my_trainer.py").write_text(RIGHT)
     return tmp_path
@@ -38,11 +49,9 @@ def project(tmp_path: Path, root: Path) -> Path:
 
 def run(line: str, folder: Path, root: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A line as a job has it run."""
-    # What a job installs stands beside this interpreter already, and is left as it is.
-    installed = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PIP_DRY_RUN": "1"}
     github = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md"), "GITHUB_ACTION_PATH": str(root)}
     command = ["bash", "-eo", "pipefail", "-c", line]
-    env = os.environ | installed | github | environment
+    env = os.environ | github | environment
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
@@ -62,10 +71,10 @@ def lines(file: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 @pytest.mark.parametrize("file", ["docs/ci/github.yml", "docs/ci/gitlab.yml", "action.yml"])
-def test_a_right_trainer_passes(file: str, project: Path, root: Path) -> None:
+def test_a_right_trainer_passes(file: str, project: Path, root: Path, programs: str) -> None:
     install, judge = lines(root / file)
     for line, environment in (install, judge):
-        ran = run(line, project, root, **environment)
+        ran = run(line, project, root, PATH=programs, **environment)
         assert ran.returncode == 0, ran.stdout + ran.stderr
     assert install[0].startswith("pip install ")
     left = {path.name for path in (project / "build/conformance").iterdir()}
@@ -73,10 +82,10 @@ def test_a_right_trainer_passes(file: str, project: Path, root: Path) -> None:
     assert "## Conforming" in (project / "summary.md").read_text()
 
 
-def test_a_wrong_trainer_is_stopped(project: Path, root: Path) -> None:
+def test_a_wrong_trainer_is_stopped(project: Path, root: Path, programs: str) -> None:
     (project / "my_trainer.py").write_text(WRONG)
     _, (judge, _) = lines(root / "docs/ci/github.yml")
-    ran = run(judge, project, root, GITHUB_ACTIONS="true")
+    ran = run(judge, project, root, PATH=programs, GITHUB_ACTIONS="true")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     assert "::error file=my_trainer.py" in ran.stdout
     assert "acc/cleared-between-windows" in (project / "summary.md").read_text()
@@ -90,7 +99,7 @@ def test_our_own_workflow_calls_the_action_with_what_it_takes(root: Path) -> Non
     assert [name for name, one in takes.items() if one.get("required") and name not in call["with"]] == []
 
 
-def test_the_jobs_of_our_own_workflow_are_merged_into_one_report(project: Path, root: Path) -> None:
+def test_the_jobs_of_our_own_workflow_are_merged_into_one_report(project: Path, root: Path, programs: str) -> None:
     """The results of one job stand for those of all."""
     workflow = yaml.safe_load((root / ".github/workflows/conformance.yml").read_text())
     folder = project / "build/backends/conformance-single"
@@ -98,6 +107,6 @@ def test_the_jobs_of_our_own_workflow_are_merged_into_one_report(project: Path, 
     (folder / "conformance-results.jsonl").write_bytes((root / "reports/fastai.jsonl").read_bytes())
     install, merge = (step["run"] for step in workflow["jobs"]["report"]["steps"] if "run" in step)
     assert install == "pip install -c constraints.txt ."
-    ran = run(merge, project, root)
+    ran = run(merge, project, root, PATH=programs)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (project / "build/conformance/conformance-report.html").exists()
