@@ -134,6 +134,24 @@ def test_command_exists(words: list[str], sessions: list[str], optional_sessions
         assert program in ELSEWHERE
 
 
+def test_options_that_the_docs_name_in_a_sentence_exist() -> None:
+    """Those of our own commands and of our pytest suite."""
+    conformance = script("conformance")
+    commands = re.search(r"^ +(run \|[^.]*)\.\.\.", help_of(conformance), re.MULTILINE)[1].replace("|", " ").split()
+    shown = " ".join(help_of(conformance, command) for command in commands)
+    known = {*re.findall(r"--[\w-]+", shown + help_of(script("pytest"), "--pyargs", "conformance.suite"))}
+    text = "".join((ROOT / page).read_text() for page in (*DOCS, "README.md"))
+    named = {option for span in re.findall(r"(?<!`)`(--[^`\n]+)`", text) for option in re.findall(r"--[\w-]+", span)}
+    assert len(named) > 10
+    assert named - known == set()
+
+
+def test_commands_that_the_docs_name_in_a_sentence_exist() -> None:
+    for page in (*DOCS, "README.md"):
+        for words in map(str.split, re.findall(r"(?<!`)`conformance ([a-z][^`\n]*)`", (ROOT / page).read_text())):
+            check_conformance(words, [])
+
+
 def test_the_two_commands_are_there() -> None:
     lines = "".join(fenced("README.md", "sh")).splitlines()
     assert "pip install -c constraints.txt . && conformance run" in lines

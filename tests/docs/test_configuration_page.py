@@ -1,0 +1,23 @@
+"""The page on `[tool.conformance]`: what it shows is read without a complaint, and has all that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from conformance.suite.configuration import _OPTIONS, configuration
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_example_is_read(tmp_path: Path) -> None:
+    [example] = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "pyproject.toml").write_text(example)
+    found = configuration(tmp_path)
+    assert found.values.keys() == _OPTIONS.keys() - {"traces"}
+    assert len(found.expected) == 2
+
+
+def test_each_key_has_its_row() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(.+?)`", row)} == _OPTIONS.keys()
