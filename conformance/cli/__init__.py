@@ -84,6 +84,7 @@ def _configured(parser: argparse.ArgumentParser, given: Sequence[str]) -> tuple[
     """
     options = parser.parse_args(given)
     if options.action not in _CONFIGURED:
+        add_defaults(options)
         return options, given
     found, selects = configuration(), gate.selects(options)
     if options.action != "report":  # its --output is a file

@@ -102,7 +102,7 @@ def _name(item: pytest.Item) -> tuple[str, str] | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__ != "conformance.suite.test_conformance":
         return
-    selected = [metafunc.config.getoption(name) for name in ("trainer", "backend", "case")]
+    selected = [metafunc.config.getoption(name) or () for name in ("trainer", "backend", "case")]
     try:
         items = collect(servers(metafunc.config), *selected, thorough=metafunc.config.getoption("thorough"))
     except RunnerError as error:

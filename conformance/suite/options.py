@@ -76,7 +76,7 @@ def received(text: str) -> str:
 
 
 #: By attribute, what is in effect where neither the command line nor the configuration says anything.
-DEFAULTS: dict[str, Any] = {"trainer": (), "backend": (), "case": (), "thorough": False, "time_limit": TIME_LIMIT}
+DEFAULTS: dict[str, Any] = {"backend": (), "case": (), "thorough": False, "time_limit": TIME_LIMIT}
 
 
 def add_defaults(options: argparse.Namespace) -> None:

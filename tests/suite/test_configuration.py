@@ -161,3 +161,8 @@ def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
     result = pytester.runpytest_inprocess(*pytest_run)
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["no case has the id or the cause acc/none; *"])
+
+
+def test_other_commands_have_the_defaults(folder):
+    read(EVERYTHING)
+    assert options("repro", "ddp-w2-fp32-momentum").time_limit == 60.0
