@@ -91,7 +91,7 @@ def script(case: Case, shows: Numbers | Ending, source: Source, function: str, p
         meant=meant,
         written={**others, **written, "train": function},
         absent=_OF_MODELS,
-        variants=_classes(case, workload, reports=bool(uses & _REPORTS), is_resumed=is_resumed),
+        variants=_classes(case, workload, reports=bool(uses & _REPORTS)),
         attributes=_attributes(spec, is_resumed=is_resumed),
     )
     return bundle.text(function, "end" if isinstance(shows, Ending) else "compare")
@@ -122,7 +122,9 @@ def _length(spec: Mapping[str, Any], order: int) -> int:
 
 
 def _variants(case: Case, shows: Numbers | Ending, *, is_resumed: bool) -> dict[str, str]:
-    """Of what has variants in the parts, the one that is taken."""
+    """Of what has variants in the parts, the one that is taken. Raises CannotShow."""
+    if is_resumed and BACKENDS[case.backend].rendezvous == "horovod":
+        raise CannotShow("a script does not stop and resume training under Horovod")
     if is_resumed:
         launch = "resumed"
     elif BACKENDS[case.backend].rendezvous == "horovod":
@@ -136,7 +138,7 @@ def _variants(case: Case, shows: Numbers | Ending, *, is_resumed: bool) -> dict[
     elif shows.quantity == "gradient":
         run = "run_for_gradients"
     else:
-        run = "run_sharded" if case.backend == "fsdp2" else "run_life" if is_resumed else "run"
+        run = "run_sharded" if case.backend == "fsdp2" else "run"
     batch = "WeightedBatch" if case.problem.workload.loss == "weighted" else "Batch"
     return {"launch": launch, "run": run, "Batch": batch}
 
@@ -147,7 +149,7 @@ def _distinct(source: Source) -> dict[str, str]:
     return {name: f"{name}_" for name in part_names() if name in own}
 
 
-def _classes(case: Case, workload: Workload, *, reports: bool, is_resumed: bool) -> tuple[str, ...]:
+def _classes(case: Case, workload: Workload, *, reports: bool) -> tuple[str, ...]:
     """The variants of the task that the case needs."""
     clip, arithmetic = workload.clip, case.arithmetic
     chosen = {
@@ -157,7 +159,6 @@ def _classes(case: Case, workload: Workload, *, reports: bool, is_resumed: bool)
         "InBfloat16": arithmetic.amp == "torch" and arithmetic.compute.name == "bf16",
         "InFloat16": arithmetic.amp == "torch" and arithmetic.compute.name == "fp16",
         "InGroups": bool(workload.groups),
-        "Resumed": is_resumed,
         "Reporting": reports,
         "WithLargeTensors": any(tensor.used for tensor in workload.model.tensors),
     }

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import get_args
 
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Step
@@ -37,10 +37,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Ending:
-    """Training that raises, or that hangs. ``errors``: the first line of what each rank raised."""
+    """Training that raises or hangs. ``errors``: the first line of what each rank raised, if any did."""
 
     windows: int
-    kind: Literal["CRASH", "HANG"]
     errors: tuple[str, ...] = ()
 
 
@@ -52,7 +51,7 @@ def shown(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
     if judgement.verdict == "INCONCLUSIVE":
         raise CannotShow(f"nothing is proved about it: {judgement.headline}")
     if judgement.verdict in ("CRASH", "HANG"):
-        return [_ending(judgement, windows)]
+        return _endings(judgement, windows)
     right = judgement.trajectory
     if right is None or not right.steps or not judgement.ranks:
         raise CannotShow(f"no numbers show it: {judgement.headline}")
@@ -67,13 +66,12 @@ def shown(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
     return found
 
 
-def _ending(judgement: Judgement, windows: int) -> Ending:
-    if judgement.verdict == "HANG":
-        return Ending(windows, "HANG")
+def _endings(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
     errors = tuple(_error(rank.raised) for rank in judgement.ranks if rank.raised)
-    if not errors:
+    if judgement.verdict == "CRASH" and not errors:
         raise CannotShow(f"a process died and raised nothing that a script could show: {judgement.headline}")
-    return Ending(windows, "CRASH", errors)
+    ended = 1 + max((len(rank.attempts) for rank in judgement.ranks), default=windows)
+    return [Ending(count, errors) for count in dict.fromkeys([min(ended, windows), windows])]
 
 
 def _error(raised: Mapping[str, str]) -> str:

@@ -19,11 +19,11 @@ SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
         (Run(1, SAYS.replace("0.25", "0.125")), NUMBERS, False),
         (Run(1, SAYS.replace("rank 1", "rank 0")), NUMBERS, False),
         (Run(1, "AttributeError: 'Task' object has no attribute 'rank'"), NUMBERS, False),
-        (Run(1, "ValueError: no such thing\n"), Ending(1, "CRASH", ("ValueError: no such thing",)), True),
-        (Run(1, "NameError: no such thing\n"), Ending(1, "CRASH", ("ValueError: no such thing",)), False),
-        (Run(1, "Timeout (0:00:20)!\n"), Ending(1, "HANG"), True),
-        (Run(1, "RuntimeError: something else\n"), Ending(1, "HANG"), False),
-        (Run(None, ""), Ending(1, "HANG"), False),
+        (Run(1, "ValueError: no such thing\n"), Ending(1, ("ValueError: no such thing",)), True),
+        (Run(1, "NameError: no such thing\n"), Ending(1, ("ValueError: no such thing",)), False),
+        (Run(1, "Timeout (0:00:20)!\n"), Ending(1), True),
+        (Run(1, "RuntimeError: something else\n"), Ending(1), False),
+        (Run(None, ""), Ending(1), False),
     ],
 )
 def test_shown(ran, shows, is_one):

@@ -87,7 +87,7 @@ def test_names_of_the_trainer_come_first_and_what_it_does_not_need_is_left_out()
     assert "RATE = 0.1" in text
     assert "UNUSED" not in text
     assert "def run(model):" in text
-    assert "def run_(rank):" in text
+    assert "def run_(rank, **life):" in text
     assert "    fit(task)" in text
     ast.parse(text)
 
@@ -159,6 +159,6 @@ def test_a_case_is_resumed_only_if_it_goes_wrong_after_that():
 
 
 def test_training_that_does_not_end_runs_in_processes_with_a_limit():
-    text = written(Case("single", 1, 1, "fp32", "momentum"), MINE, shows=Ending(3, "HANG"))
+    text = written(Case("single", 1, 1, "fp32", "momentum"), MINE, shows=Ending(3))
     assert "faulthandler.dump_traceback_later(LIMIT, exit=True)" in text
     assert text.endswith("    end()\n")

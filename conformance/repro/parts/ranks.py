@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.repro.parts.case import LIMIT, STOP, WORLD_SIZE, train
-from conformance.repro.parts.task import Resumed, Task
+from conformance.repro.parts.task import Task
 
 
 def launch() -> list[list[float]]:
@@ -29,7 +29,7 @@ def in_this_process() -> list[list[float]]:
     return [run(0)]
 
 
-def in_processes(*life: Any) -> list[list[float]]:
+def in_processes(**life: Any) -> list[list[float]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     found = get_context("spawn").SimpleQueue()
@@ -37,12 +37,12 @@ def in_processes(*life: Any) -> list[list[float]]:
     return [weights for _, weights in sorted(found.get() for _ in range(WORLD_SIZE))]
 
 
-def start(rank: int, port: int, found: Any, life: tuple[Any, ...]) -> None:
+def start(rank: int, port: int, found: Any, life: dict[str, Any]) -> None:
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD_SIZE, "LOCAL_WORLD_SIZE": WORLD_SIZE}
     nodes = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in {**ranks, **nodes}.items()}
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    found.put((rank, run(rank, *life)))
+    found.put((rank, run(rank, **life)))
 
 
 def under_horovod() -> list[list[float]]:
@@ -59,40 +59,31 @@ def run_as_horovods() -> list[float]:
 def resumed() -> list[list[float]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        in_processes({**STOP, "checkpoint_dir": folder, "resume_from": None})
-        through = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
-        return in_processes({**through, "resume_from": folder})
+        in_processes(**STOP, checkpoint_dir=folder, resume_from=None)
+        return in_processes(stop_after=None, stop_inside=0, save_after=(), checkpoint_dir=None, resume_from=folder)
 
 
-def run_life(rank: int, life: dict[str, Any]) -> list[float]:
-    """The weights after the last step before a stop, or of all."""
-    torch.set_num_threads(1)
-    task = Resumed(rank, **life)
-    train(task)
-    return task.weights()
-
-
-def run(rank: int) -> list[float]:
+def run(rank: int, **life: Any) -> list[float]:
     """The weights after the last step."""
     torch.set_num_threads(1)
-    task = Task(rank)
+    task = Task(rank, **life)
     train(task)
     return task.weights()
 
 
-def run_within_limit(rank: int) -> list[float]:
+def run_within_limit(rank: int, **life: Any) -> list[float]:
     """Ends a rank that hangs, and shows where it is."""
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(LIMIT, exit=True)
-    train(Task(rank))
+    train(Task(rank, **life))
     faulthandler.cancel_dump_traceback_later()
     return []
 
 
-def run_for_gradients(rank: int) -> list[float]:
+def run_for_gradients(rank: int, **life: Any) -> list[float]:
     """The gradients that the last step used."""
     torch.set_num_threads(1)
-    task, found = Task(rank), list[float]()
+    task, found = Task(rank, **life), list[float]()
 
     def note(*_: Any) -> None:
         parameters = list(task.models[0].parameters())
@@ -104,10 +95,10 @@ def run_for_gradients(rank: int) -> list[float]:
     return found
 
 
-def run_sharded(rank: int) -> list[float]:
+def run_sharded(rank: int, **life: Any) -> list[float]:
     """The weights after the last step, gathered from the ranks that hold their shards."""
     torch.set_num_threads(1)
-    task, found = Task(rank), list[float]()
+    task, found = Task(rank, **life), list[float]()
 
     def note(*_: Any) -> None:
         whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in task.models[0].parameters()]

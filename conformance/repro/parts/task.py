@@ -24,9 +24,10 @@ class Task:
     loss_scaling: Any
     clip: Any
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, **life: Any) -> None:
         self.rank = self.local_rank = rank
         self.models: list[torch.nn.Module] = []
+        vars(self).update(life)
 
     def weights(self) -> list[float]:
         return [float(one) for parameter in self.models[0].parameters() for one in parameter.detach().flatten()]
@@ -91,13 +92,6 @@ class Task:
 
     def global_sampler(self) -> GlobalOrder:
         return GlobalOrder(self.dataset())
-
-
-class Resumed(Task):
-    def __init__(self, rank: int, **stop: Any) -> None:
-        self.rank = self.local_rank = rank
-        self.models: list[torch.nn.Module] = []
-        vars(self).update(stop)
 
 
 class Reporting(Task):

@@ -1,0 +1,82 @@
+"""What a script shows: the first wrong step, what raises or hangs, and nothing where nothing is proved."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.oracle.affine import Enclosure
+from conformance.oracle.recurrence import Step
+from conformance.repro.showing import CannotShow, Ending, Numbers, shown
+from conformance.verdict.evidence import Attempt
+from conformance.verdict.judge import Judgement
+
+WINDOWS = 3
+
+
+def box(value: float, radius: Fraction = Fraction(0)) -> Enclosure:
+    return Enclosure((Fraction(value),), (radius,))
+
+
+def rank(*weights: float, gradients: tuple[float, ...] = (1.0,) * WINDOWS, raised: dict[str, str] | None = None):
+    """One that takes a step in each window, after which it has these weights."""
+    attempts = tuple(
+        Attempt(window, window, True, (gradient,), (weight,), None)
+        for window, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
+    )
+    return SimpleNamespace(steps=attempts, attempts=attempts, raised=raised)
+
+
+def judgement(*ranks: object, verdict: str = "FAIL (numerics)", radius: Fraction = Fraction(0)) -> Judgement:
+    """The weights are 1, 2 and 3, and all gradients 1."""
+    steps = tuple(Step(window, box(1.0, radius), box(window + 1.0, radius)) for window in range(WINDOWS))
+    trajectory = SimpleNamespace(steps=steps)
+    return Judgement(verdict, "the headline", ranks=ranks, trajectory=trajectory)  # type: ignore[arg-type]
+
+
+def test_the_first_wrong_step_and_then_the_last():
+    first, last = shown(judgement(rank(1.0, 2.5, 3.5)), WINDOWS)
+    assert first == Numbers(2, 1, "weights", ((2.0, 0.0),), (0, 0, 2.5))
+    assert last == Numbers(3, 2, "weights", ((3.0, 0.0),), (0, 0, 3.5))
+
+
+def test_a_rank_that_alone_is_wrong():
+    [first, *_] = shown(judgement(rank(1.0, 2.0, 3.0), rank(1.0, 2.0, 3.5)), WINDOWS)
+    assert first == Numbers(3, 2, "weights", ((3.0, 0.0),), (1, 0, 3.5))
+
+
+def test_ranks_that_differ_within_the_bound():
+    [first, *_] = shown(judgement(rank(1.0, 2.0, 3.0), rank(1.0, 2.25, 3.0), radius=Fraction(1, 2)), WINDOWS)
+    assert isinstance(first, Numbers)
+    assert (first.windows, first.seen) == (2, None)
+    [(value, allowed)] = first.expected
+    assert (value, allowed) == (2.0, pytest.approx(0.5))
+    assert allowed > 0.5
+
+
+def test_gradients_where_the_weights_are_right():
+    [first] = shown(judgement(rank(1.0, 2.0, 3.0, gradients=(1.0, 1.0, 2.0))), WINDOWS)
+    assert first == Numbers(3, 2, "gradient", ((1.0, 0.0),), (0, 0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (judgement(rank(1.0, 2.0, 3.0), verdict="FAIL (law)"), "a script has nothing to compare: the headline"),
+        (judgement(rank(1.0, 2.5, 3.0), verdict="INCONCLUSIVE"), "nothing is proved about it: the headline"),
+        (judgement(rank(1.0, 2.0, 3.0), verdict="CRASH"), "raised nothing that a script could show: the headline"),
+        (Judgement("FAIL (numerics)", "the headline"), "no numbers show it: the headline"),
+    ],
+)
+def test_nothing_to_show(found, why):
+    with pytest.raises(CannotShow, match=why):
+        shown(found, WINDOWS)
+
+
+def test_endings():
+    failing = rank(1.0, 2.0, 3.0, raised={"type": "ValueError", "message": "no such thing\nmore"})
+    assert shown(judgement(failing, verdict="CRASH"), 3) == [Ending(3, ("ValueError: no such thing",))]
+    hanging = rank(1.0, gradients=(1.0,))
+    assert shown(judgement(hanging, verdict="HANG"), 5) == [Ending(2), Ending(5)]
