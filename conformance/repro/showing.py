@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import get_args
@@ -25,14 +25,15 @@ class Numbers:
     """Wrong values after ``windows`` windows.
 
     ``step``: the last one that they are of. ``expected``: each with how large its error may be. ``seen``: the first
-    that is wrong, as (rank, index, value); None if the ranks' values differ, each of which may be right.
+    that is wrong, as (rank, index, value), or another such if steps may be those of other windows; nothing if the
+    values of ranks differ, each of which may be right.
     """
 
     windows: int
     step: int
     quantity: Quantity
     expected: tuple[tuple[float, float], ...]
-    seen: tuple[int, int, float] | None
+    seen: tuple[tuple[int, int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ def shown(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
         found += _numbers(judgement.ranks, right.steps, quantity)
     if not found:
         raise CannotShow(
-            f"its weights and gradients are right, so that a script has nothing to compare: {judgement.headline}; "
+            f"its weights and gradients are those of a right trainer, so a script has nothing to compare: "
+            f"{judgement.headline}; "
             "`conformance run --traces` and `conformance trace` show what the trainer calls"
         )
     return found
@@ -81,30 +83,44 @@ def _error(raised: Mapping[str, str]) -> str:
 
 def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Step], quantity: Quantity) -> Iterator[Numbers]:
     """At the first step at which a value is wrong, and at the last one if there is one too."""
-    box_of: Callable[[Step], Enclosure] = (
-        (lambda step: step.weights) if quantity == "weights" else (lambda step: step.gradient)
-    )
     numbers = range(len(right))
-    first = next((at for at in numbers if _wrong(ranks, box_of(right[at]), at, quantity) is not None), None)
+    first = next((at for at in numbers if _wrong(ranks, right[at], at, quantity) is not None), None)
     for at in dict.fromkeys([first, numbers[-1]] if first is not None else [numbers[-1]]):
-        box, window = box_of(right[at]), right[at].window
-        seen = _first_outside(box, [_last(rank, window, quantity) for rank in ranks])
-        if first is not None or seen is not None:
+        box, window = _box(right[at], quantity), right[at].window
+        last = [[_last(rank, window, quantity, by_plan=by_plan) for rank in ranks] for by_plan in (True, False)]
+        seen = tuple(one for one in (_first_outside(box, values) for values in last) if one is not None)
+        if first is not None or seen:
             yield Numbers(window + 1, at, quantity, tuple(map(_value, box.center, box.radius)), seen)
 
 
-def _wrong(ranks: Sequence[RankEvidence], box: Enclosure, step: int, quantity: Quantity) -> object | None:
-    values = [_of(rank.steps[step], quantity) if step < len(rank.steps) else None for rank in ranks]
+def _wrong(ranks: Sequence[RankEvidence], right: Step, step: int, quantity: Quantity) -> object | None:
+    box = _box(right, quantity)
+    # A rank that takes no such step is left with what it has.
+    values = [
+        _of(rank.steps[step], quantity) if step < len(rank.steps) else _last(rank, right.window, quantity, by_plan=True)
+        for rank in ranks
+    ]
     known = [one for one in values if one is not None]
     if quantity == "weights" and any(not same(one, known[0]) for one in known):
         return known
     return _first_outside(box, values)
 
 
-def _last(rank: RankEvidence, window: int, quantity: Quantity) -> Vector | None:
-    """What a rank that trains no longer ends with."""
-    taken = [attempt for attempt in rank.attempts if attempt.window <= window]
-    return _of(taken[-1], quantity) if taken else None
+def _last(rank: RankEvidence, window: int, quantity: Quantity, *, by_plan: bool) -> Vector | None:
+    """What a rank that trains no longer ends with. ``by_plan``: by the windows that its steps should end, and not those
+    of their forwards."""
+    taken = [
+        attempt
+        for attempt in rank.attempts
+        if (attempt.window if by_plan or attempt.seen_in is None else attempt.seen_in) <= window
+    ]
+    if taken:
+        return _of(taken[-1], quantity)
+    return rank.final_weights if quantity == "weights" and not rank.attempts else None
+
+
+def _box(step: Step, quantity: Quantity) -> Enclosure:
+    return step.weights if quantity == "weights" else step.gradient
 
 
 def _of(attempt: Attempt, quantity: Quantity) -> Vector | None:

@@ -7,7 +7,7 @@ import pytest
 from conformance.repro.proof import Run, is_shown, run
 from conformance.repro.showing import Ending, Numbers
 
-NUMBERS = Numbers(1, 0, "weights", ((0.5, 0.0),), (1, 0, 0.25))
+NUMBERS = Numbers(1, 0, "weights", ((0.5, 0.0),), ((1, 0, 0.25),))
 SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
 
 

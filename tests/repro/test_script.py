@@ -35,7 +35,7 @@ def fit(task: Task) -> None:
 def written(case: Case, text: str | None = None, windows: int = 1, package: str = "", shows=None) -> str:
     size = case.problem.workload.model.size
     source = Source("mine.py", text) if text else Source.of(file_of("ddp" if case.world_size > 1 else "accumulated"))
-    shows = shows or Numbers(windows, windows - 1, "weights", ((0.0, 0.0),) * size, (0, 0, 1.0))
+    shows = shows or Numbers(windows, windows - 1, "weights", ((0.0, 0.0),) * size, ((0, 0, 1.0),))
     return script(case, shows, source, function_in(source, None), package)
 
 

@@ -26,7 +26,7 @@ def rank(*weights: float, gradients: tuple[float, ...] = (1.0,) * WINDOWS, raise
         Attempt(window, window, True, (gradient,), (weight,), None)
         for window, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
     )
-    return SimpleNamespace(steps=attempts, attempts=attempts, raised=raised)
+    return SimpleNamespace(steps=attempts, attempts=attempts, raised=raised, final_weights=weights[-1:])
 
 
 def judgement(*ranks: object, verdict: str = "FAIL (numerics)", radius: Fraction = Fraction(0)) -> Judgement:
@@ -38,19 +38,37 @@ def judgement(*ranks: object, verdict: str = "FAIL (numerics)", radius: Fraction
 
 def test_the_first_wrong_step_and_then_the_last():
     first, last = shown(judgement(rank(1.0, 2.5, 3.5)), WINDOWS)
-    assert first == Numbers(2, 1, "weights", ((2.0, 0.0),), (0, 0, 2.5))
-    assert last == Numbers(3, 2, "weights", ((3.0, 0.0),), (0, 0, 3.5))
+    assert first == Numbers(2, 1, "weights", ((2.0, 0.0),), ((0, 0, 2.5),) * 2)
+    assert last == Numbers(3, 2, "weights", ((3.0, 0.0),), ((0, 0, 3.5),) * 2)
 
 
 def test_a_rank_that_alone_is_wrong():
     [first, *_] = shown(judgement(rank(1.0, 2.0, 3.0), rank(1.0, 2.0, 3.5)), WINDOWS)
-    assert first == Numbers(3, 2, "weights", ((3.0, 0.0),), (1, 0, 3.5))
+    assert first == Numbers(3, 2, "weights", ((3.0, 0.0),), ((1, 0, 3.5),) * 2)
+
+
+def test_a_trainer_that_never_steps():
+    idle = SimpleNamespace(steps=(), attempts=(), raised=None, final_weights=(0.5,))
+    [first, *_] = shown(judgement(idle), WINDOWS)
+    assert first == Numbers(1, 0, "weights", ((1.0, 0.0),), ((0, 0, 0.5),) * 2)
+
+
+def test_a_step_that_is_not_taken():
+    [first, *_] = shown(judgement(rank(1.0, 2.0, gradients=(1.0, 1.0))), WINDOWS)
+    assert first == Numbers(3, 2, "weights", ((3.0, 0.0),), ((0, 0, 2.0),) * 2)
+
+
+def test_two_steps_in_each_window_are_of_the_window_of_their_forwards():
+    pairs = [Attempt(at, at // 2, True, (1.0,), (weight,), None) for at, weight in enumerate((1.0, 1.5, 2.5, 3.0))]
+    twice = SimpleNamespace(steps=tuple(pairs), attempts=tuple(pairs), raised=None, final_weights=(3.0,))
+    [first, *_] = shown(judgement(twice), WINDOWS)
+    assert first == Numbers(2, 1, "weights", ((2.0, 0.0),), ((0, 0, 1.5), (0, 0, 3.0)))
 
 
 def test_ranks_that_differ_within_the_bound():
     [first, *_] = shown(judgement(rank(1.0, 2.0, 3.0), rank(1.0, 2.25, 3.0), radius=Fraction(1, 2)), WINDOWS)
     assert isinstance(first, Numbers)
-    assert (first.windows, first.seen) == (2, None)
+    assert (first.windows, first.seen) == (2, ())
     [(value, allowed)] = first.expected
     assert (value, allowed) == (2.0, pytest.approx(0.5))
     assert allowed > 0.5
@@ -58,7 +76,7 @@ def test_ranks_that_differ_within_the_bound():
 
 def test_gradients_where_the_weights_are_right():
     [first] = shown(judgement(rank(1.0, 2.0, 3.0, gradients=(1.0, 1.0, 2.0))), WINDOWS)
-    assert first == Numbers(3, 2, "gradient", ((1.0, 0.0),), (0, 0, 2.0))
+    assert first == Numbers(3, 2, "gradient", ((1.0, 0.0),), ((0, 0, 2.0),) * 2)
 
 
 @pytest.mark.parametrize(
