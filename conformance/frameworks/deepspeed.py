@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO in its stages, with accumulation, clipping, loss scale and schedule in the engine."""
 
 from collections.abc import Callable
+from itertools import islice
 
 import deepspeed
 import torch
@@ -11,15 +12,9 @@ from conformance import Task, trainer
 from conformance.frameworks.deepspeed_settings import config
 
 reference = trainer(
-    backends=("deepspeed",),
-    precisions=("fp32", "bf16", "fp16"),
-    layouts=("batched", "accumulated"),
-    losses=("mean", "weighted"),
-    clips=("norm",),
-    requires=("deepspeed",),
-    last_window="step",
-    last_batch="use",
-)
+    backends=("deepspeed",), precisions=("fp32", "bf16", "fp16"), losses=("mean", "weighted"), clips=("norm",),
+    resume=True, survives_kill=True, last_window="step", last_batch="use", requires=("deepspeed",),
+)  # fmt: skip
 
 
 def fit(task: Task, stage: int) -> None:
@@ -32,7 +27,11 @@ def fit(task: Task, stage: int) -> None:
         lr_scheduler=task.scheduler,
         config=config(task, stage),
     )
-    for window in task.windows():
+    done = 0
+    if task.resume_from is not None:
+        _, saved = engine.load_checkpoint(task.resume_from)
+        done = saved["done"]
+    for done, window in enumerate(islice(task.windows(), done, task.stop_after), start=done + 1):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
@@ -45,6 +44,8 @@ def fit(task: Task, stage: int) -> None:
             loss = task.loss(engine(inputs).to(task.dtype), batch, reduction="sum")
             engine.backward(loss * task.accumulation / weight)
             engine.step()
+        if done in task.save_after:
+            engine.save_checkpoint(task.checkpoint_dir, client_state={"done": done})
     dist.destroy_process_group()
 
 

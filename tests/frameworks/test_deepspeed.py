@@ -33,6 +33,8 @@ CASES = (
     "deepspeed-w2-acc2-fp32-many-shards",
     "deepspeed-w3-acc2-fp32-many-shards-groups",
     "deepspeed-w4-fp32-many-shards-clip-norm",
+    "deepspeed-w2-acc2-fp32-many-shards-resumed-at-4",
+    "deepspeed-w2-acc2-fp32-many-shards-resumed-at-3-killed",
 )
 #: Seconds; DeepSpeed takes some to begin, on a loaded machine.
 TIME_LIMIT = 60.0
