@@ -27,11 +27,11 @@ def fit(task: Task, stage: int) -> None:
         lr_scheduler=task.scheduler,
         config=config(task, stage),
     )
-    done = 0
+    before = 0
     if task.resume_from is not None:
         _, saved = engine.load_checkpoint(task.resume_from)
-        done = saved["done"]
-    for done, window in enumerate(islice(task.windows(), done, task.stop_after), start=done + 1):
+        before = saved["done"]
+    for done, window in enumerate(islice(task.windows(), before, task.stop_after), start=before + 1):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
