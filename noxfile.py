@@ -36,6 +36,8 @@ CI_FILES = {
     "github-actions": ("action.yml",),
     "gitlab-ci": ("--data-transform", "gitlab-ci", "docs/ci/gitlab.yml"),
 }
+# What tests/browser checks pages with.
+AXE = "axe-core@4.14.1"
 # Rounds of a comparison, after one that compiles what is imported.
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
@@ -325,6 +327,17 @@ def ray(session: nox.Session) -> None:
     framework(session)
     if not session.posargs:
         session.run("pytest", "tests/frameworks/test_ray_launcher.py")
+
+
+@nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Reports in Chromium, which has to be on PATH as npm has: axe-core finds nothing, and nothing is too wide."""
+    install_wheel(session, "test")
+    folder = Path(session.create_tmp())
+    session.run("npm", "pack", "--silent", "--pack-destination", str(folder), AXE, external=True)
+    [archive] = folder.glob("axe-core-*.tgz")
+    shutil.unpack_archive(archive, folder)
+    session.run("pytest", "tests/browser", *session.posargs, env={"AXE": str(folder / "package" / "axe.min.js")})
 
 
 @nox.session(default=False)

@@ -1,0 +1,99 @@
+"""The report in a browser: what axe-core finds, and that nothing is wider than the page, in both themes.
+
+`nox -s browser` runs it. It needs Chromium or Chrome on PATH, and `AXE`, the path of axe-core's axe.min.js.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.report.html import render_html
+from conformance.results import read_results
+
+from ..results import synthetic
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+#: Of Chromium's setting preferredColorScheme.
+THEMES = {"dark": 0, "light": 1}
+
+#: Runs in the page, in a frame: its width is that of a phone, which no window can have.
+INSPECT = """
+for (const one of document.querySelectorAll("details")) one.open = true;
+const page = document.documentElement;
+axe.run(document, { resultTypes: ["violations"] }).then((found) => parent.postMessage(JSON.stringify({
+  violations: found.violations.map((one) => [one.id, one.help, one.nodes.slice(0, 3).map((node) => node.html)]),
+  wider: page.scrollWidth - page.clientWidth,
+}), "*"));
+"""
+FRAME = """<!doctype html><iframe src="{page}" width="{width}" height="900"></iframe>
+<script>onmessage = (event) => {{ document.body.textContent = "BEGIN" + event.data + "END"; }};</script>"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    assert found is not None, f"none of {', '.join(NAMES)} is on PATH: install one, as with apt-get install chromium"
+    return found
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reports of several trainers, of one that fails, and of cases that hold; each lets axe-core in."""
+    folder = tmp_path_factory.mktemp("pages")
+    every = synthetic.all_cases()
+    axe = Path(os.environ["AXE"]).read_text(encoding="utf-8")
+    for name, cases in {
+        "several": every,
+        "failing": [case for case in every if case["trainer"] == "my_loop"],
+        "holding": [case for case in every if case["trainer"] == "single"],
+    }.items():
+        synthetic.write(folder / "results.jsonl", cases)
+        page = folder / f"{name}.html"
+        render_html(read_results(folder / "results.jsonl"), page)
+        policy, content = r'<meta http-equiv="Content-Security-Policy"[^>]*>', page.read_text(encoding="utf-8")
+        assert re.search(policy, content)
+        scripts = f"<script>{axe}</script><script>{INSPECT}</script></body>"
+        page.write_text(re.sub(policy, "", content).replace("</body>", scripts), encoding="utf-8")
+    return folder
+
+
+def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path) -> dict[str, Any]:
+    """What axe-core finds, and how many pixels the page is wider than its frame."""
+    frame = page.with_name(f"{page.stem}-{width}.html")
+    frame.write_text(FRAME.format(page=page.name, width=width))
+    command = [
+        browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch}", "--window-size=1400,1000",
+        f"--blink-settings=preferredColorScheme={THEMES[theme]}", "--virtual-time-budget=120000", "--dump-dom",
+        frame.as_uri(),
+    ]  # fmt: skip
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout
+    answer = re.search("BEGIN(.*)END", html.unescape(shown), re.DOTALL)
+    assert answer, f"the page did not answer: {shown[:500]}"
+    found: dict[str, Any] = json.loads(answer[1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["several", "failing", "holding"])
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
+def test_nothing_is_found(browser: str, pages: Path, tmp_path: Path, name: str, width: int, theme: str) -> None:
+    found = inspected(browser, pages / f"{name}.html", width, theme, tmp_path)
+    assert found["violations"] == []
+    assert found["wider"] == 0
+
+
+def test_a_fault_is_found(browser: str, pages: Path, tmp_path: Path) -> None:
+    page = tmp_path / "faulty.html"
+    faint = '<p style="color: #aaa; background: #fff; width: 3000px">faint</p><main>'
+    page.write_text((pages / "holding.html").read_text(encoding="utf-8").replace("<main>", faint, 1), encoding="utf-8")
+    found = inspected(browser, page, 360, "light", tmp_path / "scratch")
+    assert "color-contrast" in [one[0] for one in found["violations"]]
+    assert found["wider"] > 2000
