@@ -32,6 +32,8 @@ const page = document.documentElement;
 axe.run(document, { resultTypes: ["violations"] }).then((found) => parent.postMessage(JSON.stringify({
   violations: found.violations.map((one) => [one.id, one.help, one.nodes.slice(0, 3).map((node) => node.html)]),
   wider: page.scrollWidth - page.clientWidth,
+  shown: [...document.querySelectorAll(".case")].filter((one) => one.checkVisibility()).length,
+  says: document.querySelector("#find output").textContent,
 }), "*"));
 """
 FRAME = """<!doctype html><iframe src="{page}" width="{width}" height="900"></iframe>
@@ -66,10 +68,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path) -> dict[str, Any]:
-    """What axe-core finds, and how many pixels the page is wider than its frame."""
+def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path, fragment: str = "") -> dict[str, Any]:
+    """What axe-core finds, how many pixels the page is wider than its frame, and how many cases are to be seen."""
     frame = page.with_name(f"{page.stem}-{width}.html")
-    frame.write_text(FRAME.format(page=page.name, width=width))
+    frame.write_text(FRAME.format(page=page.name + fragment, width=width))
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch}", "--window-size=1400,1000",
         f"--blink-settings=preferredColorScheme={THEMES[theme]}", "--virtual-time-budget=120000", "--dump-dom",
@@ -97,3 +99,13 @@ def test_a_fault_is_found(browser: str, pages: Path, tmp_path: Path) -> None:
     found = inspected(browser, page, 360, "light", tmp_path / "scratch")
     assert "color-contrast" in [one[0] for one in found["violations"]]
     assert found["wider"] > 2000
+
+
+@pytest.mark.parametrize(
+    ("fragment", "count"),
+    [("", 22), ("#precision=fp16", 4), ("#verdict=numerics&path=ddp-w2-acc2", 4), ("#q=W3-ACC2", 4), ("#cause=1", 1)],
+)
+def test_a_filter_stands_in_the_address(browser: str, pages: Path, tmp_path: Path, fragment: str, count: int) -> None:
+    found = inspected(browser, pages / "failing.html", 1280, "light", tmp_path, fragment)
+    assert found["says"] == f"{count} of 22 cases"
+    assert found["shown"] == count
