@@ -25,13 +25,18 @@ class Run:
     code: int | None
     output: str
 
+    @property
+    def lines(self) -> list[str]:
+        return self.output.strip().splitlines() or ["it printed nothing"]
 
-def run(script: Path) -> Run:
-    """Run a script in a fresh process, in which our package cannot be imported."""
+
+def run(script: Path, folder: Path) -> Run:
+    """Run a script, as if it were in ``folder``, in a fresh process in which our package cannot be imported."""
     package = __name__.partition(".")[0]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, f"{package}.py").write_text(_FORBIDDEN.format(package))
-        environment = {**base_environment(os.environ), "PYTHONPATH": folder}
+    with tempfile.TemporaryDirectory() as forbidden:
+        Path(forbidden, f"{package}.py").write_text(_FORBIDDEN.format(package))
+        path = os.pathsep.join([forbidden, str(folder.resolve())])
+        environment = {**base_environment(os.environ), "PYTHONPATH": path}
         command = [sys.executable, str(script)]
         try:
             ended = subprocess.run(

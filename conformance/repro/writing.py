@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import tempfile
 import textwrap
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -37,18 +38,20 @@ def written(case: Case, judgement: Judgement, target: str, title: str, output: P
     source = Source.of(file)
     function, package = function_in(source, function_of(target)), _package_of(file)
     found = shown(judgement, len(case.problem.windows))
-    printed = ""
-    for shows in found:
-        body = script(case, shows, source, function, package)
-        output.write_text(_documented(body, title, case.id), encoding="utf-8")
-        ran = run(output)
-        if is_shown(ran, shows, case.problem.workload.model.elements):
-            return ran.output.strip().splitlines()
-        printed = ran.output
-    output.unlink()
-    last = (printed.strip().splitlines() or ["it printed nothing"])[-1]
+    # Beside what it replaces, where it finds the modules that the trainer imports from there.
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
+        unproven = Path(folder, output.name)
+        for shows in found:
+            body = script(case, shows, source, function, package)
+            unproven.write_text(_documented(body, title, case.id), encoding="utf-8")
+            ran = run(unproven, output.parent)
+            if is_shown(ran, shows, case.problem.workload.model.elements):
+                unproven.replace(output)
+                return ran.lines
+    beside = "; write the script beside that module, with --output" if "ModuleNotFoundError" in ran.output else ""
     raise CannotShow(
-        f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {last}"
+        f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {ran.lines[-1]}"
+        f"{beside}"
     )
 
 

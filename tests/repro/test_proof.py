@@ -33,6 +33,15 @@ def test_shown(ran, shows, is_one):
 def test_a_script_cannot_import_us(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import conformance\n")
-    ran = run(path)
+    ran = run(path, tmp_path)
     assert ran.code == 1
     assert "ImportError: a standalone script imports no conformance" in ran.output
+
+
+def test_a_script_finds_the_modules_beside_it(tmp_path):
+    (tmp_path / "helper.py").write_text("print('found')\n")
+    (tmp_path / "elsewhere").mkdir()
+    path = tmp_path / "elsewhere" / "script.py"
+    path.write_text("import helper\n")
+    assert run(path, tmp_path) == Run(0, "found\n")
+    assert run(path, tmp_path / "elsewhere").lines[-1] == "ModuleNotFoundError: No module named 'helper'"
