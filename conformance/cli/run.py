@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(f"cannot write {wrong[0]}: {wrong[1]}; name another folder with --output", USAGE)
     if (reason := formats.unwritable_file(options)) is not None:
         return say(reason, USAGE)
-    surroundings = machine(() if hosts is None else hosts.hosts) | sources(options.trainer)
+    surroundings = machine(options.trainer, () if hosts is None else hosts.hosts) | sources(options.trainer)
     found = None
     if options.resume:
         try:

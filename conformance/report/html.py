@@ -33,6 +33,9 @@ from .summary import extent, headline, scopes, standings, summary
 from .traffic import traffic
 from .verdicts import LOOKS, SHOWN
 
+#: Tables and pictures of the workloads, the same for each run.
+WORKLOADS = "https://github.com/trainer-conformance/trainer-conformance/blob/main/docs/WORKLOADS.md"
+
 
 def render_html(results: Results, path: str | Path) -> None:
     """Writes the report of `results` to `path`. Raises `ResultsError` if it cannot be written."""
@@ -135,6 +138,7 @@ def _environment(results: Results) -> Environment:
         shown_looks=SHOWN,
         evidence=evidence,
         ways=WORDS,
+        workloads=WORKLOADS,
         distinct=text.distinct,
         lanes=lanes,
         ring=ring,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.html import render_html
+from conformance.report.html import WORKLOADS, render_html
 from conformance.report.verdicts import LOOKS
 from conformance.results import Results, ResultsError
 
@@ -64,8 +64,8 @@ def test_it_fetches_nothing(html: str) -> None:
     for name, value in page.attributes:
         assert name not in ("src", "srcset", "style") and not name.startswith("on")
         if name == "href":
-            assert value.startswith("#")
-    assert not re.search(r"url\(|@import|https?://", html)
+            assert value.startswith("#") or value == WORKLOADS
+    assert not re.search(r"url\(|@import|https?://", html.replace(f'<a href="{WORKLOADS}">', ""))
 
 
 def test_its_policy_allows_its_own_style_and_script_and_no_other(html: str) -> None:
@@ -84,7 +84,13 @@ def test_every_link_leads_somewhere_and_ids_are_unique(html: str) -> None:
     page = Page(html)
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    assert {value[1:] for name, value in page.attributes if name == "href"} <= set(ids)
+    assert {value[1:] for name, value in page.attributes if name == "href"} - {WORKLOADS[1:]} <= set(ids)
+
+
+def test_the_workloads_are_shown_in_the_documentation() -> None:
+    root = Path(__file__).parents[2]
+    assert (root / WORKLOADS.partition("/blob/main/")[2]).is_file()
+    assert f'Repository = "{WORKLOADS.partition("/blob/")[0]}"' in (root / "pyproject.toml").read_text()
 
 
 def test_every_case_is_there_without_javascript(html: str, results: Results) -> None:
