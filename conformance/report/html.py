@@ -26,7 +26,7 @@ from .behaviour import behaviour
 from .card import Card, cards
 from .comparison import Comparison
 from .figure import CLASSES, HEIGHT, WIDTH, drawing
-from .lanes import lanes
+from .lanes import around_marks, lanes
 from .laws import breaches, checked, unchecked
 from .series import plot
 from .summary import extent, headline, scopes, standings, summary
@@ -141,6 +141,7 @@ def _environment(results: Results) -> Environment:
         workloads=WORKLOADS,
         distinct=text.distinct,
         lanes=lanes,
+        around_marks=around_marks,
         ring=ring,
     )
     environment.filters.update(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from conformance.results.records import Moment, Timeline
 
@@ -49,6 +50,21 @@ def lanes(timeline: Timeline) -> Lanes:
     """The timeline as rows."""
     ranks = tuple(dict.fromkeys(moment.rank for moment in timeline.moments))
     return Lanes(ranks, tuple(_rows(timeline, ranks)))
+
+
+def around_marks(laid: Lanes, near: int = 4) -> list[Row | int]:
+    """The rows that are at most ``near`` from one that breaks a law; in place of others, how many they are.
+
+    All rows if none breaks a law.
+    """
+    marks = [number for number, row in enumerate(laid.rows) if any(moment.marked for moment in row.moments)]
+    if not marks:
+        return [*laid.rows]
+    found: list[Row | int] = []
+    for is_near, run in groupby(enumerate(laid.rows), lambda one: any(abs(one[0] - mark) <= near for mark in marks)):
+        rows = [row for _, row in run]
+        found += rows if is_near or len(rows) == 1 else [len(rows)]
+    return found
 
 
 def _rows(timeline: Timeline, ranks: tuple[int, ...]) -> Iterator[Row]:

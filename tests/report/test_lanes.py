@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.report.lanes import lanes
+from conformance.report.lanes import Lanes, Row, around_marks, lanes
 from conformance.results.records import Join, Moment, Timeline
 
 from ..results import synthetic
@@ -67,3 +67,14 @@ def test_every_moment_is_shown_once_in_its_rank_s_order(ranks):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_as_many_lanes_as_ranks(count):
     assert lanes(read(synthetic.timeline(count))).ranks == tuple(range(count))
+
+
+def test_rows_far_from_a_broken_law_are_counted():
+    def row(marked: bool) -> Row:
+        return Row((Moment(0, 0.0, "step", "step", marked=marked),), joined=False)
+
+    laid = Lanes((0,), tuple(row(number in (6, 7)) for number in range(20)))
+    shown = around_marks(laid, near=2)
+    assert [one if isinstance(one, int) else "row" for one in shown] == [4, *["row"] * 6, 10]
+    assert around_marks(Lanes((0,), (row(False),) * 20)) == [row(False)] * 20
+    assert around_marks(laid, near=5) == [laid.rows[0], *laid.rows[1:13], 7]
