@@ -127,8 +127,8 @@ class Failure(Alike):
 
     @property
     def is_explained(self) -> bool:
-        """Whether more is known than that the numbers are wrong."""
-        return self.cause.kind != "unknown"
+        """Whether more is known than that the numbers are wrong, or that nothing is known."""
+        return self.cause.kind != "unknown" and self.look.verdict != "INCONCLUSIVE"
 
     @property
     def explains_itself(self) -> bool:
