@@ -1,4 +1,5 @@
-"""Writes reports/index.html and the tables of docs/frameworks.md and reports/README.md from the results files.
+"""Writes reports/index.html, the tables of docs/frameworks.md and reports/README.md, and the example of README.md from
+the results files.
 
     python -m tools.reports_page
 
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from textwrap import wrap
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from conformance.adapter.declaration import PRECISIONS
+from conformance.oracle.faults import CATALOGUE
+from conformance.report.card import card_of
 from conformance.report.verdicts import Look, worst
 from conformance.results import Results, read_results
 from conformance.results.records import NOT_RUN, PASSED, CaseRecord
@@ -220,15 +224,31 @@ def frameworks_table(found: Sequence[Report]) -> Iterator[str]:
             yield f"| {one.name} | {' | '.join(map(str, counts))} | {links or '–'} |"
 
 
+def example(found: Sequence[Report]) -> Iterator[str]:
+    """The lines of README.md that show a bug: Lightning's, in the first case in which a law explains it."""
+    [report] = [one for one in found if one.name == "lightning"]
+    [finding] = [one for one in report.findings if one.name == "lightning_nominal_length"]
+    texts = {fault.name: fault.text for fault in CATALOGUE}
+    cards = (card_of(case, texts) for case in report.failed if finding.explains(case))
+    yield f"This is what it says of Lightning {report.versions['lightning']}:"
+    yield ""
+    yield "```text"
+    for line in next(card for card in cards if card.effect is not None).lines():
+        # As a terminal does.
+        yield from wrap(line, 82, break_long_words=False, break_on_hyphens=False) if len(line) > 82 else [line]
+    yield "```"
+
+
 def with_table(text: str, lines: Iterable[str]) -> str:
-    """The text of a page in Markdown with its table as it is now."""
+    """The text of a page in Markdown with what is made, such as its table, as it is now."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return before + BEGIN + "\n".join(lines) + "\n" + END + after
 
 
-#: The pages with a table, and what makes it.
+#: The pages with something that is made, and what makes it.
 TABLES: dict[Path, Callable[[Sequence[Report]], Iterator[str]]] = {
+    ROOT / "README.md": example,
     REPORTS / "README.md": table,
     ROOT / "docs" / "frameworks.md": frameworks_table,
 }

@@ -14,10 +14,6 @@ from pathlib import Path
 import nox
 import pytest
 
-from conformance.oracle.faults import CATALOGUE
-from conformance.report.card import card_of
-from conformance.results.reader import read_results
-
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", *DOCS)
@@ -202,12 +198,3 @@ def test_links_inside_the_repository_lead_somewhere() -> None:
         if not ((ROOT / page).parent / target).exists()
     ]
     assert broken == []
-
-
-def test_the_bug_that_the_readme_shows_is_in_the_published_report() -> None:
-    """Word for word, but for the ends of lines."""
-    [shown] = [block for block in fenced("README.md", "text") if block.startswith("FAIL")]
-    results = read_results(ROOT / "reports/lightning.jsonl")
-    [case] = [case for case in results.cases if shown.endswith(f"--case {case.id}\n")]
-    card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
-    assert shown.split() == " ".join(card.lines()).split()
