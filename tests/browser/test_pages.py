@@ -52,6 +52,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reports of several trainers, of one that fails, and of cases that hold; each lets axe-core in."""
     folder = tmp_path_factory.mktemp("pages")
     every = synthetic.all_cases()
+    assert "AXE" in os.environ, "run nox -s browser, or set AXE to the path of axe-core's axe.min.js"
     axe = Path(os.environ["AXE"]).read_text(encoding="utf-8")
     for name, cases in {
         "several": every,
