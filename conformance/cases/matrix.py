@@ -25,7 +25,7 @@ from conformance.workloads.model import Counting, WithDropout
 from conformance.workloads.own_scale import can_have_own_scale
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.registry import STANDARD
-from conformance.workloads.short_ends import SHORT_WINDOWS, UNEVEN_BATCHES
+from conformance.workloads.short_ends import UNEVEN_BATCHES
 from conformance.workloads.workload import Workload
 
 
@@ -152,9 +152,6 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if case.workload == UNEVEN_BATCHES:
         # A stream of samples has no smaller batches where epochs end.
         yield "last_batch of", "each epoch", ["each epoch"] if declaration.last_batch else []
-    if case.workload == SHORT_WINDOWS and case.resumed_at is not None:
-        # Where they are dropped, or filled up from the next epoch, other windows are before the stop.
-        yield "last_window", "step", [declaration.last_window] if declaration.last_window else []
     if case.workload == OWN_ORDER:
         yield "ability to", "order samples itself", ["order samples itself"] if declaration.own_order else []
     if case.resumed_at is not None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from conformance.adapter.backends import BACKENDS, Paths
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Resumed
-from conformance.workloads.any_order import ANY_ORDER, OWN_ORDER
+from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER
+from conformance.workloads.any_order import OWN_ORDER
 from conformance.workloads.layout import EACH_SAMPLE
 from conformance.workloads.many_tensors import BATCH_SIZES, OF_KINDS
 from conformance.workloads.precision import PRECISIONS
@@ -256,8 +257,10 @@ RULES: tuple[Rule, ...] = (
     # At the end of the first epoch, and in the middle of the second.
     *(Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (2, 3)),
     # Windows times accumulation are more micro-batches than there were, and the samples that were read are fewer.
-    Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=4),
+    Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
+    # Two epochs have repeated a micro-batch.
+    Rule("sampler-pads", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
     # At the end of an epoch, and in the middle of the next.
     *(Rule(OWN_ORDER, ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (3, 4)),
     # Each group has a schedule of its own.
@@ -267,6 +270,8 @@ RULES: tuple[Rule, ...] = (
     # Weights that no smaller format holds.
     Rule("cast-weights", ("fp16",), _ACCUMULATED, resumed_at=3),
     Rule("finer-data", ("fp64",), _ACCUMULATED, resumed_at=2),
+    Rule("momentum", ("bf16",), _ACCUMULATED, resumed_at=4),
+    Rule("cast-weights", ("bf16",), frozenset({_W2_ACC2}), resumed_at=3),
     Rule("buffers", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("dropout", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("momentum", ("fp32",), _ACCUMULATED, resumed_at=3, resumed="twice"),

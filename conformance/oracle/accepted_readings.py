@@ -155,8 +155,7 @@ class Reading:
         """This reading with another ``end`` of each epoch in place of its last window, or none."""
         ends = {window.index for window in self.problem.ends}
         found = (end(window) if window.index in ends else window for window in self.problem.windows)
-        read = tuple(window for window in found if window is not None)
-        return replace(self.by(way), problem=replace(self.problem, read=read))
+        return replace(self.by(way), problem=self.problem.reading([window for window in found if window is not None]))
 
 
 def readings(
@@ -238,8 +237,8 @@ def _of_a_short_window(reading: Reading, padded: Sequence[Ends], carries: bool) 
         yield reading.ending("last_window=pad", _in_place(ends))
     yield reading.ending("last_window=drop", lambda window: window if window.length == window.nominal else None)
     if carries and len(reading.problem.ends) > 1:
-        read = tuple(with_carried(reading.problem.windows))
-        carried = replace(reading, problem=replace(reading.problem, read=read, in_order=False))
+        problem = replace(reading.problem.reading([*with_carried(reading.problem.windows)]), in_order=False)
+        carried = replace(reading, problem=problem)
         yield from (carried.by("last_window=carry", added) for added in (CARRIES, CARRIES_A_MEAN))
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import zip_longest
 from math import inf
 from typing import TypeVar
 
@@ -105,8 +106,9 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
     Returns:
         None if no catalogued fault applies.
     """
+    is_cut = limit is not None and limit < len(reading.problem.windows)
     found = [
-        Power(_largest_gap(right, bounded(reading.recurrence(right.history, fault).halves(limit)), by_weights), fault)
+        Power(_largest_gap(right, reading.recurrence(right.history, fault).halves(limit), is_cut, by_weights), fault)
         for fault in applicable(reading.problem)
     ]
     return min(found, key=lambda one: one.gap, default=None)
@@ -120,15 +122,21 @@ def shows_least_harm(reading: Reading, right: Trajectory, window: int, limit: in
     return any(separation(*pair, by_weights=by_weights) > 1 for pair in steps if pair[0].window >= window)
 
 
-def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], by_weights: bool) -> Gap:
-    """The gap of the first step at which it is above 1, else the largest. ``wrong``: see `Recurrence.halves`."""
+def _largest_gap(right: Trajectory, wrong: Iterator[tuple[int, Enclosure]], is_cut: bool, by_weights: bool) -> Gap:
+    """The gap of the first step at which it is above 1, else the largest; that of another number of steps is infinite.
+    ``wrong``: see `Recurrence.halves`; ``is_cut``: it ends before the run does."""
     largest: Gap = Fraction(0)
     of_right = (half for step in right.steps for half in (step.gradient, step.weights))
-    for number, (expected, (_, other)) in enumerate(zip(of_right, wrong, strict=False)):
-        is_weights = number % 2 == 1
-        if is_weights or not by_weights:
-            largest = max(largest, expected.gap(other))
-        # Weights cost as much as the gradient before them, and nothing is above infinity.
-        if largest == inf or (is_weights and largest > 1):
-            break
+    with suppress(Unbounded):
+        for number, (expected, found) in enumerate(zip_longest(of_right, wrong)):
+            if found is None and is_cut:
+                break
+            if expected is None or found is None:
+                return inf
+            is_weights = number % 2 == 1
+            if is_weights or not by_weights:
+                largest = max(largest, expected.gap(found[1]))
+            # Weights cost as much as the gradient before them, and nothing is above infinity.
+            if largest == inf or (is_weights and largest > 1):
+                break
     return largest

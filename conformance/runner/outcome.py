@@ -92,7 +92,9 @@ class RankOutcome:
 class Outcome:
     """How one case ended. ``timed_out``: the time limit passed before every rank had delivered. ``earlier``: where
     training was resumed twice from one checkpoint, how it ended for the first time; ``altered``: the files of the
-    checkpoint that were others, or gone, after that. ``recorded``: the ranks before their events were placed."""
+    checkpoint that were others, or gone, after that. ``recorded``: the ranks before their events were placed.
+    ``lives``: of a case that was resumed, that up to its stop and that from there; ``life``: which of them this is, as
+    in the spec that it was placed by."""
 
     ranks: tuple[RankOutcome, ...]
     seconds: float
@@ -100,9 +102,12 @@ class Outcome:
     altered: tuple[str, ...] = ()
     earlier: Outcome | None = None
     recorded: tuple[RankOutcome, ...] = ()
+    lives: tuple[Outcome, ...] = ()
+    life: Mapping[str, Any] | None = None
 
     def to_json(self) -> bytes:
-        others = {name: value for name, value in vars(self).items() if name not in ("ranks", "recorded")}
+        kept_back = ("ranks", "recorded", "lives", "life")
+        others = {name: value for name, value in vars(self).items() if name not in kept_back}
         return Lines([rank.to_json() for rank in self.ranks]).beside(others, "ranks")
 
     @classmethod
@@ -114,8 +119,12 @@ class Outcome:
 
         A rank with something else among its events has not delivered its evidence.
         """
+        if self.lives:
+            first, second = (one.placed({**spec, "life": one.life}) for one in self.lives)
+            return first.followed_by(second)
         recorded = self.recorded or self.ranks
-        return replace(self, ranks=tuple(_placed(spec, rank) for rank in recorded), recorded=recorded)
+        ranks = tuple(_placed(spec, rank) for rank in recorded)
+        return replace(self, ranks=ranks, recorded=recorded, life=spec.get("life"))
 
     def followed_by(self, other: Outcome) -> Outcome:
         """This outcome of a case up to its stop, and the ``other`` of what was resumed, as one. Both are placed. Ranks
@@ -131,7 +140,9 @@ class Outcome:
         ]
         ranks = (*both, *self.ranks[len(both) :], *other.ranks[len(both) :])
         seconds = self.seconds + other.seconds
-        return replace(self, ranks=ranks, seconds=seconds, timed_out=other.timed_out, recorded=())
+        return replace(
+            self, ranks=ranks, seconds=seconds, timed_out=other.timed_out, recorded=(), lives=(self, other), life=None
+        )
 
     def up_to(self, window: int) -> Outcome:
         """This outcome of processes that were to be killed, as if they had stopped before ``window``. It is placed."""

@@ -20,7 +20,6 @@ def as_one(case: Case) -> Case | None:
     if (
         len(ends) == 1
         or case.orders is not None
-        or case.resumed_at is not None
         or all(len(share) == end.nominal for end in ends for share in end.shares)
     ):
         return None
@@ -32,7 +31,8 @@ def as_one(case: Case) -> Case | None:
 def crosses(case: Case, other: Case, outcome: Outcome) -> bool:
     """Whether the steps of each rank end the windows of ``other``, all of them but a short last one, which may be
     dropped, and not those of ``case``. Who drops the short windows of each epoch may end some of both."""
-    shown = [set(_rows_before_steps(rank.events)) for rank in outcome.recorded]
+    ranks = zip(*(life.recorded for life in outcome.lives or (outcome,)), strict=True)
+    shown = [set(_rows_before_steps([one.events for one in of_rank])) for of_rank in ranks]
     own, others = ([_ends(one.problem.windows, rank) for rank in range(len(shown))] for one in (case, other))
     last = other.problem.windows[-1]
     dropped = [{max(ends)} if last.length < last.nominal else set[int]() for ends in others]
@@ -44,10 +44,12 @@ def _ends(windows: Sequence[Window], rank: int) -> set[int]:
     return set(accumulate(len(list(chain(*window.shares[rank]))) for window in windows))
 
 
-def _rows_before_steps(lines: Sequence[dict[str, Any]]) -> Iterator[int]:
-    """How many rows a rank has trained on at each of its steps."""
-    rows, count = forwarded(lines), 0
-    for stretch in stretches(lines, trained(lines)):
-        count += sum(len(rows[forward]) for forward in stretch.forwards)
-        if stretch.end is not None:
-            yield count
+def _rows_before_steps(lives: Sequence[Sequence[dict[str, Any]]]) -> Iterator[int]:
+    """How many rows a rank has trained on at each of its steps, in one life after another."""
+    count = 0
+    for lines in lives:
+        rows = forwarded(lines)
+        for stretch in stretches(lines, trained(lines)):
+            count += sum(len(rows[forward]) for forward in stretch.forwards)
+            if stretch.end is not None:
+                yield count

@@ -20,6 +20,7 @@ from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, in_orders_of_their_own
 from conformance.verdict.own_order import each_rank_reads_all, not_once
 from conformance.verdict.resuming import (
+    between_windows,
     left_behind,
     lost_place,
     other_gradients,
@@ -299,6 +300,8 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     order = in_first_order(case, ranks)
     if order is not None:
         return Guard("order of each epoch", False, "another one", "that of the first", order, gives_way=True)
+    if (off := between_windows(case, ranks)) is not None:
+        return Guard(PLACE, False, f"window {case.resumed_at}", off, off, gives_way=True)
     lost = unread(case, ranks)
     if lost is not None:
         text = f"{lost}; each sample must be trained on once in an epoch"

@@ -134,7 +134,9 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
         case, outcome = own_order.as_read(case, outcome)
         found = _judged(case, outcome, declares)
         # A law is broken by right numbers alone.
-        if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None or not outcome.recorded:
+        if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None:
+            return found
+        if not (outcome.recorded or all(life.recorded for life in outcome.lives)):
             return found
         again = _judged(other, outcome.placed(other.spec()), declares)
         return again if again.verdict in PASSED or crosses(case, other, outcome) else found

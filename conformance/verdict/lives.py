@@ -42,10 +42,21 @@ def as_it_ran(case: Case, outcome: Outcome) -> Case:
     """The case; of one that is killed between two files, with the checkpoint that it goes on from, or with no stop if
     its checkpoints are one file."""
     first, *others = lives(case.resumed_at, outcome.ranks[0].events)
-    if case.resumed != BETWEEN_FILES:
-        return case
     windows = [event["window"] for event in first if event["window"] is not None]
+    if case.resumed != BETWEEN_FILES:
+        return replace(case, resumed_at=_stop_of_steps(case, first, windows))
     return replace(case, resumed_at=windows[-1] + 1 if windows else 0) if others else replace(case, resumed_at=None)
+
+
+def _stop_of_steps(case: Case, first: Events, windows: Sequence[int]) -> int | None:
+    """After how many windows training stopped, for a trainer that drops short ones and counts those that it steps; else
+    as the case asks."""
+    stop, planned = case.resumed_at, case.problem.windows
+    short = {window.index for window in planned if window.length < window.nominal}
+    whole = [window for window in dict.fromkeys(windows) if window not in short]
+    asked = [window.index for window in planned if window.index not in short][:stop]
+    stepped = {event["window"] for event in first if event["event"] in ("step", "skip")}
+    return whole[-1] + 1 if stop is not None and whole == asked and not stepped & short else stop
 
 
 def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvidence:

@@ -3,7 +3,7 @@ loss scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.oracle.overflow import Scaler
 from conformance.trace.events import Number, Vector
+from conformance.trace.lives import as_resumed
 from conformance.trace.state.torchs import KEPT_BY_TORCH
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
+from conformance.workloads.plan import planned_windows, rows
 from conformance.workloads.precision import FP32
 from conformance.workloads.workload import LossScale
 
@@ -148,6 +150,41 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 "where training is resumed; save how many micro-batches of the window were trained, too"
             )
     return None
+
+
+def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """With which micro-batch, that begins no window, a rank went on; None if none did, or if its rows are not planned
+    so."""
+    spec = as_resumed(case.spec())
+    for rank in ranks if spec["resumed_at"] is not None and not case.resumed_inside else ():
+        events = rank.lives[1].outcome.events if rank.lives else ()
+        first = next(
+            (event["rows"] for event in events if event["event"] == "forward" and not event.get("extra")), None
+        )
+        found = _micro_batches_of(spec, rank.outcome.rank, first) if first else []
+        if found and all(number for _, number in found):
+            window, number = min(found, key=lambda one: abs(one[0] - spec["resumed_at"]))
+            return (
+                f"rank {rank.outcome.rank} was stopped before window {spec['resumed_at']}, and resumed with "
+                f"micro-batch {number} of window {window}: save how many micro-batches of the epoch were read, which "
+                "are fewer than windows times `task.accumulation` if a window was short, and skip those"
+            )
+    return None
+
+
+def _micro_batches_of(spec: Mapping[str, Any], rank: int, asked: Sequence[int | None]) -> list[tuple[int, int]]:
+    """Those of the epoch that goes on which have the rows that are ``asked`` for: their windows, and their numbers in
+    these."""
+    if rank >= spec["world_size"]:
+        return []
+    row_of, windows = rows(spec), planned_windows(spec, rank)
+    epoch = next((window.epoch for window in windows if window.number == spec["resumed_at"]), None)
+    return [
+        (window.number, number)
+        for window in windows
+        for number, micro_batch in enumerate(window.micro_batches)
+        if window.epoch == epoch and [row_of[sample] for sample in micro_batch] == list(asked)
+    ]
 
 
 def _is_in_first_epoch(case: Case, windows: Sequence[int]) -> bool:

@@ -11,26 +11,50 @@ from fractions import Fraction
 from functools import cache
 from itertools import product
 from random import Random
+from typing import NamedTuple
 
 from conformance.workloads.model import Linear
 from conformance.workloads.plan import Sampler
 from conformance.workloads.recipes import HALF
 from conformance.workloads.workload import SGD, Sample, Workload
 
-#: The global batches that are tried in turn.
-BATCH_SIZES = (8, 12, 16)
 _MODEL = Linear(6, bias=True)
-_WINDOWS, _EPOCHS = 3, 2
 _TARGETS = (-4, -3, -2, -1, 1, 2, 3, 4)
 _STARTS = (-2, -1, 1, 2)
 
-#: The workloads, each with its summary, its sampler, and how many samples there are beyond whole windows.
 OWN_ORDER = "own-order"
-ANY_ORDER: dict[str, tuple[str, Sampler, int]] = {
-    "sampler-pads": ("Two epochs whose samples do not divide over the ranks: the sampler repeats one.", "pad", -1),
-    "sampler-drops": ("Two epochs whose samples do not divide over the ranks: the sampler leaves one out.", "drop", 1),
-    OWN_ORDER: ("Two epochs, in each of which the order of the samples is the trainer's own.", "pad", 0),
+
+
+class _Stream(NamedTuple):
+    """``more``: how many samples an epoch has beyond whole windows. ``sizes``: the global batches that are tried in
+    turn."""
+
+    summary: str
+    sampler: Sampler
+    more: int
+    windows: int = 3
+    epochs: int = 2
+    sizes: tuple[int, ...] = (8, 12, 16)
+
+
+_STREAMS = {
+    # What two epochs repeat is a micro-batch of one sample on each of two ranks: by the third, a position that is
+    # computed from the samples of the data set is another one.
+    "sampler-pads": _Stream(
+        "Three epochs whose samples do not divide over the ranks: the sampler repeats one.",
+        "pad",
+        -1,
+        2,
+        3,
+        (4, 12, 16),
+    ),
+    "sampler-drops": _Stream(
+        "Two epochs whose samples do not divide over the ranks: the sampler leaves one out.", "drop", 1
+    ),
+    OWN_ORDER: _Stream("Two epochs, in each of which the order of the samples is the trainer's own.", "pad", 0),
 }
+#: The workloads, each with the global batches that are tried in turn.
+BATCH_SIZES: dict[str, tuple[int, ...]] = {name: stream.sizes for name, stream in _STREAMS.items()}
 
 
 @cache
@@ -40,20 +64,22 @@ def any_order(name: str, batch_size: int) -> Workload:
     Raises:
         KeyError: no such workload.
     """
-    summary, sampler, more = ANY_ORDER[name]
+    stream = _STREAMS[name]
     draw = Random(f"{name} {batch_size}")
     rows = list(product((Fraction(1), Fraction(-1)), repeat=_MODEL.features))
     draw.shuffle(rows)
-    samples = tuple(Sample(row, Fraction(draw.choice(_TARGETS))) for row in rows[: _WINDOWS * batch_size + more])
+    samples = tuple(
+        Sample(row, Fraction(draw.choice(_TARGETS))) for row in rows[: stream.windows * batch_size + stream.more]
+    )
     return Workload(
         name=name,
         batches=tuple(samples[start : start + batch_size] for start in range(0, len(samples), batch_size)),
         optimizer=SGD(HALF, momentum=HALF),
         model=_MODEL,
         start=tuple(Fraction(draw.choice(_STARTS)) for _ in range(_MODEL.size)),
-        epochs=_EPOCHS,
+        epochs=stream.epochs,
         shuffle=True,
-        sampler=sampler,
+        sampler=stream.sampler,
         own_order=name == OWN_ORDER,
-        summary=summary,
+        summary=stream.summary,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -53,6 +54,12 @@ class Problem:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         return (self.layout,) if self.resumed_layout is None else (self.layout, self.resumed_layout)
+
+    def reading(self, windows: Sequence[Window]) -> Problem:
+        """The same with only these of its windows, or others in their places, read; the stop stays where it is."""
+        stop = self.resumed_at
+        before = None if stop is None else sum(window.index < stop for window in windows)
+        return replace(self, read=tuple(windows), resumed_at=before)
 
     def life_of(self, window: int) -> int:
         """The position in `layouts` of the one that a window has."""

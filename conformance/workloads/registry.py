@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from conformance.workloads.any_order import ANY_ORDER, any_order
 from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER_BATCH_SIZES
+from conformance.workloads.any_order import any_order
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout
 from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
@@ -59,7 +59,7 @@ STANDARD: dict[str, Standard] = {
     **{name: _of(many_tensors, name, sizes) for name, sizes in MANY_BATCH_SIZES.items()},
     **{name: _of(two_layers, name, sizes) for name, sizes in TWO_LAYERS_BATCH_SIZES.items()},
     **{name: _of(short_ends, name, sizes) for name, sizes in SHORT_BATCH_SIZES.items()},
-    **{name: _of(any_order, name, ANY_ORDER_BATCH_SIZES) for name in ANY_ORDER},
+    **{name: _of(any_order, name, sizes) for name, sizes in ANY_ORDER_BATCH_SIZES.items()},
     "short-window": Standard(lambda size, accumulation: recipe("short-window", size, _short(size, accumulation))),
     "uneven-batch": Standard(lambda size, accumulation: recipe("uneven-batch", size, 12), (16,)),
     "uneven-ranks": Standard(

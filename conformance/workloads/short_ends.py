@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -14,9 +15,10 @@ ONE = Fraction(1)
 #: With fewer features some samples would have the same ones, and no trace would tell which of them was read.
 MODEL = Linear(9, bias=True)
 SHORT_WINDOWS, UNEVEN_BATCHES, UNEVEN_RANKS = "short-epochs", "uneven-epochs", "uneven-ranks-epochs"
-#: One that begins again in each epoch shows, also where short windows are dropped, and so does where it goes on after
-#: the fourth window.
+#: One that begins again in each epoch shows, also where short windows are dropped.
 SCHEDULE = (ONE, HALF, HALF, HALF, HALF, ONE)
+#: Here it also shows where it goes on after the third window, or after the third step of who drops short ones.
+RESUMED_SCHEDULE = (ONE, HALF, Fraction(2), HALF, ONE, ONE)
 
 
 def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, seed: int = 0) -> Design:
@@ -27,7 +29,11 @@ def _ending(name: str, summary: str, short: Fraction, unit: Fraction = QUARTER, 
 DESIGNS: dict[str, Design] = {
     design.name: design
     for design in (
-        _ending(SHORT_WINDOWS, "Two epochs, of which each ends with a short accumulation window.", HALF, seed=3),
+        replace(
+            _ending(SHORT_WINDOWS, "Two epochs, of which each ends with a short accumulation window.", HALF, seed=3),
+            schedule=RESUMED_SCHEDULE,
+            stops=(3,),
+        ),
         _ending(
             UNEVEN_BATCHES,
             "Two epochs, of which each ends with a smaller micro-batch.",

@@ -26,7 +26,7 @@ from conformance.oracle.accepted_readings import readings
 from conformance.oracle.power import PROBE, power
 from conformance.oracle.recurrence import Recurrence, ScalerHistory
 from conformance.workloads import precision as formats
-from conformance.workloads.any_order import ANY_ORDER
+from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER
 from conformance.workloads.many_tensors import OF_KINDS
 
 EVERYTHING = Declaration(

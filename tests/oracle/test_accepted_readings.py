@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from conformance.oracle.accepted_readings import must_step, readings
 from conformance.oracle.faults import CATALOGUE, applicable
-from conformance.oracle.power import separation
+from conformance.oracle.power import power, separation
 from conformance.oracle.recurrence import ScalerHistory
 from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
@@ -157,6 +157,17 @@ def test_each_epoch_may_end_in_the_same_way():
     assert [[step.window for step in run(one).steps] for one in (stepped, dropped)] == [[*range(6)], [0, 1, 3, 4]]
     assert all(run(one).certificate.exact for one in (stepped, dropped))
     assert must_step(asked) == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("stop", [3, 4])
+def test_every_reading_shows_what_a_resume_forgets(stop):
+    """Whether the third window, a short one, is dropped, and counted or not as one of those before the stop."""
+    asked = replace(problem("short-epochs", 2, 2), resumed_at=stop)
+    stepped, dropped = readings(asked)
+    assert (stepped.problem.resumed_at, dropped.problem.resumed_at) == (stop, stop - 1)
+    nearest = power(dropped, run(dropped), 16)
+    assert nearest is not None
+    assert nearest.sufficient, nearest.fault.name
 
 
 @pytest.mark.parametrize(("number", "of_left"), [(2, Fraction(1, 32)), (3, Fraction(1, 16))])
@@ -308,7 +319,7 @@ def test_a_sample_that_the_sampler_repeats_may_be_left_out():
     assert run(trained).certificate.exact
     assert {reading.ways[0] for reading in left_out} == {"repeated_samples=left out"}
     sizes = [len(window.batch) for window in left_out[0].problem.windows]
-    assert sizes == [8, 8, 7, 8, 8, 7]
-    once = [number for window in left_out[0].problem.windows[:3] for number in window.samples]
-    assert sorted(once) == list(range(23))
+    assert sizes == [4, 3, 4, 3, 4, 3]
+    once = [number for window in left_out[0].problem.windows[:2] for number in window.samples]
+    assert sorted(once) == list(range(7))
     assert ways(readings(problem("sampler-drops", 2, 2))) == [()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -62,6 +63,17 @@ def trace(forwards):
             number += 1
         lines.append({"event": "step", "optimizer": 0, "gradients": [1.0]})
     return tuple(lines)
+
+
+def test_a_stop_is_no_end_of_a_window():
+    """Of five steps three are before the stop, and the rows before it count for those after it."""
+    lives = [
+        Outcome((), 0.1, False, recorded=(RankOutcome(0, trace(forwards), True, "exited 0", "", None),))
+        for forwards in ([2, 2, 2], [2, 2])
+    ]
+    resumed = replace(SHORT, resumed_at=3)
+    assert as_one(resumed).resumed_at == 3
+    assert crosses(resumed, as_one(resumed), Outcome((), 0.2, False, lives=tuple(lives)))
 
 
 def test_all_samples_count_alike():

@@ -8,7 +8,7 @@ import pytest
 
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads import short_ends, two_layers
-from conformance.workloads.any_order import ANY_ORDER
+from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER
 from conformance.workloads.many_tensors import DESIGNS, OF_OTHERS
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem

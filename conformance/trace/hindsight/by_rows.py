@@ -41,7 +41,8 @@ def by_rows(windows: Sequence[MicroBatches], lines: Sequence[Line], trains: Set[
 def are_as_planned(
     windows: Sequence[MicroBatches], places: Mapping[int, Place], rows: Mapping[int, Rows], trains: Set[int]
 ) -> bool:
-    """Whether rows prove these places: each forward is of rows of one micro-batch, and windows follow one another.
+    """Whether rows prove these places: each forward is of rows of one micro-batch, and windows follow one another, of
+    which short ones may be left out.
 
     All rows of a window go forward, some perhaps several times; those of the last one may be missing, and those of a
     window that was left out, in which no forward ``trains``.
@@ -51,7 +52,9 @@ def are_as_planned(
     last = -1
     for number in sorted(places):
         window, _ = places[number]
-        if window not in (max(last, 0), last + 1) or window >= len(windows):
+        if window < last or window >= len(windows):
+            return False
+        if any(len(windows[skipped]) == len(windows[0]) for skipped in range(last + 1, window)):
             return False
         if not rows[number] or not any(set(rows[number]).issubset(micro_batch) for micro_batch in windows[window]):
             return False
