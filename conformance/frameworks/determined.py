@@ -35,6 +35,8 @@ class Regression(pytorch.PyTorchTrial):
         self.task.clip_(parameters)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
+        if self.task.own_order:
+            return pytorch.DataLoader(self.task.dataset(), self.task.micro_batch_size, shuffle=True)
         loader = self.task.global_dataloader()
         return pytorch.DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
 
@@ -44,17 +46,15 @@ class Regression(pytorch.PyTorchTrial):
         return {}  # A trial without a validation is refused.
 
 
+# `train_batch` sees one micro-batch: no loss weighted over a window. Off its cluster, a resume starts the data anew.
 @trainer(
-    backends=("single", "ddp", "horovod"),
-    precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
-    layouts=("batched", "accumulated"),
-    # `train_batch` sees one micro-batch, so a loss that is weighted over a whole window has no place.
-    losses=("mean",),
-    requires=("determined",),
-)
+    backends=("single", "ddp", "horovod"), precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
+    own_order=True, buffers=True, requires=("determined",),
+)  # fmt: skip
 def train(task: Task) -> None:
     settings: Any = {"aggregation_frequency": task.accumulation, "enable_tensorboard_logging": False}
     with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **settings) as context:
         if context.device.type != task.device.type:
             raise Unsupported(f"Determined trains on {context.device}, without an option against it")
-        pytorch.Trainer(Regression(context, task), context).fit(max_length=pytorch.Epoch(1), checkpoint_policy="none")
+        epochs = pytorch.Epoch(len(list(task.epochs())) if task.own_order else 1)
+        pytorch.Trainer(Regression(context, task), context).fit(max_length=epochs, checkpoint_policy="none")

@@ -13,7 +13,7 @@ TARGET = "conformance.frameworks.determined"
 
 DECAYING = (
     *("decay", "two-groups", "two-groups-clip", "adamw", "adamw-clip", "adamw-groups", "adamw-overflow"),
-    *("many-groups", "many-adamw", "frozen", "large-tensors", "two-layers-decay"),
+    *("many-groups", "many-adamw", "frozen", "large-tensors", "two-layers-decay", "buffers-decay"),
     *(f"groups-{recipe}" for recipe in ("clip-value", "clip-norm", "overflow")),
 )
 # As many as an adapter without Horovod has; the published report has them all.
