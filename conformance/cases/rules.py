@@ -328,6 +328,8 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
         Rule(workload, ("fp32",), frozenset({_W2_ACC2}), thorough=True)
         for workload in ("adamw", "decay", "two-groups", "many-tensors", "many-groups", "short-epochs")
     ),
+    Rule("momentum", ("fp32",), frozenset({_W2_ACC2}), resumed_at=3),
+    Rule("adamw", ("fp32",), frozenset({_W2_ACC2}), resumed_at=3, thorough=True),
 )
 
 _SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (

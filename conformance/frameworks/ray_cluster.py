@@ -55,7 +55,10 @@ def connected(session: dict[str, Any]) -> Iterator[None]:
 
 def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
     """Run `loop` in every worker of a TorchTrainer; its argument is the job's ticket."""
-    run, scaling = RunConfig(storage_path=job.session["folder"]), ScalingConfig(num_workers=job.world_size)
+    storage = str(job.checkpoint_dir or job.resume_from or job.session["folder"])
+    # By the name it finds what was saved. Without one, it makes one up.
+    name = "resumed" if job.checkpoint_dir or job.resume_from else None
+    run, scaling = RunConfig(storage_path=storage, name=name), ScalingConfig(num_workers=job.world_size)
     with connected(job.session):
         TorchTrainer(loop, train_loop_config=job.ticket, scaling_config=scaling, run_config=run).fit()
 

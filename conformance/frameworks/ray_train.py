@@ -9,19 +9,14 @@ import torch
 import torch.distributed as dist
 
 from conformance import Batch, Job, Task, enter, trainer
+from conformance.frameworks.ray_checkpoint import restore, save
 from conformance.frameworks.ray_cluster import launch, local_cluster
 
 
 @trainer(
-    backends=("ray-train",),
-    precisions=("fp64", "fp32", "bf16", "fp16"),
-    layouts=("batched", "accumulated"),
-    losses=("mean", "weighted"),
-    requires=("ray",),
-    launches_workers=True,
-    session=local_cluster,
-    name="ray-train",
-)
+    backends=("ray-train",), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"), resume=True,
+    requires=("ray",), launches_workers=True, session=local_cluster, name="ray-train",
+)  # fmt: skip
 def train(job: Job) -> None:
     launch(job, train_loop_per_worker)
 
@@ -38,7 +33,10 @@ def fit(task: Task) -> None:
     batches = (Batch(*batch) for batch in loader)
     optimizer, scaler = task.optimizer(model.parameters()), task.grad_scaler()
     scheduler = task.scheduler(optimizer)
-    while window := list(islice(batches, task.accumulation)):
+    done = restore(parts := (model, optimizer, scheduler, scaler))
+    for _ in range(done * task.accumulation):
+        next(batches)
+    while done != task.stop_after and (window := list(islice(batches, task.accumulation))):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             dist.all_reduce(weight)
@@ -57,3 +55,6 @@ def fit(task: Task) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
         optimizer.zero_grad()
+        done += 1
+    if task.checkpoint_dir is not None:
+        save(parts, done)

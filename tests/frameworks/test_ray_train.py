@@ -7,8 +7,8 @@ from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
 
 TARGET = "conformance.frameworks.ray_train"
-# Two, because Ray Train starts some seven processes for each. `conformance run` has them all.
-CASES = ("ray-train-w2-acc2-fp16-overflow", "ray-train-w3-acc2-fp32-momentum")
+# Few, because Ray Train starts some seven processes for each. `conformance run` has them all.
+CASES = ("ray-train-w2-acc2-fp16-overflow", "ray-train-w2-acc2-fp32-momentum-resumed-at-3")
 # A second one would have a server and a cluster of its own, for half of them.
 PROCESSES = 1
 

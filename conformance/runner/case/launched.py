@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -44,7 +45,9 @@ class LaunchedCase(Case):
         self._members += self._workers
         host, port = self._callers.address
         ticket = {"host": host, "port": port, "world_size": world_size, "token": self._token}
-        job = Job(world_size, int(self._spec["steps"]), ticket, self._session)
+        folders = [self._spec.get("life", {}).get(kind) for kind in ("checkpoint_dir", "resume_from")]
+        saved = [None if folder is None else Path(folder) for folder in folders]
+        job = Job(world_size, int(self._spec["steps"]), ticket, self._session, *saved)
 
         def become(pipes: Pipes) -> int:
             self._callers.close()
