@@ -13,7 +13,7 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import diff, exercise, explain, gate, laws, listing, merge, report, repro, run, smoke, trace
+from conformance.cli import diff, exercise, explain, gate, init, laws, listing, merge, report, repro, run, smoke, trace
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -34,6 +34,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
+    "init": init,
     "run": run,
     "smoke": smoke,
     "list": listing,

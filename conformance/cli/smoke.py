@@ -65,7 +65,11 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if not held + failed:
         return say("no case of these trainers can be run here; conformance list cases says why", NOT_CONFORMING)
     all_of_them = f"`conformance run` has {rest} cases for these trainers."
-    verdict = f"{failed} of {held + failed} cases do not hold." if failed else f"All {held} hold, which is no proof."
+    verdict = (
+        f"{failed} of {held + failed} cases do not hold."
+        if failed
+        else f"{f'All {held} hold' if held > 1 else 'The one case holds'}, which is no proof."
+    )
     console.print(Text(f"{verdict} {all_of_them}", "bold red" if failed else "bold green"))
     if expected:
         console.print(Text(f"{plural(expected, 'failure')} expected by {options.configuration.file}."))

@@ -75,3 +75,16 @@ def test_bad_input(conformance):
     ended = conformance("smoke", "none.py")
     assert ended.code == 2
     assert ended.line.startswith("conformance: none.py: no such file")
+
+
+def test_what_init_writes_works(conformance, folder):
+    """From scratch, and for scripts of several styles."""
+    scripts = Path(__file__).parents[1] / "init" / "scripts"
+    adapters = ["my_trainer.py"]
+    assert conformance("init").code == 0
+    for style in ("plain", "ddp_class", "amp_flat", "trainer_class"):
+        adapters.append(f"{style}_adapter.py")
+        assert conformance("init", str(scripts / f"{style}.py"), "--output", adapters[-1]).code == 0
+    ended = conformance("smoke", *adapters)
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert "All 12 hold, which is no proof." in ended.out

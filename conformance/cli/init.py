@@ -1,0 +1,61 @@
+"""``conformance init``: write an adapter to begin with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from argcomplete.completers import FilesCompleter
+from rich.console import Console
+from rich.text import Text
+
+from conformance.cli.exits import CONFORMING, USAGE, say
+from conformance.report.text import listed, plural
+
+SUMMARY = "write an adapter to begin with"
+DESCRIPTION = (
+    "Write an adapter with comments: one from scratch, which runs as it is, or, for a training script, a copy of it in "
+    "which the task hands out the model, the optimizer, the data and the loss. No file is overwritten."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    script = parser.add_argument("script", nargs="?", type=Path, help="a training script (default: from scratch)")
+    script.completer = FilesCompleter(("py",))  # type: ignore[attr-defined]
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the adapter (default: my_trainer.py in the current folder, or conform_SCRIPT.py beside the script)",
+    )
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.init.adapter import NoScript, from_scratch, from_script
+
+    script: Path | None = options.script
+    default = Path("my_trainer.py") if script is None else script.with_name(f"conform_{script.name}")
+    adapter: Path = options.output or default
+    if adapter.suffix != ".py":
+        return say(f"{adapter}: an adapter is a Python file; end its name with .py", USAGE)
+    found = None
+    try:
+        if script is None:
+            text = from_scratch()
+        else:
+            text, found = from_script(script, adapter)
+        with adapter.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except NoScript as error:
+        return say(str(error), USAGE)
+    except FileExistsError:
+        return say(f"{adapter} is there already and is left as it is; name another file with --output", USAGE)
+    except OSError as error:
+        return say(f"cannot write {adapter}: {error.strerror}; name another file with --output", USAGE)
+    console.print(Text(f"Wrote {adapter}."), soft_wrap=True)
+    if found is not None:
+        console.print(Text(f"{plural(len(found.changes), 'spot')} in it are marked with # conformance: look at each."))
+        if found.missing:
+            console.print(Text(f"Not found: {listed(found.missing)}; put the task's there yourself.", "yellow"))
+    console.print(Text(f"Next: conformance smoke {adapter}"), soft_wrap=True)
+    return CONFORMING

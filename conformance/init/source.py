@@ -1,0 +1,120 @@
+"""A script's text, and changes of it at the positions that `ast` names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
+
+Node: TypeAlias = ast.expr | ast.stmt
+
+
+@dataclass(frozen=True)
+class Change:
+    """`node` is replaced by `parts`: texts, and nodes within it, which may be changed themselves.
+
+    why: the comment above the statement.
+    """
+
+    node: Node
+    parts: tuple[str | Node, ...]
+    why: str
+
+
+class Source:
+    """A script that was parsed.
+
+    Raises SyntaxError, ValueError.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.tree = ast.parse(text)
+        self._bytes = text.encode()
+        self._lines = self._bytes.splitlines(keepends=True)
+        # Columns of `ast` are bytes of UTF-8, and its lines begin at 1.
+        self._offsets = [0, *accumulate(map(len, self._lines))]
+
+    def of(self, node: Node) -> str:
+        """The text of a node."""
+        return self._bytes[slice(*self._span(node))].decode()
+
+    def changed(self, changes: Sequence[Change], begin: int, end: int, indent: str = "") -> str:
+        """The lines from `begin` to before `end` with these changes, indented. Of two changes one within the other, the
+        outer one is made, and the inner one in what the outer one keeps."""
+        first, last = self._offsets[begin - 1], self._offsets[min(end, len(self._offsets)) - 1]
+        insertions = self._comments(changes, indent)
+        within_texts = self._within_texts()
+        for number in range(begin, end):
+            if indent and number not in within_texts and number <= len(self._lines) and self._lines[number - 1].strip():
+                offset = self._offsets[number - 1]
+                insertions[offset] = insertions.get(offset, "") + indent
+        ordered = sorted(changes, key=lambda change: (self._span(change.node)[0], -self._span(change.node)[1]))
+        made = [change for change in ordered if change.parts]
+        return self._rendered(first, last, made, insertions)
+
+    def _rendered(self, first: int, last: int, changes: Sequence[Change], insertions: dict[int, str]) -> str:
+        found, at = [], first
+        for change in changes:
+            begin, end = self._span(change.node)
+            if at <= begin and end <= last:
+                found += [self._plain(at, begin, insertions), insertions.get(begin, "")]
+                insertions = {offset: text for offset, text in insertions.items() if offset != begin}
+                inner = [one for one in changes if one is not change]
+                for part in change.parts:
+                    found.append(
+                        part if isinstance(part, str) else self._rendered(*self._span(part), inner, insertions)
+                    )
+                at = end
+        return "".join([*found, self._plain(at, last, insertions)])
+
+    def _plain(self, first: int, last: int, insertions: dict[int, str]) -> str:
+        cuts = sorted(offset for offset in insertions if first <= offset < last)
+        parts, at = [], first
+        for cut in cuts:
+            parts += [self._bytes[at:cut].decode(), insertions[cut]]
+            at = cut
+        return "".join([*parts, self._bytes[at:last].decode()])
+
+    def _comments(self, changes: Sequence[Change], indent: str) -> dict[int, str]:
+        """By the offset of the statement's line, what goes above it."""
+        starts, within_texts = self._starts(), self._within_texts()
+        found: dict[int, dict[str, None]] = {}
+        for change in changes:
+            # Within an expression or a text, a comment would stand in its middle.
+            number = starts.get(change.node.lineno, change.node.lineno)
+            while number in within_texts:
+                number -= 1
+            found.setdefault(number, {})[change.why] = None
+        above = {}
+        for number, comments in found.items():
+            line = self._lines[number - 1].decode()
+            margin = indent + line[: len(line) - len(line.lstrip())]
+            above[self._offsets[number - 1]] = "".join(f"{margin}# conformance: {one}\n" for one in comments)
+        return above
+
+    def _within_texts(self) -> set[int]:
+        """The lines that begin inside of a text: indenting them would change it."""
+        inside: set[int] = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.JoinedStr) or (
+                isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+            ):
+                inside.update(range(node.lineno + 1, (node.end_lineno or node.lineno) + 1))
+        return inside
+
+    def _starts(self) -> dict[int, int]:
+        """For each line the one in which its innermost statement begins, of compound ones without their bodies."""
+        found: dict[int, int] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt):
+                body = getattr(node, "body", None)
+                last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+                for number in range(node.lineno, max(last, node.lineno) + 1):
+                    found[number] = max(found.get(number, 0), node.lineno)
+        return found
+
+    def _span(self, node: Node) -> tuple[int, int]:
+        end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
+        return self._offsets[node.lineno - 1] + node.col_offset, self._offsets[end_line - 1] + end_column

@@ -1,0 +1,186 @@
+"""`conformance init`: an adapter from scratch, and out of scripts of several styles. Nothing here starts a process."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from conformance.cli import main
+from conformance.init.adapter import NoScript, from_script
+
+SCRIPTS = Path(__file__).with_name("scripts")
+#: By script: what must stand in the adapter, in this order.
+STYLES = {
+    "plain": [
+        "loss = torch.nn.functional.mse_loss(output, target)",
+        "loss.backward()",
+        "args = parser.parse_args([])",
+        "device = TASK.device",
+        "train_loader = TASK.dataloader()",
+        "model = TASK.model().to(device)",
+        "optimizer = TASK.optimizer(model.parameters())",
+        "for epoch in range(1):",
+        'backends=["single"],',
+        'precisions=["fp32"],',
+        'layouts=["batched"],',
+        "def conform(task: Task) -> None:\n    global TASK\n    TASK = task\n    main()\n",
+    ],
+    "ddp_class": [
+        'os.environ["MASTER_PORT"] = os.environ["MASTER_PORT"]',
+        "init_process_group(TASK.collective_backend)",
+        "self.model = model.to(TASK.device)",
+        "self.model = DDP(model)",
+        "model = TASK.model()",
+        "return TASK.dataloader()",
+        'backends=["ddp"],',
+        "    world_size = TASK.world_size\n",
+        "    main(TASK.rank, world_size, 10, 50, 32)\n",
+    ],
+    "amp_flat": [
+        'precisions=["fp32", "bf16", "fp16"],',
+        'layouts=["batched", "accumulated"],',
+        'clips=["norm"],',
+        'schedules=["step"],',
+        "    accumulation_steps = TASK.accumulation\n",
+        "    net = TASK.model().to(TASK.device)\n",
+        "    sched = TASK.scheduler(opt)\n",
+        "    scaler = TASK.grad_scaler()\n",
+        "            with TASK.autocast():\n",
+        "loss = criterion(net(x.to(TASK.device)), y.to(TASK.device)) / accumulation_steps",
+        "TASK.clip_(net.parameters())",
+    ],
+    "accelerated": [
+        'Accelerator(gradient_accumulation_steps=TASK.accumulation, cpu=TASK.device.type == "cpu", step_scheduler',
+        "train_dataloader = TASK.global_dataloader()",
+        "optimizer = TASK.optimizer(model.parameters())",
+        'accelerator.clip_grad_norm_(model.parameters(), TASK.clip.threshold if TASK.clip else float("inf"))',
+        'backends=["single", "ddp"],',
+        'requires=["accelerate"],',
+    ],
+    "trainer_class": [
+        "accumulation_steps: int = 8",  # runs at import
+        "self.device = TASK.device",
+        "self.optimizer = TASK.optimizer(self.model.parameters())\n",
+        "return TASK.model().to(self.device)",
+        "loss = self.criterion(self.model(x), y) / TASK.accumulation",
+        "if step % TASK.accumulation == 0 or step == len(loader):",
+        'clips=["value"],',
+        "    Trainer(TrainingArgs()).fit()\n",
+    ],
+}
+
+
+@pytest.fixture
+def init(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def called(*arguments):
+        code = main(["init", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return called
+
+
+def written(tmp_path: Path, text: str) -> tuple[str, object]:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return from_script(script, tmp_path / "adapter.py")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_styles(style, tmp_path):
+    script = SCRIPTS / f"{style}.py"
+    text, found = from_script(script, tmp_path / "adapter.py")
+    ast.parse(text)
+    at = 0
+    for line in STYLES[style]:
+        assert line in text[at:], line
+        at = text.index(line, at)
+    assert found.missing == []
+    # Every line that was changed has a comment above it, and all others are as they were.
+    lines = text.splitlines()
+    before = {line.strip() for line in script.read_text().splitlines()}
+    body = lines[lines.index("from conformance import Task, trainer") + 1 :]
+    entry = next(k for k, line in enumerate(body) if "declare what the script can do" in line)
+    new = [k for k, line in enumerate(body[:entry]) if line.strip() not in before and "# conformance:" not in line]
+    assert all("# conformance:" in body[k - 1] for k in new), [body[k] for k in new]
+
+
+def test_from_scratch(init, tmp_path):
+    code, out, err = init()
+    assert (code, err) == (0, "")
+    assert out == "Wrote my_trainer.py.\nNext: conformance smoke my_trainer.py\n"
+    ast.parse((tmp_path / "my_trainer.py").read_text())
+
+
+def test_no_file_is_overwritten(init, tmp_path):
+    (tmp_path / "my_trainer.py").write_text("mine")
+    code, out, err = init()
+    assert (code, out) == (2, "")
+    assert err == "conformance: my_trainer.py is there already and is left as it is; name another file with --output\n"
+    assert (tmp_path / "my_trainer.py").read_text() == "mine"
+
+
+def test_what_is_not_found_is_said(init, tmp_path):
+    (tmp_path / "odd.py").write_text("import torch\nfor x, y in data():\n    f(x).sum().backward()\n")
+    code, out, _ = init("odd.py")
+    assert code == 0
+    assert "Not found: model, optimizer, loader and loss; put the task's there yourself." in out
+    assert "# conformance: CHECK: no optimizer was found" in (tmp_path / "conform_odd.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"print('hello')", "nothing in it makes an optimizer or goes backward"),
+        (b"", "nothing in it makes an optimizer or goes backward"),
+        (b"def f(:\n", "s.py:1: SyntaxError"),
+        (b"\xff\xfe\x00", "no text in UTF-8"),
+        (b"x = '\x00'", "s.py"),
+    ],
+)
+def test_what_is_no_training_script(init, tmp_path, content, said):
+    (tmp_path / "s.py").write_bytes(content)
+    code, out, err = init("s.py")
+    assert (code, out) == (2, "")
+    assert said in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "conform_s.py").exists()
+
+
+def test_files_that_cannot_be_read_or_written(init, tmp_path):
+    for arguments, said in (
+        (["none.py"], "cannot read none.py: No such file or directory"),
+        ([tmp_path], "end its name with .py"),
+        (["--output", "none/my.py"], "cannot write none/my.py: No such file or directory"),
+        (["--output", "adapter"], "end its name with .py"),
+    ):
+        code, _, err = init(*arguments)
+        assert code == 2 and said in err and len(err.splitlines()) == 1, err
+
+
+def test_texts_of_several_lines_and_other_alphabets_stay_as_they_are(tmp_path):
+    text, _ = written(
+        tmp_path,
+        'import torch\nnäme = f("""\nzwei\n  drei\n"""); model = torch.nn.Linear(1, 1)\n'
+        "torch.optim.SGD(model.parameters(), 1); print('ü', näme)\nmodel(x).backward()\n",
+    )
+    assert 'f("""\nzwei\n  drei\n""")' in text
+    assert "TASK.optimizer(model.parameters()); print('ü', näme)" in text
+    ast.parse(text)
+
+
+def test_what_functions_read_stays_global(tmp_path):
+    text, _ = written(
+        tmp_path,
+        "import torch\ndef go():\n    net(x).backward()\nnet = make()\nopt = torch.optim.SGD(net.parameters())\ngo()\n",
+    )
+    assert "    global TASK, net\n" in text
+
+
+def test_a_script_without_a_call_says_so(tmp_path):
+    with pytest.raises(NoScript):
+        written(tmp_path, "import torch\n")
+    text, _ = written(tmp_path, "def fit(model):\n    model(x).backward()\n")
+    assert text.endswith("    # conformance: CHECK: call the training of the script here\n")
