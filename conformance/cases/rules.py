@@ -330,6 +330,7 @@ LAUNCHED_RULES: tuple[Rule, ...] = (
     ),
     Rule("momentum", ("fp32",), frozenset({_W2_ACC2}), resumed_at=3),
     Rule("adamw", ("fp32",), frozenset({_W2_ACC2}), resumed_at=3, thorough=True),
+    Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4, thorough=True),
 )
 
 _SHARDS_RESUMED: tuple[tuple[int, Resumed], ...] = (
