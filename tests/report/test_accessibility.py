@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from conformance.report.html import render_html
+from conformance.report.comparison import compared
+from conformance.report.html import render_comparison, render_html
 from conformance.results import Results
 
 VOID = {"meta", "path", "rect", "use", "circle", "br", "input"}
@@ -106,6 +109,14 @@ def content(results: Results, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_page_with_every_verdict(content: str) -> None:
     assert faults(content) == []
+
+
+def test_a_page_of_differences(results: Results, tmp_path: Path) -> None:
+    fewer = replace(results, cases=results.cases[40:])
+    comparison = compared(fewer, results)
+    assert comparison.new
+    render_comparison(comparison, fewer, results, tmp_path / "differences.html")
+    assert faults((tmp_path / "differences.html").read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize(
