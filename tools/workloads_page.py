@@ -29,6 +29,7 @@ from tools.learning_rate import (
     outcome,
     settled,
 )
+from tools.ring_figure import WORLD_SIZE, ring
 
 DOCS = Path(__file__).parents[1] / "docs"
 RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256)
@@ -41,7 +42,7 @@ TOGETHER: Batches = [points(NOISY_LINE)]
 
 def page() -> str:
     """The text of docs/WORKLOADS.md."""
-    return "\n\n".join([*_exercise(), *_notebook(), *_certified()]) + "\n"
+    return "\n\n".join([*_exercise(), *_notebook(), *_certified(), *_ring()]) + "\n"
 
 
 def _exercise() -> Iterable[str]:
@@ -143,6 +144,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
+def _ring() -> Iterable[str]:
+    yield "## How gradients travel around a ring"
+    yield (
+        f"Ring all-reduce of {WORLD_SIZE} ranks: each rank's gradient is cut into {WORLD_SIZE} segments. The numbers "
+        "in a box are the ranks whose gradients it contains; an arrow is a message of the step. After reduce-scatter "
+        "each rank has one complete segment, after all-gather all of them. Every rank sends one segment in a step, in "
+        "total 2 (N − 1) / N of the gradient."
+    )
+    yield "![What each rank holds of each segment, step by step](workloads/ring.svg)"
+
+
 def learning_rates(figure: Any) -> None:
     """The weights that training on one point a step ends in, and what a step on all four multiplies the error with."""
     left, right = figure.subplots(1, 2)
@@ -213,6 +225,7 @@ FIGURES: dict[str, tuple[Callable[[Any], None], tuple[float, float]]] = {
     "learning-rates": (learning_rates, (9, 3.4)),
     "features": (features, (9, 2.2)),
     "descents": (by_epoch, (9, 3.2)),
+    "ring": (ring, (10, 2)),
 }
 
 

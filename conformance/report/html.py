@@ -21,7 +21,7 @@ from conformance.results.records import CaseRecord
 from conformance.trace.words import size
 from conformance.workloads.behaviour import WORDS
 
-from . import evidence, grouping, ring, swimlanes, text
+from . import evidence, grouping, swimlanes, text
 from .behaviour import behaviour
 from .card import Card, cards
 from .comparison import Comparison
@@ -58,7 +58,6 @@ def render_html(results: Results, path: str | Path) -> None:
             unchecked_laws=unchecked(results),
             traffic=traffic(results),
             warnings=breaches(results, "SHOULD"),
-            travels=ring.travels(results),
         )
     )
     _write(page, path)
@@ -142,7 +141,6 @@ def _environment(results: Results) -> Environment:
         distinct=text.distinct,
         lanes=lanes,
         around_marks=around_marks,
-        ring=ring,
     )
     environment.filters.update(
         prose=_prose,
