@@ -235,7 +235,7 @@ def example(found: Sequence[Report]) -> Iterator[str]:
     yield "```text"
     for line in next(card for card in cards if card.effect is not None).lines():
         # As a terminal does.
-        yield from wrap(line, 82, break_long_words=False, break_on_hyphens=False) if len(line) > 82 else [line]
+        yield from wrap(line, 80, break_long_words=False, break_on_hyphens=False) if len(line) > 80 else [line]
     yield "```"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import email
 import importlib.metadata
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -33,6 +35,19 @@ def test_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     assert "conformance/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_links_of_the_page_on_pypi_are_absolute(wheel: zipfile.ZipFile, root: Path) -> None:
+    """Into the repository, where the README's lead."""
+    [name] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(wheel.read(name))
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    [repository] = [url.split(", ")[1] for url in metadata.get_all("Project-URL") if url.startswith("Repository")]
+    inside = [link.removeprefix(f"{repository}/blob/main/") for link in links if link.startswith(repository)]
+    assert len(inside) > 20
+    assert [path for path in inside if not (root / path.partition("#")[0]).exists()] == []
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"repo_url: {repository}\n" in (root / "mkdocs.yml").read_text()
 
 
 def test_wheel_declares_the_command_and_the_plugin(wheel: zipfile.ZipFile) -> None:
