@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Proves that a PyTorch trainer averages gradients correctly in every path that it offers.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('trainer-conformance')}")
-    actions = parser.add_subparsers(dest="action", required=True, metavar=" | ".join(COMMANDS))
+    actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.add_arguments(actions.add_parser(name, help=command.SUMMARY, description=command.DESCRIPTION))
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from argcomplete.completers import FilesCompleter
@@ -34,6 +35,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.init.adapter import NoScript, from_scratch, from_script
 
     script: Path | None = options.script
+    if script is not None and os.path.isdir(script):
+        return say(f"{script}: this is a folder; name the file in it that trains", USAGE)
     default = Path("my_trainer.py") if script is None else script.with_name(f"conform_{script.name}")
     adapter: Path = options.output or default
     if adapter.suffix != ".py":

@@ -152,7 +152,8 @@ def test_what_is_no_training_script(init, tmp_path, content, said):
 def test_files_that_cannot_be_read_or_written(init, tmp_path):
     for arguments, said in (
         (["none.py"], "cannot read none.py: No such file or directory"),
-        ([tmp_path], "end its name with .py"),
+        ([tmp_path], "this is a folder; name the file in it that trains"),
+        ([""], "this is a folder; name the file in it that trains"),
         (["--output", "none/my.py"], "cannot write none/my.py: No such file or directory"),
         (["--output", "adapter"], "end its name with .py"),
     ):
