@@ -46,7 +46,7 @@ def render_terminal(
     causes = sorted(cards(results), key=lambda card: -len(card.cases))
     if detail == "quiet":
         for card in causes:
-            cases = one_line(f"  ({card.example.trainer}, {plural(len(card.cases), 'case')})")
+            cases = one_line(f"  ({plural(len(card.cases), 'case')}: {card.scope})")
             console.print(Text.assemble(_title(card), (cases, "dim")), soft_wrap=True)
         _print_verdict(results, console)
         return
@@ -78,7 +78,7 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
 def _print_card(card: Card, console: Console) -> None:
     console.print()
     console.print(_title(card))
-    body = [Text(f"{one_line(card.example.trainer)}, {counted(card.cases)}", "dim")]
+    body = [Text(f"{counted(card.cases)}: {one_line(card.scope)}", "dim")]
     if card.example.explained_by:
         body.append(Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim"))
     if card.where:
@@ -91,7 +91,8 @@ def _print_card(card: Card, console: Console) -> None:
     if card.fix:
         console.print(Text("  fix:", "bold"))
         console.print(Text(textwrap.indent(visible(card.fix), "    "), "green"), soft_wrap=True)
-    console.print(Text(f"  $ {one_line(card.example.command)}", "cyan"), soft_wrap=True)
+    for command in (card.example.repro_command, card.example.command):
+        console.print(Text(f"  $ {one_line(command)}", "cyan"), soft_wrap=True)
 
 
 def _title(card: Card) -> Text:
