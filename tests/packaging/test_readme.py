@@ -14,6 +14,8 @@ from pathlib import Path
 import nox
 import pytest
 
+from conformance.cli import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", *DOCS)
@@ -132,9 +134,7 @@ def test_command_exists(words: list[str], sessions: list[str], optional_sessions
 
 def test_options_that_the_docs_name_in_a_sentence_exist() -> None:
     """Those of our own commands and of our pytest suite."""
-    conformance = script("conformance")
-    commands = re.search(r"^ +(run \|[^.]*)\.\.\.", help_of(conformance), re.MULTILINE)[1].replace("|", " ").split()
-    shown = " ".join(help_of(conformance, command) for command in commands)
+    shown = " ".join(help_of(script("conformance"), command) for command in COMMANDS)
     known = {*re.findall(r"--[\w-]+", shown + help_of(script("pytest"), "--pyargs", "conformance.suite"))}
     text = "".join((ROOT / page).read_text() for page in (*DOCS, "README.md"))
     named = {option for span in re.findall(r"(?<!`)`(--[^`\n]+)`", text) for option in re.findall(r"--[\w-]+", span)}
