@@ -136,7 +136,7 @@ def judge(case: Case, outcome: Outcome, declares: Mapping[str, str] = MappingPro
         # A law is broken by right numbers alone.
         if found.verdict in (*PASSED, "FAIL (law)") or (other := as_one(case)) is None:
             return found
-        if not (outcome.recorded or all(life.recorded for life in outcome.lives)):
+        if not all(life.recorded for life in outcome.lives or (outcome,)):
             return found
         again = _judged(other, outcome.placed(other.spec()), declares)
         return again if again.verdict in PASSED or crosses(case, other, outcome) else found

@@ -122,10 +122,8 @@ def _places_in_life(
         nearest = sorted(range(len(plan)), key=lambda begin: abs(begin - first))
         asked = windows, first, end, skipped
         # Who drops short windows may count those alone that it steps.
-        ends = [number for number, window in enumerate(plan, start=1) if len(window) == len(plan[0])][
-            : 0 if first else end
-        ]
-        dropping = [(plan[:stop], 0, stop, 0) for stop in ends[-1:]]
+        ends = [number for number, window in enumerate(plan, start=1) if len(window) == len(plan[0])]
+        dropping = [] if first else [(plan[:stop], 0, stop, 0) for stop in ends[:end][-1:]]
         for found in (asked, *dropping, *((plan[begin:], begin, len(plan), 0) for begin in nearest)):
             if are_as_planned(found[0], by_rows(found[0], lines, training), rows_of, training):
                 windows, first, end, skipped = found
