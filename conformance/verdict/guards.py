@@ -17,7 +17,7 @@ from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
 from conformance.verdict.idle_steps import idle_after
 from conformance.verdict.left_over import left_over
-from conformance.verdict.orders import in_first_order, in_orders_of_their_own
+from conformance.verdict.orders import in_first_order, in_orders_of_their_own, resumed_in_other_order
 from conformance.verdict.own_order import each_rank_reads_all, not_once
 from conformance.verdict.resuming import (
     between_windows,
@@ -180,6 +180,7 @@ def _copies(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     expected = "no two ranks train on the same"
     if (apart := in_orders_of_their_own(case, ranks)) is not None:
+        apart = resumed_in_other_order(case, ranks) or apart
         return Guard(SHARDS, False, expected, apart, apart)
     if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
@@ -297,9 +298,9 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     left = left_over(case, ranks, right.steps[difference.step].window)
     if left is not None:
         return _adds_to(left, gives_way=True)
-    order = in_first_order(case, ranks)
+    order = in_first_order(case, ranks) or resumed_in_other_order(case, ranks)
     if order is not None:
-        return Guard("order of each epoch", False, "another one", "that of the first", order, gives_way=True)
+        return Guard("order of each epoch", False, "another one", "that of another one", order, gives_way=True)
     if (off := between_windows(case, ranks)) is not None:
         return Guard(PLACE, False, f"window {case.resumed_at}", off, off, gives_way=True)
     lost = unread(case, ranks)

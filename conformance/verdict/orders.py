@@ -9,6 +9,7 @@ from itertools import chain, combinations
 from conformance.cases.case import Case
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.last_window import row_numbers
+from conformance.workloads.plan import order_of, rows
 
 _Rows = frozenset[int]
 
@@ -27,6 +28,33 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return (
         f"in epoch {other[0] // batches} the samples come in the order of epoch 0, from window {other[0]} on; call "
         "`sampler.set_epoch(epoch)` before each epoch"
+    )
+
+
+def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+    """That all ranks go on in the order of another epoch where training is resumed; None if the rows do not show it."""
+    workload, stop = case.problem.workload, case.resumed_at
+    lives = [rank.lives[1] for rank in ranks if len(rank.lives) > 1]
+    if stop is None or not workload.shuffle or not case.problem.in_order or len(lives) < len(ranks):
+        return None
+    if len({*case.world_sizes}) > 1:
+        return None
+    spec, epoch = case.spec(), case.problem.windows[stop].epoch
+    before = [window for window in case.problem.windows[:stop] if window.epoch == epoch]
+    row_of, found = rows(spec), set(range(workload.epochs + 1))
+    for number, life in enumerate(lives):
+        forwards = [one for one in life.outcome.events if one["event"] == "forward" and not one.get("extra")]
+        read = list(chain.from_iterable(one["rows"] for one in forwards))
+        done = sum(len(micro_batch) for window in before for micro_batch in window.shares[number])
+        for other in list(found):
+            own = [row_of[sample] for sample in order_of(spec, number, other)[done:]]
+            if not read or read[: len(own)] != own:
+                found.discard(other)
+    if epoch in found or len(found) != 1:
+        return None
+    return (
+        f"training was resumed in epoch {epoch}, and goes on in the order of epoch {min(found)}: save the epoch, and "
+        "tell the sampler with `set_epoch`, also where one has just ended"
     )
 
 
