@@ -9,11 +9,12 @@ from fractions import Fraction
 from typing import get_args
 
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.recurrence import Step
+from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.results.records import Quantity, Vector
 from conformance.verdict.comparison import outside, same
-from conformance.verdict.evidence import Attempt, RankEvidence
+from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.judge import Judgement
+from conformance.workloads.problem import Problem
 
 
 class CannotShow(Exception):
@@ -44,16 +45,16 @@ class Ending:
     errors: tuple[str, ...] = ()
 
 
-def shown(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
-    """What shows the failure, the shortest training first; ``windows``: of all that the case has.
+def shown(judgement: Judgement, problem: Problem) -> list[Numbers | Ending]:
+    """What shows the failure, the shortest training first.
 
     Raises CannotShow.
     """
     if judgement.verdict == "INCONCLUSIVE":
         raise CannotShow(f"nothing is proved about it: {judgement.headline}")
     if judgement.verdict in ("CRASH", "HANG"):
-        return _endings(judgement, windows)
-    right = judgement.trajectory
+        return _endings(judgement, len(problem.windows))
+    right = _right(judgement, problem)
     if right is None or not right.steps or not judgement.ranks:
         raise CannotShow(f"no numbers show it: {judgement.headline}")
     found: list[Numbers | Ending] = []
@@ -81,50 +82,53 @@ def _error(raised: Mapping[str, str]) -> str:
     return f"{raised['type']}: {message[0]}" if message else raised["type"]
 
 
+def _right(judgement: Judgement, problem: Problem) -> Trajectory | None:
+    """The right answer. That of the judgement takes the trainer's own word for which steps are skipped, which a trainer
+    that is right may skip otherwise. Raises CannotShow."""
+    followed = judgement.trajectory
+    if followed is None or not problem.precision.scaled:
+        return followed
+    own = Recurrence(problem).run()
+    if own.skips == followed.skips:
+        return followed
+    if "possible" in own.overflows:
+        raise CannotShow(f"which steps overflow, and are to be skipped, depends on rounding: {judgement.headline}")
+    return own
+
+
 def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Step], quantity: Quantity) -> Iterator[Numbers]:
     """At the first step at which a value is wrong, and at the last one if there is one too."""
-    numbers = range(len(right))
-    first = next((at for at in numbers if _wrong(ranks, right[at], at, quantity) is not None), None)
-    for at in dict.fromkeys([first, numbers[-1]] if first is not None else [numbers[-1]]):
+    wrong = [at for at, step in enumerate(right) if _is_wrong(ranks, step, quantity)]
+    for at in dict.fromkeys([*wrong[:1], *wrong[-1:]]):
         box, window = _box(right[at], quantity), right[at].window
         last = [[_last(rank, window, quantity, by_plan=by_plan) for rank in ranks] for by_plan in (True, False)]
         seen = tuple(one for one in (_first_outside(box, values) for values in last) if one is not None)
-        if first is not None or seen:
-            yield Numbers(window + 1, at, quantity, tuple(map(_value, box.center, box.radius)), seen)
+        yield Numbers(window + 1, at, quantity, tuple(map(_value, box.center, box.radius)), seen)
 
 
-def _wrong(ranks: Sequence[RankEvidence], right: Step, step: int, quantity: Quantity) -> object | None:
-    box = _box(right, quantity)
-    # A rank that takes no such step is left with what it has.
-    values = [
-        _of(rank.steps[step], quantity) if step < len(rank.steps) else _last(rank, right.window, quantity, by_plan=True)
-        for rank in ranks
-    ]
+def _is_wrong(ranks: Sequence[RankEvidence], right: Step, quantity: Quantity) -> bool:
+    values = [_last(rank, right.window, quantity, by_plan=True) for rank in ranks]
     known = [one for one in values if one is not None]
     if quantity == "weights" and any(not same(one, known[0]) for one in known):
-        return known
-    return _first_outside(box, values)
+        return True
+    return _first_outside(_box(right, quantity), values) is not None
 
 
 def _last(rank: RankEvidence, window: int, quantity: Quantity, *, by_plan: bool) -> Vector | None:
-    """What a rank that trains no longer ends with. ``by_plan``: by the windows that its steps should end, and not those
-    of their forwards."""
+    """What a rank ends with that trains no longer than this window. ``by_plan``: by the windows that its steps should
+    end, and not those of their forwards."""
     taken = [
         attempt
         for attempt in rank.attempts
         if (attempt.window if by_plan or attempt.seen_in is None else attempt.seen_in) <= window
     ]
-    if taken:
-        return _of(taken[-1], quantity)
-    return rank.final_weights if quantity == "weights" and not rank.attempts else None
+    if quantity == "weights":
+        return taken[-1].weights if taken else None if rank.attempts else rank.final_weights
+    return next((attempt.gradients for attempt in reversed(taken) if attempt.stepped), None)
 
 
 def _box(step: Step, quantity: Quantity) -> Enclosure:
     return step.weights if quantity == "weights" else step.gradient
-
-
-def _of(attempt: Attempt, quantity: Quantity) -> Vector | None:
-    return attempt.weights if quantity == "weights" else attempt.gradients
 
 
 def _first_outside(box: Enclosure, values: Sequence[Vector | None]) -> tuple[int, int, float] | None:

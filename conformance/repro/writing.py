@@ -37,7 +37,7 @@ def written(case: Case, judgement: Judgement, target: str, title: str, output: P
         raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
     source = Source.of(file)
     function, package = function_in(source, function_of(target)), _package_of(file)
-    found = shown(judgement, len(case.problem.windows))
+    found = shown(judgement, case.problem)
     # Beside what it replaces, where it finds the modules that the trainer imports from there.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
