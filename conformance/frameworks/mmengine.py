@@ -46,7 +46,7 @@ def train(task: Task) -> None:
     loader = DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler) if by_epoch else task.dataloader()
     if task.schedule_by == "epoch" and not by_epoch:
         raise Unsupported("a schedule by epoch where training is resumed, which its loop by iterations alone can be")
-    iterations = (task.stop_after or task.steps) * task.accumulation
+    iterations = task.stop_after * task.accumulation if task.stop_after else len(loader)
     loop = {"max_epochs": len(list(task.epochs()))} if by_epoch else {"max_iters": iterations}
     hook = {"type": "CheckpointHook", "by_epoch": False, "interval": task.accumulation if task.checkpoint_dir else -1}
     with tempfile.TemporaryDirectory() as folder:
