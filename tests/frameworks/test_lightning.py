@@ -18,8 +18,11 @@ CASES = (
     ),
     *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("clip-norm", "two-groups", "unused", "buffers", "short-epochs")),
     *("ddp-w2-acc2-fp32-own-order", "ddp-w2-fp32-uneven-batch", "ddp-w3-acc2-fp64", "ddp-w2-acc2-fp32-epoch-schedule"),
-    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-3" for workload in ("momentum", "adamw", "many-tensors")),
-    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-4" for workload in ("many-tensors", "own-order", "short-epochs")),
+    *(
+        f"ddp-w2-acc2-fp32-{workload}-resumed-at-3"
+        for workload in ("momentum", "adamw", "many-tensors", "short-epochs")
+    ),
+    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-4" for workload in ("many-tensors", "own-order")),
     *("ddp-w2-acc2-fp32-epoch-schedule-resumed-at-2", "single-acc2-fp16-growing-scale-resumed-at-3"),
 )
 
@@ -57,9 +60,9 @@ def test_every_verdict(judged):
         *("ddp-w2-acc2-fp32-many-tensors-resumed-at-3", "ddp-w2-acc2-fp32-epoch-schedule-resumed-at-2"),
     }
     assert failed["ddp-w2-acc2-fp32-many-tensors-resumed-at-4"].explained_by == ("epoch-not-restored",)
-    both = "ddp-w2-acc2-fp32-short-epochs-resumed-at-4"
-    assert failed[both].explained_by == ("epoch-not-restored + nominal-length",)
-    assert {failed[id].explained_by for id in divided - {both}} == {("nominal-length",)}
+    assert {failed[id].explained_by for id in divided} == {("nominal-length",)}
+    lost = failed["ddp-w2-acc2-fp32-short-epochs-resumed-at-3"]
+    assert lost.headline.startswith("no window was trained after the resume")
     assert {case.backend for case in judged} == {"single", "ddp"}
 
 
