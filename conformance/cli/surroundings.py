@@ -79,7 +79,7 @@ def sources(targets: Sequence[str]) -> dict[str, object]:
     for target in targets:
         with suppress(OSError):
             file = _file_of(target)
-            if file is not None and file.is_file():
+            if file is not None:
                 found[target] = "sha256 " + hashlib.sha256(file.read_bytes()).hexdigest()
     return found
 
@@ -88,7 +88,9 @@ def _file_of(target: str) -> Path | None:
     """The file of a trainer. One of this package may have the name of the framework that it adapts."""
     with suppress(TrainerError):
         place = place_of(target)
-        return file_of(target) if place in reference_names() else _file(place)
+        file = file_of(target) if place in reference_names() else _file(place)
+        # Reading a pipe would wait for whoever writes into it.
+        return file if file is not None and file.is_file() else None
     return None
 
 

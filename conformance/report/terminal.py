@@ -97,7 +97,7 @@ def _print_card(card: Card, console: Console) -> None:
 
 def _title(card: Card) -> Text:
     look = LOOKS[card.verdict]
-    return Text.assemble((f"{look.glyph} {look.verdict}", STYLES[look.tone]), "  ", (visible(card.title), "bold"))
+    return Text.assemble((f"{look.glyph} {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.title), "bold"))
 
 
 def _print_notices(results: Results, console: Console, detail: Detail) -> None:

@@ -32,7 +32,7 @@ def test_others_are_run():
 def test_the_rest_is_reported_as_not_run(conformance, write, cases):
     target = write("time.sleep(600)", name="hangs.py")
     chosen = [word for case in CASES for word in ("--case", case)]
-    ended = conformance("run", target, *chosen, "--time-limit", "1")
+    ended = conformance("run", target, *chosen, "--time-limit", "1", "--verbose")
     assert [case["verdict"] for case in cases().values()] == ["HANG", "HANG", "HANG", "NOT RUN"]
     assert (ended.code, ended.err) == (1, "")
     reason = "3 cases of hangs.py on single in a row hung in the same place at hangs.py:10; --case runs"

@@ -97,7 +97,9 @@ def test_a_reader_that_leaves_early(command, write):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_lacks_characters(command, write, encoding):
     target = write("raise ValueError('\N{GREEK SMALL LETTER LAMDA}')")
-    ended = command("run", target, "--case", CASE, "-n", "1", env={"PYTHONIOENCODING": encoding}).ended()
+    ended = command(
+        "run", target, "--case", CASE, "-n", "1", env={"PYTHONIOENCODING": encoding}, encoding=encoding
+    ).ended()
     assert (ended.code, ended.err) == (1, "")
     assert "x CRASH" in ended.out
     assert "raised ValueError: \\u03bb" in ended.out
