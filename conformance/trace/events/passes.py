@@ -1,0 +1,122 @@
+"""Forwards and backwards, and what surrounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from conformance.trace.events.event import Event, Number, Numbers, Vector
+from conformance.trace.words import number
+
+
+class _Autocast(Event):
+    device: str
+    dtype: str
+    enabled: bool
+
+
+class AutocastEnter(_Autocast, noted="on entering an enabled `torch.autocast` region"):
+    caches: Annotated[bool, "whether it keeps what it casts weights to"] = True
+
+    @property
+    def label(self) -> str:
+        return f"enter autocast {self.dtype}"
+
+
+class AutocastExit(_Autocast, noted="on leaving it", label="leave autocast"):
+    pass
+
+
+class Forward(Event, noted="before a forward with gradients enabled, unless a backward recomputes it"):
+    forward: Annotated[int, "its number"]
+    rows: Annotated[
+        Sequence[int | None],
+        "the input rows, numbered as the distinct rows of `samples.x` in order of first appearance, null for any other",
+    ]
+    wrapper: Annotated[str | None, "the class of the wrapper that called the model, null without one"]
+    syncs: Annotated[bool | None, "whether DDP will average in its backward, null without DDP"]
+    computes: Annotated[str | None, "the dtype that the model computes in, null if its own `forward` may cast"]
+    weights: Annotated[
+        Vector | None,
+        "those that it uses, at the beginning of a window and where they have changed within one; else null",
+    ]
+    rounded: Annotated[bool, "whether these have 16 bits, and may have been rounded from what nothing shows"] = False
+    training: Annotated[bool, "whether the model is in training mode"] = True
+    extra: Annotated[bool, "whether it does not train, but is for a metric, an evaluation or a dry run"] = False
+    states: Annotated[
+        Sequence[str | None],
+        "after skipped steps: digests of the states that their optimizers now have, in the order of the skips",
+    ] = ()
+
+    @property
+    def label(self) -> str:
+        return f"forward through {self.wrapper}" if self.wrapper else "forward"
+
+
+class Buffers(
+    Event, noted="after a forward of a model with buffers that has gradients or changes the buffers, and at the end"
+):
+    how: Literal["with gradients", "without gradients", "recomputed", "at the end"]
+    model: Annotated[int, "the number of the module; at the end, of the one that went forward last"]
+    training: bool
+    before: Annotated[Vector, "their elements; other tensors may be in their place within a functional call"]
+    after: Vector
+
+    @property
+    def label(self) -> str:
+        return f"{self.how}: {self.after[0]} samples counted"
+
+
+class Draw(Event, noted="after a forward in which a model with dropout has drawn random numbers"):
+    title = "draws random numbers"
+
+    before: Annotated[str, "a digest of the state of the generator before it"]
+    after: str
+
+
+class Average(Event, noted="in a case that is resumed, after `torch.optim.swa_utils.AveragedModel.update_parameters`"):
+    title = "averages weights"
+
+    average: int
+    updates: Annotated[int, "how many came before"]
+    before: Annotated[Vector, "the elements of its parameters"]
+    after: Vector
+
+
+class LossScaled(Event, noted="after `GradScaler.scale`, unless disabled"):
+    scaler: int
+    scale: Number
+
+    @property
+    def label(self) -> str:
+        return f"loss × {number(self.scale)}"
+
+
+class BackwardBegin(Event, noted="before a backward that accumulates gradients", label="backward"):
+    backward: Annotated[int, "its number"]
+    root: Annotated[int, "the number of its graph, which a second backward through it repeats"]
+    syncs: Annotated[bool | None, "DDP's flag at this moment, null without DDP"]
+    gradients: Annotated[
+        Literal["none", "zero", "some"] | None,
+        "those that it adds to, before it; null if no model is watched",
+    ]
+    contains: Annotated[Numbers, "the numbers of graphs of earlier backwards that it goes through again"] = ()
+
+
+class BackwardEnd(Event, noted="after it", label="backward done"):
+    backward: Annotated[int, "its number"]
+    forwards: Annotated[Numbers, "the numbers of the forwards that it reached"]
+    scaled: Annotated[Number | None, "the scale of the loss, applied by a GradScaler or by hand, null without one"]
+    outputs: Annotated[
+        Sequence[Vector], "of each of these forwards, what the model put out; left out where it is not read"
+    ] = ()
+    output_gradients: Annotated[Sequence[Vector], "the gradients of the loss with respect to these outputs"] = ()
+    recomputed: Annotated[
+        Sequence[str | None], "the dtypes of the forwards that were computed again in it, as `computes` of a forward"
+    ] = ()
+
+
+class AutogradGrad(
+    Event, noted="after `torch.autograd.grad` that reached forwards of the model", label="torch.autograd.grad"
+):
+    forwards: Annotated[Numbers, "their numbers"]
