@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conformance.trace.emit import Recording
-from conformance.trace.state.watched import held_by
+from conformance.trace.state.optimizers import held_by
 from conformance.trace.values import Number
 
 

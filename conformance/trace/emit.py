@@ -22,12 +22,13 @@ from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.handles import Handles
 from conformance.trace.state.nested import Nested
 from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.optimizers import held_by, unwrapped
 from conformance.trace.state.parts import kind_of
 from conformance.trace.state.payloads import Payloads
 from conformance.trace.state.rows import Rows
 from conformance.trace.state.settings import algorithm, settings, without_rates
 from conformance.trace.state.site import Sites
-from conformance.trace.state.watched import Watched, held_by, unwrapped
+from conformance.trace.state.watched import Watched
 from conformance.trace.state.wrappers import Wrappers
 from conformance.trace.values import Number
 

@@ -9,7 +9,7 @@ import torch
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.watched import held_by
+from conformance.trace.state.optimizers import held_by
 
 
 def observe(recording: Recording) -> Seams:

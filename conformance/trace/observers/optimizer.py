@@ -23,8 +23,9 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state import deepspeed
 from conformance.trace.state.horovod import synchronizes
 from conformance.trace.state.kept import bytes_kept
+from conformance.trace.state.optimizers import held_by
 from conformance.trace.state.parts import Parted
-from conformance.trace.state.watched import Found, Watched, held_by
+from conformance.trace.state.watched import Found, Watched
 from conformance.trace.values import Number, own_part
 
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame

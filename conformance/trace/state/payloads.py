@@ -8,8 +8,9 @@ import torch
 from torch.distributed.distributed_c10d import Work
 
 from conformance.trace.state import horovod
+from conformance.trace.state.elements import MOST_ELEMENTS
 from conformance.trace.state.nested import Nested
-from conformance.trace.state.watched import MOST_ELEMENTS, Watched
+from conformance.trace.state.watched import Watched
 from conformance.trace.values import own_part, storage
 
 GRADIENTS, PARAMETERS = "gradients", "parameters"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
 from threading import RLock
 from typing import Any
 
@@ -16,14 +13,22 @@ import torch
 
 from conformance.adapter import models
 from conformance.trace.shards import places
-from conformance.trace.state.torchs import KEPT_BY_TORCH
-from conformance.trace.values import Number, elements, own_part, picked, values
+from conformance.trace.state.elements import Elements
+from conformance.trace.state.finding import (
+    are_equal,
+    cast_from,
+    is_part,
+    master_of,
+    or_stepped,
+    parameters_of,
+    parametrized,
+    tensor_at,
+)
+from conformance.trace.state.optimizers import digest, held_by
+from conformance.trace.values import Number
 from conformance.workloads.model import model_of
 
 Found = tuple[torch.Tensor | None, ...]
-
-MOST_ELEMENTS = 4096
-"""Values are read of models up to this size."""
 
 
 class Watched:
@@ -33,7 +38,6 @@ class Watched:
     of its shapes, and values that are the task's or, after a broadcast, rank 0's. Once the task's own parameters are
     stepped, they alone are watched. Without it only the very models that are added are known.
     kind: the class of the task's model.
-    is_readable: whether the model is so small, or uses so few elements, that values are read.
     """
 
     def __init__(self, spec: Mapping[str, Any] | None = None) -> None:
@@ -41,7 +45,7 @@ class Watched:
         self._knows_copies = spec is not None
         self._spec = spec
         tensors = () if spec is None else model_of(spec).tensors
-        self._measure([tensor.shape for tensor in tensors], [tensor.used for tensor in tensors])
+        self._elements = Elements([tensor.shape for tensor in tensors], [tensor.used for tensor in tensors])
         self._models: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._unpickled: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._names: tuple[str, ...] = ()
@@ -86,7 +90,7 @@ class Watched:
         self._copied.pop(id(model), None)
         self._latest = self._hand_out(parameters)
         if not self._knows_copies:
-            self._measure([tuple(parameter.shape) for parameter in parameters], [None] * len(parameters))
+            self._elements = Elements([tuple(parameter.shape) for parameter in parameters], [None] * len(parameters))
         for act in self._followers:
             act(model)
 
@@ -109,7 +113,7 @@ class Watched:
             return True
         if not self._knows_copies or not isinstance(module, self.kind):
             return False
-        own = tuple(_parameters(module).values())
+        own = tuple(parameters_of(module).values())
         known = self._found.get(id(own[0])) if own else None
         if known is None and not self._is_copy(own, module):
             return False
@@ -120,7 +124,7 @@ class Watched:
                 self.add(module)
             return True
         self._models[id(module)] = weakref.ref(module)
-        self._names = self._names or tuple(_parameters(module))
+        self._names = self._names or tuple(parameters_of(module))
         self._copied[id(module)] = self._hand_out(own, are_copies=True) if known is None or has_all else known
         for act in self._followers:
             act(module)
@@ -181,14 +185,14 @@ class Watched:
 
     def _read_again(self, model: torch.nn.Module) -> None:
         # In a functional call, a model has tensors in place of its parameters.
-        named = {name: one for name, one in _parameters(model).items() if isinstance(one, torch.nn.Parameter)}
+        named = {name: one for name, one in parameters_of(model).items() if isinstance(one, torch.nn.Parameter)}
         own = list((named if len(named) == len(self._names) else self._of_known_names(named)).values())
         if all(id(one) in self._numbers for one in own):
             return
         # Those of a parametrization are not the model's. While torch captures the model, sizes may be symbols.
         shapes = [tuple(one.shape) for one in own]
         has_sizes = all(isinstance(size, int) for shape in shapes for size in shape)
-        is_whole = not self._knows_copies or (has_sizes and sorted(shapes) == sorted(self._shapes))
+        is_whole = not self._knows_copies or (has_sizes and sorted(shapes) == sorted(self._elements.shapes))
         if is_whole:
             self._stepped = None
             self.add(model)
@@ -285,21 +289,21 @@ class Watched:
     def _is_copy(self, candidate: Found, module: torch.nn.Module) -> bool:
         """Whether these, the parameters of a module, have the shapes and, unless it was unpickled, up to their type the
         values of parameters that are watched already."""
-        if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._shapes:
+        if not self.is_readable or [tuple(one.shape) for one in candidate if one is not None] != self._elements.shapes:
             return False
         restored = self._unpickled.get(id(module))
         if restored is not None and restored() is module:
             return True
-        return any(all(map(_equal, candidate, found)) for found in self._known())
+        return any(all(map(are_equal, candidate, found)) for found in self._known())
 
     def _copy_among(self, held: Sequence[torch.Tensor]) -> Found | None:
         """A copy whose parameters are among these, in whatever order."""
-        if not self.is_readable or not {*self._shapes} <= {tuple(one.shape) for one in held}:
+        if not self.is_readable or not {*self._elements.shapes} <= {tuple(one.shape) for one in held}:
             return None
         for found in self._known():
             rest, own = list(held), list[torch.Tensor]()
             for known in found:
-                place = next((at for at, one in enumerate(rest) if _equal(one, known) or _is_part(one, known)), None)
+                place = next((at for at, one in enumerate(rest) if are_equal(one, known) or is_part(one, known)), None)
                 if place is None:
                     break
                 own.append(rest.pop(place))
@@ -335,35 +339,25 @@ class Watched:
                 self._found[id(parameter)] = parameters
         return parameters
 
-    def _measure(self, shapes: Sequence[tuple[int, ...]], used: Sequence[tuple[int, ...] | None]) -> None:
-        self._shapes, self._used = list(shapes), list(used)
-        self._sizes = [math.prod(shape) for shape in self._shapes]
-        read = (size if at is None else len(at) for size, at in zip(self._sizes, self._used, strict=True))
-        self.is_readable = sum(read) <= MOST_ELEMENTS
+    @property
+    def is_readable(self) -> bool:
+        """Whether the model is so small, or uses so few elements, that values are read."""
+        return self._elements.is_readable
 
     @property
     def size(self) -> int:
         """The number of elements of all parameters."""
-        return sum(self._sizes)
+        return sum(self._elements.sizes)
+
+    def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
+        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
+        return self._elements.sight(number, tensor)
 
     def weights(self, parameters: Found | None = None) -> list[Number] | None:
         """The values of `parameters`; without them, of those that were stepped or added last."""
         if not self.is_readable:
             return None
-        return self._values(parameters or self.current or [None] * len(self._shapes))
-
-    def _values(self, tensors: Sequence[torch.Tensor | None]) -> list[Number]:
-        if not any(self._used):
-            return values(tensors, self._sizes)
-        flat: list[Number] = []
-        for tensor, size, used in zip(tensors, self._sizes, self._used, strict=True):
-            flat += values([tensor], [size]) if used is None else picked(tensor, used, size)
-        return flat
-
-    def sight(self, number: int, tensor: torch.Tensor) -> list[Number]:
-        """The elements of the parameter `number` that the model uses, or of its gradient: `tensor` is either."""
-        used = self._used[number]
-        return elements(tensor if used is None else own_part(tensor).flatten()[list(used)])
+        return self._elements.values(parameters or self.current or [None] * len(self._elements.shapes))
 
     def used_by(self, module: torch.nn.Module) -> Found:
         """What a forward of `module` uses, or was rounded from: others than its parameters in a functional call."""
@@ -377,10 +371,10 @@ class Watched:
         self, module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None
     ) -> torch.Tensor | None:
         # A parametrization that gathers a shard would do it in a collective of ours.
-        original = _parametrized(module, name)
+        original = parametrized(module, name)
         if original is not None and id(original) in self._numbers and places(original) is not None:
             return original
-        return _tensor_at(module, name, otherwise)
+        return tensor_at(module, name, otherwise)
 
     def may_be_rounded(self, used: Found) -> bool:
         """Whether one of these has 16 bits and is not what is stepped, so that there may be masters of it."""
@@ -403,14 +397,14 @@ class Watched:
 
     def _meant(self, used: Sequence[torch.Tensor | None]) -> Found:
         """`used`, or the masters that these are, rounded to another format."""
-        own = _parameters(self._own[0]) if self._own else {}
+        own = parameters_of(self._own[0]) if self._own else {}
         known = zip(used, self._names, self.current, strict=False)
         if id(self.current) in self._in_parts:
             # What is gathered only where it is used has no values elsewhere.
-            known = zip(map(_or_stepped, used, self.current), self._names, self.current, strict=False)
+            known = zip(map(or_stepped, used, self.current), self._names, self.current, strict=False)
         return tuple(
             # Mostly there is but one.
-            one if one is stepped is own.get(name) else _master(one, _cast_from(one), stepped, own.get(name))
+            one if one is stepped is own.get(name) else master_of(one, cast_from(one), stepped, own.get(name))
             for one, name, stepped in known
         )
 
@@ -429,17 +423,7 @@ class Watched:
     def held(self) -> list[int] | None:
         """The positions of the elements that this rank holds, among those of all parameters; None if none is split over
         the ranks, or the model is too large to be read."""
-        split = [None if one is None else places(one) for one in self.current] if self.is_readable else []
-        # Of a large parameter, which elements are where is not followed.
-        is_followed = all(at is None or used is None for at, used in zip(split, self._used, strict=False))
-        if all(at is None for at in split) or not is_followed:
-            return None
-        starts = accumulate(self._sizes, initial=0)
-        return [
-            start + place
-            for start, at, size in zip(starts, split, self._sizes, strict=False)
-            for place in (range(size) if at is None else at)
-        ]
+        return self._elements.held(self.current) if self.is_readable else None
 
     def gradients(self, parameters: Found, scale: Any = None, only: Sequence[int] | None = None) -> list[Number] | None:
         """The values of their `.grad`, divided by `scale` if there is one; null for those not in `only`."""
@@ -450,113 +434,9 @@ class Watched:
             gradients = [gradient if number in only else None for number, gradient in enumerate(gradients)]
         if scale is not None:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
-        return self._values(gradients)
+        return self._elements.values(gradients)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
-        """A digest of what the optimizer keeps for each of its parameters and reads in a step; None of a large model,
-        or if it is not known where an optimizer that is none of torch's keeps it."""
-        if not self.is_readable or not hasattr(optimizer, "state"):
-            return None
-        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
-        kept = [
-            [
-                (name, _plain(value))
-                for name, value in sorted((optimizer.state.get(parameter) or {}).items())
-                if not is_torchs or name in KEPT_BY_TORCH
-            ]
-            for parameter in held_by(optimizer)
-        ]
-        return hashlib.blake2b(repr(kept).encode(), digest_size=8).hexdigest()
-
-
-def _master(used: torch.Tensor | None, *candidates: torch.Tensor | None) -> torch.Tensor | None:
-    """The candidate of which `used` is a copy in another format; else `used`."""
-    others = (one for one in candidates if one is not None and used is not None and one.dtype != used.dtype)
-    return next((one for one in others if _equal(used, one) or _is_shard(one, used)), used)
-
-
-def _or_stepped(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch.Tensor | None:
-    """`used`, or what is stepped of it while it has no values."""
-    return used if used is None or own_part(used).numel() else stepped
-
-
-def _cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """The leaf that a tensor of a graph was cast from, with no other operation in between."""
-    cast = None if tensor is None else tensor.grad_fn
-    if cast is None or cast.name() != "ToCopyBackward0":
-        return None
-    return getattr(cast.next_functions[0][0], "variable", None)
-
-
-def _parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a module and those within it have as parameters, by name, but not what parametrizations compute others from.
-    In a functional call these are tensors."""
-    if not module._modules:
-        return {name: one for name, one in module._parameters.items() if one is not None}
-    return {name: one for name, one in module.named_parameters() if "parametrizations" not in name.split(".")}
-
-
-def _parametrized(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    """The tensor that a parametrization computes the one of this name from, if it does so from one."""
-    owner, _, leaf = name.rpartition(".")
-    try:
-        home = module.get_submodule(owner)
-        found = home.get_submodule(f"parametrizations.{leaf}")._parameters
-    except AttributeError:
-        return None
-    return found.get("original")
-
-
-def _tensor_at(module: torch.nn.Module, name: str, otherwise: torch.Tensor | None = None) -> torch.Tensor | None:
-    """What is called so in a module, or in one within it."""
-    owner, _, leaf = name.rpartition(".")
-    try:
-        home = module.get_submodule(owner)
-        # DeepSpeed gathers a parameter that is looked up like an attribute, which would be a collective of ours.
-        known: Any = home._parameters  # Of a scripted module, no dict.
-        own = dict.get(known, leaf) if isinstance(known, dict) else None
-        value = getattr(home, leaf, otherwise) if own is None else own
-    except AttributeError:
-        return otherwise
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return False
-    one, other = own_part(one), own_part(other)
-    # What has no values is equal to nothing.
-    return one.numel() > 0 and one.shape == other.shape and torch.equal(one, other.to(one))
-
-
-def _is_shard(one: torch.Tensor, used: torch.Tensor | None) -> bool:
-    """Whether `one` is what this rank holds of a tensor that was gathered into `used`, in another format."""
-    at = None if used is None else places(one)
-    if used is None or at is None:
-        return False
-    part, whole = own_part(one).to(used.dtype).flatten(), own_part(used).flatten()
-    return len(at) == len(part) and max(at, default=-1) < len(whole) and torch.equal(part, whole[list(at)])
-
-
-def _is_part(one: torch.Tensor, whole: torch.Tensor | None) -> bool:
-    """Whether `one` is what this rank holds of a copy of `whole`, which may be nothing."""
-    at = None if whole is None or one.shape != whole.shape else places(one)
-    if whole is None or at is None:
-        return False
-    part, values = own_part(one).flatten(), own_part(whole).flatten()
-    return len(values) == whole.numel() and torch.equal(part, values[list(at)].to(part))
-
-
-def _plain(value: Any) -> Any:
-    return own_part(value).tolist() if isinstance(value, torch.Tensor) else value
-
-
-def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
-    inner = getattr(optimizer, "optimizer", None)
-    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters of all of an optimizer's groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        """A digest of the optimizer's state; None of a large model, or if it is not known where an optimizer that is
+        none of torch's keeps it."""
+        return digest(optimizer) if self.is_readable and hasattr(optimizer, "state") else None
