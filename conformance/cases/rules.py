@@ -244,8 +244,9 @@ RULES: tuple[Rule, ...] = (
     Rule("momentum", ("fp32",), frozenset({(1, 1), _ACC2, _W2}), resumed_at=4),
     Rule("two-groups", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("adamw", ("fp32",), _ACCUMULATED, resumed_at=3),
-    # Moments have as many bits as the weights.
+    # Moments have as many bits as the weights, and so has momentum after a clip that rounds.
     Rule("adamw", ("fp64",), frozenset({_W2_ACC2}), resumed_at=3),
+    Rule("many-clip-norm", ("fp64",), frozenset({_W2_ACC2}), resumed_at=4),
     Rule("overflow", ("fp16",), _ACCUMULATED, resumed_at=4),
     Rule("growing-scale", ("fp16",), _ACCUMULATED, resumed_at=3),
     # In the middle of the second epoch, at the end of the first, and in its middle. Elsewhere not all faults show.
