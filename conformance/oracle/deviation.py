@@ -24,7 +24,8 @@ class Deviation:
 
     @property
     def decisions(self) -> frozenset[str]:
-        return frozenset(name for name in vars(self.textbook) if not name.startswith("__"))
+        own = (kind for kind in self.textbook.__mro__ if kind is not Recurrence and issubclass(kind, Recurrence))
+        return frozenset(name for kind in own for name in vars(kind) if not name.startswith("__"))
 
 
 def deviating(deviations: Sequence[Deviation]) -> type[Recurrence]:

@@ -40,8 +40,6 @@ class _ResumedInside(Recurrence):
 
 @fault("loses the gradients of a window's first micro-batches when it is resumed inside the window", _resumes_inside)
 class HalfWindowLost(_ResumedInside):
-    counted = _ResumedInside.counted
-
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(not before)
 
@@ -52,16 +50,12 @@ class HalfWindowLost(_ResumedInside):
     _resumes_inside,
 )
 class HalfWindowTwice(_ResumedInside):
-    counted = _ResumedInside.counted
-
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1 + before)
 
 
 @fault("divides by the micro-batches that are left of a window when it is resumed inside the window", _resumes_inside)
 class DividesByRestOfWindow(_ResumedInside):
-    counted = _ResumedInside.counted
-
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1) if before else Fraction(window.length, window.length - self.problem.resumed_inside)
 
@@ -72,8 +66,6 @@ class DividesByRestOfWindow(_ResumedInside):
     distributed,
 )
 class HalfWindowOfFirstRank(_ResumedInside):
-    counted = _ResumedInside.counted
-
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(1) if not before else Fraction(0 if rank else window.world_size)
 
@@ -84,7 +76,5 @@ class HalfWindowOfFirstRank(_ResumedInside):
     distributed,
 )
 class HalfWindowLostOnOtherRanks(_ResumedInside):
-    counted = _ResumedInside.counted
-
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
         return Fraction(not before or rank == 0)

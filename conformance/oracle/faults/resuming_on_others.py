@@ -38,15 +38,11 @@ def _resumes_on_others(problem: Problem) -> bool:
 
 @fault("divides by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
 class DividesByRanksOfTheStop(_ResumedOnOthers):
-    over_ranks = _ResumedOnOthers.over_ranks
-
     def factor(self, times: Fraction) -> Fraction:
         return 1 / times
 
 
 @fault("multiplies by the number of ranks before the stop once it is resumed on another number", _resumes_on_others)
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
-    over_ranks = _ResumedOnOthers.over_ranks
-
     def factor(self, times: Fraction) -> Fraction:
         return times

@@ -40,8 +40,6 @@ class DataReadAgain(Recurrence):
 
 @fault("trains on the last window before the stop again when it is resumed", _reads_on_in_place)
 class WindowReadAgain(DataReadAgain):
-    place = DataReadAgain.place
-
     def read_on(self, stop: int) -> Sequence[Window]:
         return super().read_on(stop)[stop - 1 :]
 

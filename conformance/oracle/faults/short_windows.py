@@ -67,8 +67,6 @@ class AddsWhatIsLeft(Recurrence):
     _goes_on_from_a_short_window,
 )
 class AddsTheMeanOfWhatIsLeft(AddsWhatIsLeft):
-    read = AddsWhatIsLeft.read
-
     def counted(self, window: Window) -> Vector:
         left, size = _left(window), len(window.batch)
         return tuple(Fraction(1, len(left) if index in left else size - len(left)) for index in range(size))

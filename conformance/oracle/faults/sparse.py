@@ -36,8 +36,6 @@ class _SparseApart(Recurrence):
 
 @fault("sums the ranks' sparse gradients, and averages all others", _has_sparse_gradients, distributed)
 class SparseSummed(_SparseApart):
-    averaged = _SparseApart.averaged
-
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
         return times(coefficients, window.world_size)
 
@@ -49,8 +47,6 @@ class SparseSummed(_SparseApart):
     lambda problem: not accumulating(problem),
 )
 class SparseEntriesLost(_SparseApart):
-    averaged = _SparseApart.averaged
-
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
         block = self.problem.workload.model.block
         last = ({block(window.batch[index].x): index for index in chain(*share)}.values() for share in window.shares)
