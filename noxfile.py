@@ -354,6 +354,13 @@ def history(session: nox.Session) -> None:
     session.run("python", "-m", "fixtures.history", *session.posargs)
 
 
+@nox.session(default=False)
+def watch(session: nox.Session) -> None:
+    """Training scripts, right and wrong, plainly and under `conformance watch`: no false alarm, and no bug missed."""
+    install_wheel(session, "test", "accelerate", "lightning", "horovod")
+    session.run("python", "-m", "fixtures.watched", *session.posargs)
+
+
 @nox.session(name="torch-newest", default=False)
 def torch_newest(session: nox.Session) -> None:
     """The default run with the newest torch of PyPI, a CUDA build, and its time next to that of the pinned torch."""

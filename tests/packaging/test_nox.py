@@ -25,7 +25,8 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
     asked_for = {name for name in optional_sessions if not name.startswith("reports(")}
-    assert asked_for == {"apex", "browser", "fuzz", "history", "torch-newest", "torch-oldest", *SLOW_FRAMEWORKS}
+    asked = {"apex", "browser", "fuzz", "history", "torch-newest", "torch-oldest", "watch"}
+    assert asked_for == {*asked, *SLOW_FRAMEWORKS}
 
 
 def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
