@@ -120,7 +120,7 @@ def _of(
         return
     for finding in case.findings:
         if finding.level == "MUST" and finding.law not in (*_NUMERIC_LAWS, *innocent):
-            yield Cause("law", f"{finding.law}@{finding.where}")
+            yield Cause("law", _broken(finding))
     broken = next((guard.name for guard in case.guards if not guard.holds), None)
     if broken is not None:
         yield Cause("guard", broken)
@@ -149,7 +149,13 @@ def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
 
 
 def _law(case: CaseRecord, cause: Cause) -> Finding:
-    return next(finding for finding in case.findings if f"{finding.law}@{finding.where}" == cause.key)
+    return next(finding for finding in case.findings if _broken(finding) == cause.key)
+
+
+def _broken(finding: Finding) -> str:
+    """The law, and the line of the trainer: a framework that breaks it in several lines of its own may do it for one
+    reason, such as a window that it does not know."""
+    return f"{finding.law}@{(finding.where or '').rpartition('called from ')[2]}"
 
 
 _OR = " | "

@@ -208,6 +208,17 @@ def test_a_law_that_is_broken_in_all_these_cases_is_the_cause() -> None:
     assert named(*broken) == [("Gradients MUST be unscaled before they are clipped. (amp/unscale-before-clip)", 2)]
 
 
+def test_a_law_that_a_framework_breaks_in_several_lines_is_one_cause_and_lines_of_a_trainer_are_several() -> None:
+    lines = {
+        "framework.py:66, called from train.py:47": 1,
+        "framework.py:47, called from train.py:47": 2,
+        "train.py:30": 3,
+    }
+    law = synthetic.finding("MUST")
+    cases = [wrong(layout=(1, size), findings=[{**law, "where": line}]) for line, size in lines.items()]
+    assert [len(found) for _, found in causes(cases)] == [2, 1]
+
+
 def test_mistakes_of_one_kind_are_one_entry() -> None:
     found = [
         wrong(verdict="SETUP", mistake="clip", headline=f"You clipped at {threshold}.", first_difference=None)
