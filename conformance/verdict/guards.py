@@ -70,14 +70,16 @@ Check = Callable[[Case, Sequence[RankEvidence]], Guard]
 def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     """All guards for a case in which every rank delivered its evidence, the most basic first."""
     checks: list[Check] = [_stepped, _holds_what_trains]
+    goes_on: list[Check] = [] if case.resumed_at is None else [_goes_on]
     if case.problem.workload.own_order:
-        checks.append(_each_sample)
+        # Who has lost the position reads samples twice, or none of an epoch.
+        checks, goes_on = [*checks, *goes_on, _each_sample], []
     if not BACKENDS[case.backend].is_seen:
         checks += [_exchanged, _shards]
     else:
         checks += [_world_size, _shards, _contributed, _collectives] if case.world_size > 1 else [_world_size]
     if case.resumed_at is not None:
-        checks += [_goes_on, _restores_scale]
+        checks += [*goes_on, _restores_scale]
     checks += [_step_count, _moved, _left_alone]
     if any(one.get("copies") for rank in ranks for one in rank.outcome.events):
         checks.append(_copies)

@@ -65,8 +65,10 @@ def test_another_place_in_the_data(follow):
     assert judgement.suspects.explained_by == ("window-left-out",)
 
 
-def test_nothing_is_trained_after_the_resume(follow):
-    run = follow("single-acc2-fp32-momentum-resumed-at-3")
+@pytest.mark.parametrize("workload", ["momentum", "own-order"])
+def test_nothing_is_trained_after_the_resume(follow, workload):
+    """In an order of its own, an epoch is never read, too."""
+    run = follow(f"single-acc2-fp32-{workload}-resumed-at-3")
     run.remove(*second_life(run, 0)[1:-1])
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
