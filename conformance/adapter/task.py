@@ -134,7 +134,8 @@ class Task:
         self.save_after: tuple[int, ...] = tuple(life.get("save_after", ()))
         self.checkpoint_dir = _folder(life.get("checkpoint_dir"))
         self.resume_from = _folder(life.get("resume_from"))
-        self._window: int = (spec.get("resumed_at") or 0) if self.resume_from else 0
+        self._first: int = (spec.get("resumed_at") or 0) if self.resume_from else 0
+        self._window = self._first
         self._samples = Samples(spec, self.device, self.dtype)
         self._stream = Stream(self._samples, spec)
 
@@ -248,9 +249,10 @@ class Task:
         alone knows from which of two checkpoints it goes on.
 
         Raises:
-            ValueError: as `report`, or there were as many steps as there are windows.
+            ValueError: as `report`, or this process has had as many steps as there are windows.
         """
-        if self._window not in range(self.steps):
+        # One that has lost its position may begin again: what it trains on says more.
+        if self._window == self._first + self.steps:
             raise ValueError(
                 f"task.step: all {self.steps} windows have had their step: go around the last step of a window alone, "
                 "not around one in each micro-batch"

@@ -588,6 +588,16 @@ def test_steps_after_a_resume_go_on_in_number(tmp_path):
     assert [step for step, *_ in watcher.reports] == [1]
 
 
+def test_a_process_that_has_lost_its_position_may_begin_again(tmp_path):
+    """The verdict says so, by what it reads."""
+    task = Task({**make_spec(steps=2), "resumed_at": 1, "life": {"resume_from": str(tmp_path)}}, 0, Watcher())
+    for _ in range(2):
+        with task.step(weights=dict):
+            pass
+    with pytest.raises(ValueError, match="all 2 windows have had their step"), task.step(weights=dict):
+        pass
+
+
 def test_a_step_that_raises_is_not_reported():
     watcher = Watcher()
     with pytest.raises(OverflowError), Task(make_spec(), 0, watcher).step(weights=dict):
