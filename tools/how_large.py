@@ -145,15 +145,15 @@ def by_epoch(step: int, ahead: int = 0) -> float:
     return float(0.2 * 0.5 ** (epoch + (ahead if epoch >= 2 else 0)))
 
 
-def resumed(seed: int, wrong: tuple[int, ...]) -> float:
-    """From its middle on, each of these epochs has the order of epoch 0."""
+def resumed(seed: int, wrong: tuple[int, ...], begins_again: bool = False) -> float:
+    """From its middle on, each of these epochs has the order of epoch 0, or it begins again."""
     problem = Problem(seed)
     optimizer = sgd(problem)
     half = SAMPLES // 2
     for epoch in range(EPOCHS):
         order = problem.order(epoch)
         if epoch in wrong:
-            order = torch.cat([order[:half], problem.order(0)[half:]])
+            order = torch.cat([order[:half], order if begins_again else problem.order(0)[half:]])
         for numbers in order.split(MICRO_BATCH * WINDOW):
             problem.loss(numbers).backward()
             optimizer.step()
@@ -305,6 +305,7 @@ RUNS: dict[str, tuple[Callable[..., float], tuple[Any, ...], tuple[Any, ...]]] =
     "schedule an epoch ahead": (scheduled, (by_epoch,), (lambda step: by_epoch(step, 1),)),
     "one epoch resumed in another order": (resumed, ((),), ((4,),)),
     "each epoch resumed in another order": (resumed, ((),), (tuple(range(1, EPOCHS)),)),
+    "half of an epoch again": (resumed, ((),), ((4,), True)),
     "an epoch more": (longer, (False,), (True,)),
     "ranks apart": (ranks_apart, (False,), (True,)),
     "experts lost": (experts, (False,), (True,)),
