@@ -193,7 +193,7 @@ def _shown(item: Item, servers: Servers, time_limit: float, output: Path) -> lis
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
     card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
-    return written(item.case, judgement, item.target, card.title, output)
+    return written(item.case, judgement, item.target, card, output)
 
 
 def _item(target: str, id: str, servers: Servers) -> Item:

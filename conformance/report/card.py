@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from conformance.adapter.loading import place_of
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Moment
+from conformance.results.records import CaseRecord, Finding, Moment
 
 from .causes import Cause
 from .grouping import Failure, failures, failures_of
@@ -24,6 +24,7 @@ class Card:
     """Attributes:
     cause: what all of its cases have in common. title: the diagnosis.
     where: the line that broke the law: of the framework, and of the trainer that called it.
+    source: these lines, each with its text as it was when the case ran: `train.py:41` and `loss.backward()`.
     details: what must hold and what happened instead, or what the smallest case shows. slice: the events that show it.
     effect: what that does to training. fix: a snippet of Python.
     cases: all that fail for this cause. scope: their trainers, paths and precisions. example: the smallest of them.
@@ -33,6 +34,7 @@ class Card:
     verdict: str
     title: str
     where: str | None
+    source: tuple[tuple[str, str], ...]
     details: tuple[str, ...]
     slice: tuple[Moment, ...]
     effect: str | None
@@ -54,6 +56,7 @@ class Card:
         yield f"{self.verdict}: {visible(self.title)}"
         if self.where:
             yield f"at: {one_line(self.where)}"
+        yield from self.source_lines()
         yield from map(visible, self.details)
         if self.effect:
             yield f"effect: {visible(self.effect)}"
@@ -62,6 +65,13 @@ class Card:
             yield from (f"  {line}" for line in visible(self.fix).splitlines())
         yield f"script: {one_line((case or self.example).repro_command)}"
         yield f"again: {one_line((case or self.example).command)}"
+
+    def source_lines(self) -> Iterator[str]:
+        """The texts of the lines to blame, as compilers show them: `41 | loss.backward()`."""
+        lines = [place.rpartition(":")[2] for place, _ in self.source]
+        width = max(map(len, lines), default=0)
+        for line, (_, text) in zip(lines, self.source, strict=True):
+            yield f"  {line:>{width}} | {one_line(text)}"
 
 
 def cards(results: Results) -> list[Card]:
@@ -94,6 +104,7 @@ def _card(failure: Failure) -> Card:
         verdict=failure.look.verdict,
         title=failure.text,
         where=law.where if law else None,
+        source=tuple(_source_of_law(law) if law else _source_of_crash(example)),
         details=(*details, *first_difference(example)),
         slice=law.slice if law else (),
         effect=law.effect if law else None,
@@ -102,6 +113,20 @@ def _card(failure: Failure) -> Card:
         scope=failure.where,
         example=example,
     )
+
+
+def _source_of_law(law: Finding) -> Iterator[tuple[str, str]]:
+    places = [f"{path}:{line}" for path, line in _LINE.findall(law.where or "")]
+    return zip(places, law.source, strict=False)
+
+
+def _source_of_crash(case: CaseRecord) -> Iterator[tuple[str, str]]:
+    """The line in which a rank raised: Python has put its text into the traceback."""
+    if case.verdict == "CRASH" and (named := re.search(r"raised .*\((\S+\.py):(\d+)\)", case.headline)):
+        path, line = named.groups()
+        frame = re.compile(rf'File "(?:[^"]*/)?{re.escape(path)}", line {line}\b.*\n +(\S.*)')
+        texts = [one[1] for rank in case.ranks for one in frame.finditer(rank.traceback or "")]
+        yield from [(f"{path}:{line}", text) for text in texts[-1:]]
 
 
 def first_difference(case: CaseRecord) -> Iterator[str]:

@@ -83,6 +83,7 @@ def _print_card(card: Card, console: Console) -> None:
         body.append(Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim"))
     if card.where:
         body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
+    body += [Text(line, "green") for line in card.source_lines()]
     body += [Text(visible(line)) for line in card.details]
     if card.effect:
         body.append(Text.assemble(("effect: ", "bold"), visible(card.effect)))

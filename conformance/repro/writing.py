@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
+from conformance.report.card import Card
 from conformance.repro.proof import is_shown, run
 from conformance.repro.script import function_in, script
 from conformance.repro.showing import CannotShow, shown
@@ -18,15 +19,15 @@ from conformance.repro.sources import CannotCopy, Source
 from conformance.verdict.judge import Judgement
 
 _TITLE = '''"""{title}
-
+{where}
 It fails {case}, as trainer-conformance {version} found. This script prints what the trainer does
 and what is right, and exits with 1 while they differ. It was run with {versions}.
 """
 '''
 
 
-def written(case: Case, judgement: Judgement, target: str, title: str, output: Path) -> list[str]:
-    """Write ``output``, and return what it printed when it was run. ``title``: why the case fails.
+def written(case: Case, judgement: Judgement, target: str, card: Card, output: Path) -> list[str]:
+    """Write ``output``, and return what it printed when it was run. ``card``: why the case fails.
 
     Raises:
         CannotShow: no script shows it; there is no ``output`` then.
@@ -43,7 +44,7 @@ def written(case: Case, judgement: Judgement, target: str, title: str, output: P
         unproven = Path(folder, output.name)
         for shows in found:
             body = script(case, shows, source, function, package)
-            unproven.write_text(_documented(body, title, case.id), encoding="utf-8")
+            unproven.write_text(_documented(body, card, case.id), encoding="utf-8")
             ran = run(unproven, output.parent)
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)
@@ -55,10 +56,11 @@ def written(case: Case, judgement: Judgement, target: str, title: str, output: P
     )
 
 
-def _documented(body: str, title: str, case: str) -> str:
+def _documented(body: str, card: Card, case: str) -> str:
     """With a docstring that says what the script is of."""
-    words = {"title": title, "case": case, "version": version("trainer-conformance"), "versions": _versions(body)}
-    words["title"] = "\n".join(textwrap.wrap(title, 115))
+    words = {"case": case, "version": version("trainer-conformance"), "versions": _versions(body)}
+    words["title"] = "\n".join(textwrap.wrap(card.title, 115))
+    words["where"] = "".join(f"{line}\n" for line in (f"at: {card.where}" if card.where else "", *card.source_lines()))
     # The title may quote the trainer.
     safe = {name: text.replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
     return _TITLE.format(**safe) + "\n" + body

@@ -302,6 +302,10 @@ class Finding:
     observed: Annotated[str | None, "what the numbers did"] = None
     window: Annotated[int | None, "the first window in which it was broken; null before training"] = None
     where: Annotated[str | None, "the line that broke it: `train.py:41`"] = None
+    source: Annotated[
+        tuple[str, ...],
+        "the text of each line that `where` names, as it was when the case ran; empty where it was not found",
+    ] = ()
     slice: Annotated[tuple[Moment, ...], "the events that show it"] = ()
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from conformance.adapter.loading import place_of
 from conformance.laws import checking
 from conformance.laws import timeline as drawn
 from conformance.laws.fitting import fitted
 from conformance.laws.run import Run
 from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
+from conformance.trace.events.event import Event
 from conformance.verdict.judge import Judgement
+from conformance.verdict.paths import text_of
 
 
-def findings(judgement: Judgement) -> tuple[Finding, ...]:
-    """The broken laws, MUSTs first."""
-    observed = _observed(judgement)
-    return tuple(_finding(finding, observed, judgement.runs[0]) for finding in judgement.findings)
+def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
+    """The broken laws, MUSTs first. ``target``: the trainer's, beside whose file its other files may be."""
+    observed, place = _observed(judgement), place_of(target)
+    folder = Path(place).parent if place.endswith(".py") else None
+    return tuple(_finding(finding, observed, judgement.runs[0], folder) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
@@ -32,7 +38,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
     )
 
 
-def _finding(finding: checking.Finding, observed: str | None, run: Run) -> Finding:
+def _finding(finding: checking.Finding, observed: str | None, run: Run, folder: Path | None) -> Finding:
     law, broken = finding.law, finding.broken
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
@@ -47,8 +53,15 @@ def _finding(finding: checking.Finding, observed: str | None, run: Run) -> Findi
         observed=observed if law.level == "MUST" else None,
         window=finding.window,
         where=None if broken.event.where is None else broken.event.line,
+        source=_source(broken.event, folder),
         slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
     )
+
+
+def _source(event: Event, folder: Path | None) -> tuple[str, ...]:
+    """The texts of the lines of an event; nothing unless all of them are found."""
+    texts = [text_of(path, line, folder) for path, line, _ in filter(None, (event.where, event.called_from))]
+    return tuple(filter(None, texts)) if all(texts) else ()
 
 
 def _observed(judgement: Judgement) -> str | None:

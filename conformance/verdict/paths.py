@@ -1,7 +1,8 @@
-"""Removes paths of this machine from what trainers print, because reports are published."""
+"""Removes paths of this machine from what trainers print, because reports are published, and finds files again."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -34,3 +35,16 @@ def shortened(text: str) -> str:
         if path != os.sep:
             text = text.replace(path.rstrip(os.sep) + os.sep, "")
     return text
+
+
+def text_of(path: str, line: int, folder: Path | None) -> str | None:
+    """The text of a line of a file that an event names, as it is now; None unless one file alone may be meant.
+
+    folder: that of the trainer's file, where its other modules may be.
+    """
+    folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([folder] if folder else []))}
+    found = [*{file for one in folders if os.path.isfile(file := os.path.realpath(os.path.join(one, path)))}]
+    if len(found) != 1:
+        return None
+    linecache.checkcache(found[0])
+    return linecache.getline(found[0], line).strip() or None

@@ -84,7 +84,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         traffic=traffic(judgement.runs[0]) if judgement.runs else None,
         laws={verified.law.id: verified.checked for verified in judgement.laws if verified.checked},
         unchecked={verified.law.id: shortened(verified.failure) for verified in judgement.laws if verified.failure},
-        findings=findings(judgement),
+        findings=findings(judgement, target),
         timeline=timeline(judgement),
     )
 

@@ -18,6 +18,7 @@ from conformance.report.formats.badge import endpoint, svg
 from conformance.report.formats.junit import junit
 from conformance.report.formats.markdown import markdown
 from conformance.report.formats.sarif import sarif
+from conformance.report.html import render_html
 from conformance.results import Results
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
@@ -31,7 +32,12 @@ def failing(results) -> Results:
     for case in results.cases:
         if case.findings and case.failed:
             findings = tuple(
-                replace(one, where="torch/amp/grad_scaler.py:9, called from src/loop.py:41") for one in case.findings
+                replace(
+                    one,
+                    where="torch/amp/grad_scaler.py:9, called from src/loop.py:41",
+                    source=("optimizer.step()", "scaler.step(optimizer)"),
+                )
+                for one in case.findings
             )
             case = replace(case, target="src/loop.py:train", findings=findings)
         cases.append(case)
@@ -45,6 +51,25 @@ def test_markdown_has_each_cause_and_each_count(failing):
     for card in cards(failing):
         assert card.example.id in text.replace("\\", "")
     assert "| ✓ PASS (exact) |" in text and "**Fix**\n\n```python\n" in text
+
+
+def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
+    [card, *_] = [one for one in cards(failing) if one.own_line]
+    shown = ["   9 | optimizer.step()", "  41 | scaler.step(optimizer)"]
+    assert [*card.source_lines()] == shown
+    assert "\n".join(shown) in "\n".join(card.lines())
+    assert "\n".join(shown) in markdown(failing)
+    render_html(failing, tmp_path / "page.html")
+    assert "\n".join(shown) in (tmp_path / "page.html").read_text()
+
+
+def test_the_line_of_a_crash_comes_from_its_traceback(results):
+    case = next(case for case in results.cases if case.verdict == "CRASH")
+    trace = 'File "/a/other.py", line 7, in f\n    g()\n  File "src/loop.py", line 7, in g\n    model(x)\n    ^^^^^\n'
+    rank = replace(case.ranks[0], traceback=trace)
+    case = replace(case, headline="rank 0 raised ValueError: no (loop.py:7)", findings=(), ranks=(rank,))
+    [card] = cards(replace(results, cases=(case,)))
+    assert [*card.source_lines()] == ["  7 | model(x)"]
 
 
 def test_nothing_of_a_trainer_is_markup(results, hostile):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import sysconfig
 
-from conformance.verdict.paths import shortened
+from conformance.verdict.paths import shortened, text_of
 
 
 def test_packages_library_and_working_folder_are_relative():
@@ -34,3 +34,17 @@ def test_packages_that_are_shared_from_elsewhere_are_none_of_the_trainer(tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout == "a/b.py\n"
+
+
+def test_the_text_of_a_line_is_that_of_one_file_alone(tmp_path, monkeypatch):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "my_loop.py").write_text("first\n  second  \n")
+    monkeypatch.chdir(folders[1])
+    assert text_of("my_loop.py", 2, None) is None
+    assert text_of("my_loop.py", 2, folders[0]) == "second"
+    assert text_of("my_loop.py", 9, folders[0]) is None
+    (folders[1] / "my_loop.py").write_text("first\nanother\n")
+    assert text_of("my_loop.py", 2, folders[0]) is None
+    assert text_of("my_loop.py", 2, None) == "another"

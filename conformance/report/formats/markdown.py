@@ -46,6 +46,8 @@ def _card(card: Card) -> Iterator[str]:
     yield f"### {escaped(card.verdict)}: {escaped(card.title)}\n"
     if card.where:
         yield f"At {_code(card.where)}\n"
+    if card.source:
+        yield _fenced("\n".join(card.source_lines()), "text") + "\n"
     yield from (f"{escaped(line)}\n" for detail in card.details for line in visible(detail).splitlines())
     if card.effect:
         yield f"**Effect** {escaped(card.effect)}\n"
