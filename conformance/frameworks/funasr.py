@@ -1,12 +1,10 @@
 """FunASR's Trainer, as `funasr.bin.train` calls it. Its autocast is CUDA's alone, so bf16 and fp16 are not declared."""
 
-import tempfile
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from funasr.train_utils.device_funcs import force_gatherable
 from funasr.train_utils.trainer import Trainer
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader
 
@@ -15,40 +13,49 @@ from conformance import Batch, Task, Unsupported, trainer
 
 @trainer(
     backends=("single", "ddp"), precisions=("fp64", "fp32"), losses=("mean", "weighted"), clips=("norm",),
-    buffers=True, requires=("funasr",),
+    resume=True, survives_kill=True, buffers=True, requires=("funasr",),
 )  # fmt: skip
 def train(task: Task) -> None:
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
 
-    class Regression(torch.nn.Module):
+    class Regression(Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = task.model()
 
-        def forward(self, **parts: torch.Tensor) -> Any:
+        def forward(self, **parts: Any) -> Any:
             batch = Batch(**parts)
-            # A mean, and its weight as FunASR's models return it, an integer.
-            weight = int(batch.weights.sum())
-            loss = task.loss(self.model(batch.inputs), batch, reduction="sum") / max(weight, 1)
-            return force_gatherable((loss, {}, weight), loss.device)
+            weight = batch.weights.sum().int()  # As FunASR's models return it beside a mean.
+            return task.loss(self.model(batch.inputs), batch, reduction="sum") / weight.clamp(min=1), {}, weight
 
-    class Batches(BatchSampler):
+    class Batches(list[list[int]]):
         def set_epoch(self, epoch: int) -> None:
-            sampler.set_epoch(epoch)
+            """They are of one epoch."""
 
-    model: torch.nn.Module = Regression()
+    model: Module = Regression()
     if task.world_size > 1:
         dist.init_process_group(task.collective_backend)
         model = DistributedDataParallel(model)
-    optimizer, sampler = task.optimizer(model.parameters()), task.sampler()
-    scheduler = task.scheduler(optimizer)
-    samples: Any = task.dataset(dict)  # type: ignore[arg-type]
-    loader = DataLoader(samples, batch_sampler=Batches(sampler, task.micro_batch_size, drop_last=False))
-    # By default it clips at 10.
-    settings = {"accum_grad": task.accumulation, "grad_clip": task.clip.threshold if task.clip else 0.0}
-    with tempfile.TemporaryDirectory() as folder:
-        place = {"output_dir": folder, "device": task.device.type}
-        loop = Trainer(task.local_rank, use_ddp=task.world_size > 1, **place, **settings)
-        for epoch in range(len(list(task.epochs()))):
-            loop.train_epoch(model, optimizer, scheduler, None, loader, epoch=epoch)
+    sampler, optimizer, resumes = task.sampler(), task.optimizer(model.parameters()), task.resume_from is not None
+    parts: Any = {"model": model, "optim": optimizer, "scheduler": task.scheduler(optimizer)}
+    settings: Any = {"accum_grad": task.accumulation, "resume": resumes, "device": task.device.type}
+    settings["grad_clip"] = task.clip.threshold if task.clip else 0.0  # By default, 10.
+    settings["save_checkpoint_interval"] = task.accumulation if task.checkpoint_dir else 5000
+    settings["output_dir"] = str(task.checkpoint_dir or task.resume_from or ".")
+    loop = Trainer(task.local_rank, use_ddp=task.world_size > 1, **settings)
+    loop.resume_checkpoint(**parts)
+    windows = -(-len(sampler) // task.micro_batch_size) // task.accumulation
+    stop = task.stop_after or windows * len(list(task.epochs()))
+    for epoch in range(loop.start_epoch, -(-stop // windows)):
+        sampler.set_epoch(epoch)
+        batches = [*BatchSampler(sampler, task.micro_batch_size, drop_last=False)][loop.start_step :]
+        if epoch == stop // windows:
+            del batches[stop % windows * task.accumulation :]
+        loader, nothing = (DataLoader(task.dataset(dict), batch_sampler=Batches(one)) for one in (batches, []))
+        loop.train_epoch(**parts, dataloader_train=loader, dataloader_val=nothing, epoch=epoch)
+        if epoch < stop // windows:
+            loop.start_step = loop.step_in_epoch = 0
+            parts["scheduler"].step()
+            if task.checkpoint_dir:
+                loop.save_checkpoint(epoch + 1, **parts)
