@@ -15,7 +15,7 @@ from conformance import Task, Unsupported, trainer
 # AdamW and Adagrad have their eps elsewhere than torch's.
 @trainer(
     precisions=("fp64", "fp32"), losses=("mean", "weighted"), optimizers=("sgd",), schedules=("step", "epoch"),
-    parameter_groups=(1,), unused_parameters=True, own_order=True, requires=("keras",),
+    parameter_groups=(1,), unused_parameters=True, own_order=True, resume=True, requires=("keras",),
 )  # fmt: skip
 def train(task: Task) -> None:
     settings, rates = task.optimizer_settings.arguments, task.learning_rates
@@ -26,31 +26,34 @@ def train(task: Task) -> None:
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
 
-    class Regression(keras.Model):
-        def call(self, inputs: object) -> object:
-            return module(inputs)
-
+    class Regression(keras.Sequential):
         def train_step(self, data: object) -> object:
-            if next(micro_batches) % task.accumulation:
+            number = next(micro_batches)
+            self.stop_training = number == stop
+            if number % task.accumulation:
                 return super().train_step(data)
             with task.step(lambda: dict(module.module.named_parameters())):
                 return super().train_step(data)
 
     class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> float:
-            return (*rates, 0.0)[int(step) // task.accumulation]  # Keras counts micro-batches.
+            return rates[min(int(step) // task.accumulation, len(rates) - 1)]  # Keras counts micro-batches.
 
-    keras.config.set_dtype_policy("float64" if task.precision == "fp64" else "float32")
-    keras.config.set_floatx("float64" if task.precision == "fp64" else "float32")
+    dtype = "float64" if task.precision == "fp64" else "float32"
+    keras.config.set_dtype_policy(dtype)
+    keras.config.set_floatx(dtype)
     module, micro_batches, sampler = keras.layers.TorchModuleWrapper(task.model()), itertools.count(1), task.sampler()
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: sampler.set_epoch(epoch))]
     if task.schedule_by == "epoch":
         callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
+    stop, folder = (task.stop_after or 0) * task.accumulation, task.checkpoint_dir or task.resume_from
+    if folder is not None:
+        every: Any = stop if stop * task.micro_batch_size % len(sampler) else "epoch"
+        callbacks.append(keras.callbacks.BackupAndRestore(folder, every, delete_checkpoint=False))
     rate = Schedule() if task.schedule_by == "step" else rates[0]
     clip = {"global_clipnorm" if task.clip.kind == "norm" else "clipvalue": task.clip.threshold} if task.clip else {}
     clip |= {"gradient_accumulation_steps": task.accumulation} if task.accumulation > 1 else {}
-    model = Regression()
-    model.module = module
+    model = Regression([module])
     # By default, the weighted losses of a batch are divided by its samples.
     loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if task.loss_name == "weighted" else "mean")
     model.compile(keras.optimizers.SGD(rate, settings["momentum"], settings["nesterov"], **clip), loss)

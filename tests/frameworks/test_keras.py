@@ -1,4 +1,4 @@
-"""The adapter for Keras on torch conforms in all that it declares, but for two things that are Keras's."""
+"""The adapter for Keras on torch conforms in all that it declares, but for three things that are Keras's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ ROUNDED = (
     *("single-batched-fp64-multivariate", "single-batched-fp64-weighted", "single-acc2-fp64-finer-data"),
     *("single-acc2-fp64-many-clip-norm", "single-acc2-fp64-short-window", "single-acc4-fp64-short-window"),
 )
+INSIDE_AN_EPOCH = (
+    *("single-acc2-fp64-finer-data-resumed-at-2", "single-acc2-fp32-clip-value-resumed-at-3"),
+    "single-acc2-fp32-own-order-resumed-at-4",
+)
 
 
 def test_every_verdict(judged):
-    """Known: float64 is divided in float32, and accumulated gradients are lost where the last micro-batch has none."""
+    """Known: float64 is divided in float32, accumulated gradients are lost where the last micro-batch has none, and an
+    epoch begins again where training is resumed inside it.
+    """
     failed = {case.id: case.verdict for case in judged if not case.verdict.startswith("PASS")}
-    assert failed == dict.fromkeys((*ROUNDED, "single-acc2-fp32-unused-clip-value"), "FAIL (numerics)")
+    wrong = (*ROUNDED, *INSIDE_AN_EPOCH, "single-acc2-fp32-unused-clip-value")
+    assert failed == dict.fromkeys(wrong, "FAIL (numerics)")
     assert {case.backend for case in judged} == {"single"}
 
 
