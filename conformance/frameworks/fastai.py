@@ -1,57 +1,60 @@
 """fastai: a Learner with callbacks, and a torch optimizer in its OptimWrapper.
 
-It clips by norm alone, and accumulates samples whatever they weigh. Its mixed precision and the loader that it has for
-several ranks need CUDA.
+It clips by norm alone, accumulates samples whatever they weigh, and begins at the beginning of an epoch where it is
+resumed. Its mixed precision and the loader that it has for several ranks need CUDA.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
-import torch
-from fastai.callback.core import Callback
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner, Recorder
 from fastai.optimizer import OptimWrapper
+from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from conformance import Task, trainer
-
-
-class Schedule(Callback):
-    def __init__(self, scheduler: Any, sampler: Any) -> None:
-        self.scheduler, self.sampler = scheduler, sampler
-
-    def before_epoch(self) -> None:
-        self.sampler.set_epoch(self.epoch)
-
-    def after_step(self) -> None:
-        self.scheduler.step()
+from conformance import Task, Unsupported, trainer
+from conformance.frameworks.whole_epochs import epochs_until_stop
 
 
 @trainer(
     precisions=("fp64", "fp32"),
     clips=("norm",),
+    schedules=("step", "epoch"),
     own_order=True,
+    resume=True,
     last_window="carry",
     requires=("fastai",),
 )
 def train(task: Task) -> None:
-    model, sampler = task.model(), task.sampler()
-    optimizer = task.optimizer(model.parameters())
-    callbacks = [Schedule(task.scheduler(optimizer), sampler)]
-    if task.accumulation > 1:
-        callbacks.append(GradientAccumulation(task.accumulation * task.micro_batch_size))
-    if task.clip:
-        callbacks.append(GradientClip(task.clip.threshold))
-    order: dict[str, Any] = {"shuffle": True} if task.own_order else {"sampler": sampler}
-    data = DataLoaders(DataLoader(task.dataset(format=tuple), task.micro_batch_size, **order), [])
-    # By default all groups begin with the Learner's own learning rate.
-    rates = [group["lr"] for group in optimizer.param_groups]
-    loss = torch.nn.functional.mse_loss
-    learner = Learner(data, model, loss, OptimWrapper(opt=optimizer), lr=rates, cbs=callbacks)
-    # By default it smooths the loss, too, which ends in an error where that is in double precision.
-    learner.remove_cb(Recorder)
+    epochs, stop, sampler = len(list(task.epochs())), epochs_until_stop(task), task.sampler()
+    order = None if task.own_order else sampler
+    loader = DataLoader(task.dataset(tuple), task.micro_batch_size, task.own_order, order)
+    if task.checkpoint_dir and stop * len(loader) % task.accumulation:
+        raise Unsupported("a stop inside a window, as windows go on over the end of an epoch")
+
+    class Epochs(Callback):
+        def before_epoch(self) -> None:
+            sampler.set_epoch(self.epoch)
+
+        def after_epoch(self) -> None:
+            if task.checkpoint_dir and self.epoch + 1 == stop:
+                self.learn.save(str(stop))
+                raise CancelFitException
+
+    def rates(trained: float) -> list[float]:
+        length = len(loader) if task.schedule_by == "epoch" else task.accumulation
+        number = round(trained * epochs * len(loader)) // length
+        return [(*group.learning_rates, 0.0)[number] for group in task.optimizer_settings.groups]
+
+    model = task.model()
+    callbacks = [Epochs(), ParamScheduler({"lr": rates})]
+    callbacks += [GradientAccumulation(task.accumulation * task.micro_batch_size)] if task.accumulation > 1 else []
+    callbacks += [GradientClip(task.clip.threshold)] if task.clip else []
+    optimizer, folder = OptimWrapper(opt=task.optimizer(model.parameters())), task.checkpoint_dir or task.resume_from
+    learner = Learner(DataLoaders(loader, []), model, mse_loss, optimizer, cbs=callbacks, path=folder, model_dir="")
+    learner.remove_cb(Recorder)  # It smooths the loss, which ends in an error where that is in double precision.
+    if begin := next(task.resume_from.iterdir()).stem if task.resume_from else 0:
+        learner.load(begin)
     with learner.no_bar(), learner.no_logging():
-        learner.fit(len(list(task.epochs())))
+        learner.fit(epochs, start_epoch=int(begin))
