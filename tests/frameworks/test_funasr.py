@@ -1,6 +1,4 @@
-"""The adapter for FunASR conforms but for three things: what is accumulated under DDP, the schedule after an epoch, and a
-checkpoint that is cut off.
-"""
+"""The adapter for FunASR conforms but for three things: accumulation under DDP, its schedule, a checkpoint cut off."""
 
 from __future__ import annotations
 
