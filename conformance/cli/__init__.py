@@ -13,7 +13,22 @@ from typing import NoReturn, Protocol
 import argcomplete
 from rich.console import Console
 
-from conformance.cli import diff, exercise, explain, gate, init, laws, listing, merge, report, repro, run, smoke, trace
+from conformance.cli import (
+    diff,
+    exercise,
+    explain,
+    gate,
+    init,
+    laws,
+    listing,
+    merge,
+    report,
+    repro,
+    run,
+    smoke,
+    trace,
+    watch,
+)
 from conformance.cli.exits import HARNESS, INTERRUPTED, USAGE, say
 from conformance.cli.streams import robust
 from conformance.report.console import SafeConsole
@@ -46,6 +61,7 @@ COMMANDS: dict[str, Command] = {
     "laws": laws,
     "explain": explain,
     "exercise": exercise,
+    "watch": watch,
 }
 #: Those that look into pyproject.toml.
 _CONFIGURED = ("run", "smoke", "list", "report", "merge")

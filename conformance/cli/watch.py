@@ -1,0 +1,72 @@
+"""``conformance watch``: watch any training script."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+
+if TYPE_CHECKING:
+    from conformance.watch.judging.findings import Findings
+
+SUMMARY = "watch any training script, without an adapter"
+DESCRIPTION = """Run a training script as it is, and say whether each optimizer step used the average of what the ranks
+and micro-batches computed, whether the ranks agree, and whether the calls of a window came in a right order."""
+EXAMPLES = """examples:
+  conformance watch -- python train.py
+  conformance watch -- torchrun --nproc-per-node=2 train.py --epochs 1
+
+exit codes: 0 conforming, 1 not conforming or undecided, 2 usage error, 3 the harness failed, 130 interrupted;
+that of the script, if it failed
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
+
+
+def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.watch.verdict import lines, verdict
+    from conformance.watch.watching import watch
+
+    script = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if not script:
+        return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
+    try:
+        code, findings = watch(script, _live(monotonic()))
+    except OSError as error:
+        return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
+    _clear_line()
+    for line in lines(findings):
+        console.print(line, markup=False, soft_wrap=True)
+    if code:
+        say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
+        return code if code > 0 else 128 - code
+    return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
+
+
+def _live(start: float):  # type: ignore[no-untyped-def]
+    def see(findings: Findings) -> None:
+        if sys.stderr.isatty():
+            undecided = sum(findings.open.values())
+            print(
+                f"\rwatching: {findings.steps} steps, {findings.conserved} conserved, {undecided} undecided, "
+                f"{len(findings.causes)} causes, {monotonic() - start:.0f} s ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return see
+
+
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Judges what the recorders of a watched command write, while it comes in."""

@@ -1,0 +1,125 @@
+"""One rank's step: what it used, and what it may have used, as equations with an unknown factor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.watch.judging import bound
+from conformance.watch.judging.factor import Equation, Factor, solve
+from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
+
+_BY_HAND = 4
+"""Elementwise roundings that a script may add: a division by the ranks, the loss scale, a clip factor."""
+
+HOOKS = {
+    "allreduce_hook": 0.0,
+    "fp16_compress_hook": ROUNDOFF["float16"],
+    "BuiltinCommHookType.FP16_COMPRESS": ROUNDOFF["float16"],
+    "BuiltinCommHookType.ALLREDUCE": 0.0,
+    "bf16_compress_hook": ROUNDOFF["bfloat16"],
+    "noop_hook": 0.0,
+}
+"""Communication hooks, each with the roundoff of what it sends."""
+
+
+@dataclass
+class Together:
+    """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
+
+    ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
+    """
+
+    windows: Sequence[Window | None]
+    ranks: int
+    is_joined: bool
+    hooks: frozenset[str]
+
+    @property
+    def here(self) -> list[Window]:
+        return [window for window in self.windows if window is not None]
+
+
+@dataclass
+class Sum:
+    """A hypothesis about what a step used of a parameter, before any factor. roundings: that an element passed."""
+
+    contributions: list[Contribution]
+
+    def sketch(self, shard: int) -> Sketch:
+        parts = [one.sketch[min(shard, len(one.sketch) - 1)] for one in self.contributions]
+        return np.sum(parts, axis=0) if parts else np.zeros(3)
+
+    @property
+    def terms(self) -> int:
+        return sum(one.sums for one in self.contributions)
+
+
+Choose = Callable[[int], list[Contribution]]
+
+
+class Case:
+    """One rank's step, for a set of parameters that were clipped together."""
+
+    def __init__(self, together: Together, window: Window, parameters: list[int], clips: list[int]) -> None:
+        self.together, self.window, self.parameters, self.clips = together, window, parameters, clips
+        self.lossy = max([0.0, *(HOOKS.get(hook, COARSEST) for hook in together.hooks)])
+        step = window.step
+        assert step is not None
+        self.step = step
+        self.roundoff = max(
+            ROUNDOFF.get(step.dtype, COARSEST),
+            self.lossy,
+            *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
+            ROUNDOFF["float64"],
+        )
+
+    def equations(self, choose: Choose) -> list[Equation]:
+        found = []
+        biggest = max(float(abs(self.window.used[p][2])) for p in self.parameters)
+        for number in self.parameters:
+            used, total = self.window.used[number], Sum(choose(number))
+            local = total.sketch(self.shard(number))
+            roundings = max(0, total.terms - 1) + (2 if self.together.ranks > 1 else 0) + len(self.clips) + _BY_HAND
+            spread = bound.of_sum(roundings, self.roundoff, local[2]) + bound.of_sketch(self.roundoff, local[2])
+            # What is much smaller than all else may have underflowed on the way.
+            slack = (
+                bound.of_sketch(self.roundoff, abs(used[2]))
+                + 1e-12 * biggest * self.roundoff / ROUNDOFF["float32"]
+                + 1e-37
+            )
+            found += [Equation(float(used[j]), float(local[j]), slack, spread, number) for j in (0, 1)]
+        return found
+
+    def fits(self, choose: Choose) -> Factor | None:
+        """The factor with which the step used the sum of these contributions; None if it did not."""
+        factor = solve(self.equations(choose))
+        return factor if factor is not None and factor.high > 0 else None
+
+    def shard(self, number: int) -> int:
+        return self.window.rank if self.window.shards.get(number, 1) > 1 else 0
+
+    # What a step may have used.
+
+    def all(self, number: int) -> list[Contribution]:
+        return [one for _, one in self.by_rank(number)]
+
+    def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
+        return [(other.rank, one) for other in self.together.here for one in other.new.get(number, [])]
+
+    def own(self, number: int) -> list[Contribution]:
+        return self.window.new.get(number, [])
+
+    def with_old(self, number: int) -> list[Contribution]:
+        return self.all(number) + [one for _, one in self.old(number)]
+
+    def old(self, number: int) -> list[tuple[int, Contribution]]:
+        """What earlier steps left, by rank: of a parameter that is split, this rank's part alone."""
+        is_split = self.window.shards.get(number, 1) > 1
+        ranks = [self.window] if is_split else self.together.here
+        return [(other.rank, one) for other in ranks for one in other.old.get(number, [])]
+
+    def own_with_old(self, number: int) -> list[Contribution]:
+        return self.own(number) + self.window.old.get(number, [])

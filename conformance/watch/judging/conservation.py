@@ -1,0 +1,154 @@
+"""Are the gradients that a step used a multiple of those that were computed for it, and by which factor?"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from conformance.watch.judging import diagnosis
+from conformance.watch.judging.case import HOOKS, Case, Together
+from conformance.watch.judging.factor import Factor
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Window
+
+
+def judge(together: Together, findings: Findings) -> None:
+    """Look at the step of each rank."""
+    for window in together.here:
+        step = window.step
+        if step is None or step.found_inf:
+            continue
+        findings.steps += 1
+        if _is_judgeable(window, findings):
+            sets = _clip_sets(window)
+            outcomes = [_judge_set(Case(together, window, parameters, clips), findings) for clips, parameters in sets]
+            if all(outcomes):
+                findings.conserved += 1
+
+
+def _is_judgeable(window: Window, findings: Findings) -> bool:
+    step = window.step
+    assert step is not None
+
+    def found(law: str, says: str) -> None:
+        findings.add(Finding(law, says, window.index, (window.rank,), window.site, optimizer=window.optimizer))
+
+    if not step.used:
+        found("watch/has-gradient", "a step without any gradient")
+        return False
+    if any(not np.isfinite(sketch).all() for sketch in window.used.values()):
+        found("watch/finite", "a step on gradients that are not finite")
+        return False
+    if any(shards == 0 for shards in window.shards.values()):
+        findings.undecided("parameters are split over ranks in a way that sketches do not follow")
+        return False
+    if not window.new and not step.closure and not window.captured:
+        if window.old and any(sketch[2] for sketch in window.used.values()):
+            found("watch/fresh", "a step without a backward pass since the last one")
+        elif any(sketch[2] for sketch in window.used.values()):
+            findings.undecided("gradients come from elsewhere than a backward pass through these parameters")
+        return False
+    return True
+
+
+def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
+    """The parameters that were clipped by the same calls, after the numbers of these calls."""
+    sets: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number in window.used:
+        sets[tuple(n for n, (_, clip) in enumerate(window.clips) if number in clip.parameters)].append(number)
+    return [([*clips], parameters) for clips, parameters in sets.items()]
+
+
+def _judge_set(case: Case, findings: Findings) -> bool:
+    """Whether the step's gradients are conserved, with a factor that is right or may be."""
+    window = case.window
+    if not any(window.used[number][2] for number in case.parameters):
+        return True
+    factor = case.fits(case.all)
+    if factor is not None:
+        if not factor.is_known:
+            findings.undecided(
+                "rounding may be as large as what there is to see: the gradients are too coarse or too small"
+            )
+            return False
+        return _judge_factor(case, factor, findings)
+    if any(window.clips[n][1].how == "value" for n in case.clips):
+        findings.undecided("gradients were clipped by value, element by element")
+        return False
+    unknown = [hook for hook in case.together.hooks if hook not in HOOKS]
+    if unknown:
+        findings.undecided(f"a communication hook changes what is averaged: {', '.join(sorted(unknown))}")
+        return False
+    found = diagnosis.explain(case)
+    if isinstance(found, str):
+        findings.undecided(found)
+    else:
+        findings.add(found)
+    return False
+
+
+def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
+    """kappa is what is left of the factor when the mean, the loss scale and clipping are taken out; 1 is right."""
+    window, step, ranks = case.window, case.step, case.together.ranks
+    error = max(1e-5, 16 * case.roundoff)
+    if len(window.scales) > 1:
+        findings.add(
+            _finding(
+                case, "watch/one-scale", f"backward passes of one window carry the loss scales {_list(window.scales)}"
+            )
+        )
+        return False
+    scale = window.scales[0] if window.scales else 1.0
+    clipped = 1.0
+    for number in case.clips:
+        clip = window.clips[number][1]
+        if clip.how == "norm" and clip.norm is not None and math.isfinite(clip.norm):
+            clipped *= min(1.0, clip.limit / (clip.norm + 1e-6))
+    kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / clipped)
+    if kappa.contains(1.0, error):
+        return True
+    if any(window.clips[number][1].how == "value" for number in case.clips) and kappa.high < 1:
+        findings.undecided("gradients were clipped by value, element by element")
+        return False
+    if scale != 1.0:
+        if kappa.contains(scale, error):
+            findings.add(_finding(case, "watch/unscaled", f"the step uses gradients of the loss times {scale:g}"))
+            return False
+        if kappa.contains(1 / scale, error):
+            findings.add(
+                _finding(
+                    case,
+                    "watch/unscaled",
+                    f"the step uses gradients that were divided by the loss scale {scale:g} twice",
+                )
+            )
+            return False
+    if ranks > 1 and kappa.contains(float(ranks), error):
+        findings.note(
+            f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
+        )
+        return True
+    passes = len(window.backwards)
+    if passes > 1 and kappa.contains(1 / passes, error):
+        findings.note("the sum over micro-batches is divided by their number, by hand")
+        return True
+    if ranks > 1 and kappa.contains(1 / ranks, error):
+        findings.add(
+            _finding(case, "watch/averaged-once", f"the sum over {ranks} ranks was divided by {ranks * ranks}")
+        )
+        return False
+    findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
+    return False
+
+
+def _finding(case: Case, law: str, says: str, effect: str | None = None) -> Finding:
+    return Finding(
+        law, says, case.window.index, (case.window.rank,), case.window.site, effect, optimizer=case.window.optimizer
+    )
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

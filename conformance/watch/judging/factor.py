@@ -1,0 +1,62 @@
+"""Is one tensor a multiple of another, up to rounding, and which?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Equation:
+    """|used - c local| <= slack + c spread must hold. of: the parameter that it is about."""
+
+    used: float
+    local: float
+    slack: float
+    spread: float
+    of: int
+
+
+@dataclass(frozen=True)
+class Factor:
+    """All c that solve the equations: low <= c <= high."""
+
+    low: float
+    high: float
+
+    def contains(self, value: float, error: float = 1e-5) -> bool:
+        """Whether it may be `value`, which was computed with this relative error."""
+        return self.low * (1 - error) <= value <= self.high * (1 + error)
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the equations say more than that there is some factor."""
+        return self.low > 0 and self.high <= self.low * 1.5
+
+    def times(self, value: float) -> Factor:
+        return Factor(self.low * value, self.high * value)
+
+
+def solve(equations: Iterable[Equation]) -> Factor | None:
+    """The factors c >= 0 that solve all equations; None if there is none."""
+    low, high = 0.0, math.inf
+    for one in equations:
+        # used - slack <= c (local + spread), and c (local - spread) <= used + slack
+        for slope, at_least in (
+            (one.local + one.spread, one.used - one.slack),
+            (-(one.local - one.spread), -one.used - one.slack),
+        ):
+            if slope > 0:
+                low = max(low, at_least / slope)
+            elif slope < 0:
+                high = min(high, at_least / slope)
+            elif at_least > 0:
+                return None
+        if low > high:
+            return None
+    return Factor(low, high)

@@ -1,0 +1,67 @@
+"""What a judge finds, collected by law and line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conformance.watch.judging.laws import LAWS, Law
+from conformance.watch.records import Site
+
+
+@dataclass
+class Finding:
+    """law: its id. says: what happened, with numbers. step: of the optimizer, from 0; None if it is of the whole run.
+    ranks: where it shows. effect: what it does to the numbers."""
+
+    law: str
+    says: str
+    step: int | None
+    ranks: tuple[int, ...]
+    site: Site = None
+    effect: str | None = None
+    optimizer: int | None = None
+    waits: bool = False
+    """Whether it holds only if the weights of the ranks drift apart."""
+
+    @property
+    def text(self) -> Law:
+        return LAWS[self.law]
+
+
+@dataclass
+class Cause:
+    """All findings of one law at one line: the first, and how many there are."""
+
+    first: Finding
+    ranks: set[int]
+    count: int = 1
+
+
+@dataclass
+class Findings:
+    """causes: proofs against the script. open: why steps are undecided, each with how often. notes: what to know.
+
+    checked, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
+    computed.
+    """
+
+    causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
+    open: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    conserved: int = 0
+
+    def add(self, finding: Finding) -> None:
+        key = finding.law, str(finding.site)
+        cause = self.causes.get(key)
+        if cause is None:
+            self.causes[key] = Cause(finding, set(finding.ranks))
+        else:
+            cause.ranks |= set(finding.ranks)
+            cause.count += 1
+
+    def undecided(self, why: str) -> None:
+        self.open[why] = self.open.get(why, 0) + 1
+
+    def note(self, what: str) -> None:
+        self.notes[what] = self.notes.get(what, 0) + 1

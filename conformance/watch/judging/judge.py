@@ -1,0 +1,204 @@
+"""Joins the windows of all ranks while they come in, and has each looked at."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from conformance.watch import records
+from conformance.watch.judging import agreement, conservation, order
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Cleared, Stream, Window
+
+_OFTEN = 0.2
+"""A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose."""
+
+_AHEAD = 256
+"""A rank may be so many windows ahead of the others before the judge lets it wait."""
+
+
+class Launch:
+    """Processes that train together."""
+
+    def __init__(self, ranks: int, findings: Findings) -> None:
+        self.ranks = ranks
+        self.findings = findings
+        self.streams: dict[int, Stream] = {}
+        self._queues: dict[int, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
+        self._taken: dict[int, int] = defaultdict(int)
+        self._hooks: set[str] = set()
+        self._is_joined = False
+        self._groups: set[int] = set()
+        self._waiting: list[Finding] = []
+        self._apart: dict[int, list[int]] = defaultdict(list)
+        self._equal: dict[int, int] = {}
+        self._cleared: list[Cleared] = []
+        self._different_steps = False
+        self._is_over = False
+
+    def feed(self, rank: int, record: records.Record) -> None:
+        match record:
+            case records.Hooked():
+                self._hooks.add(record.name)
+            case records.Joined():
+                self._is_joined = True
+            case records.Grouped():
+                self._groups.add(record.size)
+            case records.Failed():
+                self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+            case records.Unheld():
+                self.findings.note(f"no optimizer holds {', '.join(record.names)}, which got gradients")
+        for found in self.streams[rank].feed(record):
+            if isinstance(found, Cleared):
+                self._cleared.append(found)
+                del self._cleared[1000:]
+            else:
+                order.judge(found, self.findings)
+                self._queues[found.optimizer][rank].append(found)
+        self._join()
+
+    def is_ahead(self, rank: int) -> bool:
+        return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
+
+    def finish(self) -> None:
+        """All processes have ended."""
+        self._is_over = True
+        self._join()
+        self._decide_waiting()
+        self._judge_cleared()
+        if self._groups - {self.ranks} and self.ranks > 1:
+            self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
+
+    def _join(self) -> None:
+        if len(self.streams) < self.ranks and not self._is_over:
+            return
+        for optimizer, queues in self._queues.items():
+            while self._is_complete(queues):
+                windows = [queues[rank].popleft() if queues[rank] else None for rank in range(self.ranks)]
+                self._judge(optimizer, windows)
+
+    def _is_complete(self, queues: dict[int, deque[Window]]) -> bool:
+        ready = [bool(queues[rank]) for rank in range(self.ranks)]
+        ended = [self._is_over or self.streams[rank].has_ended for rank in range(self.ranks)]
+        return any(ready) and all(has or over for has, over in zip(ready, ended, strict=True))
+
+    def _judge(self, optimizer: int, windows: list[Window | None]) -> None:
+        here = [window for window in windows if window is not None]
+        if len(self.streams) < self.ranks:
+            self.findings.steps += len(here)
+            self.findings.undecided(f"only {len(self.streams)} of {self.ranks} ranks made an optimizer")
+            return
+        if len(here) < self.ranks and not self._is_joined and not self._different_steps:
+            self._different_steps = True
+            missing = tuple(rank for rank, window in enumerate(windows) if window is None)
+            first = here[0]
+            self.findings.add(
+                Finding(
+                    "watch/same-steps",
+                    f"{len(here)} of {self.ranks} ranks take the step, {self.ranks - len(here)} have ended",
+                    first.index,
+                    missing,
+                    first.site,
+                    optimizer=optimizer,
+                )
+            )
+        own = Findings()
+        together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
+        conservation.judge(together, own)
+        agreement.judge(together, own)
+        self._take(own, here[0], full=len(here) == self.ranks)
+
+    def _take(self, own: Findings, window: Window, *, full: bool) -> None:
+        """Add what was found in one window; what depends on how the weights go on waits."""
+        findings = self.findings
+        findings.steps += own.steps
+        findings.conserved += own.conserved
+        for why, count in own.open.items():
+            findings.open[why] = findings.open.get(why, 0) + count
+        for what in own.notes:
+            findings.note(what)
+        apart = False
+        for cause in own.causes.values():
+            if cause.first.law == "watch/same-weights":
+                apart = True
+            if cause.first.waits or cause.first.law == "watch/same-weights":
+                cause.first.ranks = tuple(sorted(cause.ranks))
+                if len(self._waiting) < 1000:
+                    self._waiting.append(cause.first)
+            else:
+                cause.first.ranks = tuple(sorted(cause.ranks))
+                findings.add(cause.first)
+        if full and window.weights:
+            if apart:
+                self._apart[window.optimizer].append(window.index)
+                del self._apart[window.optimizer][1000:]
+            else:
+                self._equal[window.optimizer] = window.index
+
+    def _decide_waiting(self) -> None:
+        for finding in self._waiting:
+            assert finding.optimizer is not None and finding.step is not None
+            apart = self._apart.get(finding.optimizer, [])
+            own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
+            if own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
+                self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
+            elif finding.waits and not apart:
+                self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")
+            else:
+                self.findings.add(finding)
+
+    def _judge_cleared(self) -> None:
+        steps = sum(sum(stream.steps.values()) for stream in self.streams.values())
+        if not self._cleared:
+            return
+        if len(self._cleared) < max(2, _OFTEN * steps):
+            self.findings.note(
+                f"{len(self._cleared)} backward passes were cleared before a step: windows left out by hand?"
+            )
+            return
+        for cleared in self._cleared:
+            self.findings.add(
+                Finding(
+                    "watch/used",
+                    f"{len(self._cleared)} backward passes were cleared before any step used them, for {steps} steps",
+                    cleared.after_steps,
+                    (cleared.rank,),
+                    cleared.site or cleared.backward.site,
+                )
+            )
+
+
+class Judge:
+    """Takes the records of all processes of a command, and has the findings."""
+
+    def __init__(self) -> None:
+        self.findings = Findings()
+        self._launches: dict[tuple[str, int], Launch] = {}
+
+    def begin(self, began: records.Began) -> Launch:
+        """A process: it belongs to the first launch of its name that has no such rank yet."""
+        for number in range(len(self._launches) + 1):
+            launch = self._launches.setdefault((began.launch, number), Launch(began.world, self.findings))
+            if began.rank not in launch.streams:
+                launch.streams[began.rank] = Stream(began)
+                return launch
+        raise AssertionError("there is one launch more than there were")
+
+    def finish(self) -> Findings:
+        for launch in self._launches.values():
+            launch.finish()
+        return self.findings
+
+
+def judged(streams: Iterable[Iterable[records.Record]]) -> Findings:
+    """The findings of whole streams, one for each process, each beginning with `Began`."""
+    judge = Judge()
+    for stream in streams:
+        iterator = iter(stream)
+        began = next(iterator)
+        assert isinstance(began, records.Began)
+        launch = judge.begin(began)
+        for record in iterator:
+            launch.feed(began.rank, record)
+    return judge.finish()

@@ -1,0 +1,154 @@
+"""What a watch holds a script to, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Law:
+    """says: one sentence. why: what goes wrong. fix: what to do."""
+
+    id: str
+    says: str
+    why: str
+    fix: str
+
+
+LAWS: dict[str, Law] = {
+    law.id: law
+    for law in (
+        Law(
+            "watch/averaged",
+            "A step MUST use the average of the gradients of all ranks.",
+            "Each rank follows its own data alone, and the ranks' models drift apart.",
+            "call the wrapped model (`ddp(x)`), or `dist.all_reduce(p.grad)` and divide by the world size, each step",
+        ),
+        Law(
+            "watch/every-backward",
+            "A step MUST use every backward pass since the last one, each with the same factor.",
+            "Micro-batches or ranks that are left out, or count more than others, bias the gradient.",
+            "accumulate under `no_sync()` in all micro-batches but the last, and go through the wrapper in all of them",
+        ),
+        Law(
+            "watch/cleared",
+            "Gradients MUST be cleared between a step and the next backward pass.",
+            "The step uses gradients of earlier windows again, of weights that no longer are.",
+            "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each window",
+        ),
+        Law(
+            "watch/used",
+            "The gradients of every backward pass MUST reach a step.",
+            "What is cleared before a step is computed for nothing, and its samples are never learned.",
+            "clear only after a step, or before the first backward pass of a window",
+        ),
+        Law(
+            "watch/fresh",
+            "A step MUST have a backward pass since the last one.",
+            "It moves the weights once more along a gradient that was used already.",
+            "step once per window",
+        ),
+        Law(
+            "watch/unscaled",
+            "Gradients MUST be divided by the loss scale exactly once before a step.",
+            "The update or the clipping is wrong by the factor of the loss scale.",
+            "`scaler.unscale_(optimizer)` once before clipping, then `scaler.step(optimizer)`, which does it otherwise",
+        ),
+        Law(
+            "watch/averaged-once",
+            "The sum over ranks MUST be divided by their number at most once.",
+            "The update is too small by the number of ranks.",
+            "leave out the division by the world size: the wrapper has averaged",
+        ),
+        Law(
+            "watch/one-factor",
+            "All ranks and all parameters that are clipped together MUST be scaled by one factor.",
+            "The direction of the update is no longer that of the gradient.",
+            "clip after averaging, on all ranks, all parameters in one call",
+        ),
+        Law(
+            "watch/clip-whole-window",
+            "Clipping MUST come after the last backward pass of a window.",
+            "What is added later is not clipped, and the norm that was compared is of a part.",
+            "clip once, right before the step",
+        ),
+        Law(
+            "watch/clip-something",
+            "Clipping MUST be given parameters with gradients.",
+            "Nothing is clipped: a generator of parameters was used up, or the call comes too early.",
+            "pass `model.parameters()` afresh, right before the step",
+        ),
+        Law(
+            "watch/unscale-before-clip",
+            "Gradients MUST be unscaled before they are clipped.",
+            "The norm of the scaled gradients, thousands of times too large, is compared with the limit.",
+            "`scaler.unscale_(optimizer)` before `clip_grad_norm_`",
+        ),
+        Law(
+            "watch/unscale-whole-window",
+            "`unscale_` MUST come after the last backward pass of a window.",
+            "What is added later still carries the loss scale.",
+            "`scaler.unscale_(optimizer)` once, after the last micro-batch",
+        ),
+        Law(
+            "watch/one-scale",
+            "All backward passes of a window MUST carry the same loss scale.",
+            "One division cannot undo several scales.",
+            "call `scaler.update()` once per step, after it",
+        ),
+        Law(
+            "watch/schedule-after-step",
+            "A scheduler MUST step after its optimizer.",
+            "The first learning rate is never used, or the window's step uses the next one.",
+            "`optimizer.step()`, then `scheduler.step()`",
+        ),
+        Law(
+            "watch/finite",
+            "A step MUST NOT use gradients that are not finite.",
+            "One NaN or infinity makes all weights NaN.",
+            "skip the step, as GradScaler does, or find the cause with `torch.autograd.set_detect_anomaly(True)`",
+        ),
+        Law(
+            "watch/has-gradient",
+            "A step MUST have gradients.",
+            "The parameters that the optimizer holds are not those that the loss depends on.",
+            "give the optimizer the parameters of the model that trains, after it is moved, wrapped or copied",
+        ),
+        Law(
+            "watch/same-weights",
+            "The weights of all ranks MUST be equal before each step.",
+            "The average of gradients of different models belongs to none of them.",
+            "broadcast the weights before training, and average the gradients of all parameters",
+        ),
+        Law(
+            "watch/same-rates",
+            "The learning rates of all ranks MUST be equal.",
+            "The ranks' weights drift apart.",
+            "compute the learning rate from what all ranks share",
+        ),
+        Law(
+            "watch/same-steps",
+            "All ranks MUST step and skip together.",
+            "Their weights and optimizer states drift apart, or a collective waits forever.",
+            "decide about steps from values that all ranks share",
+        ),
+        Law(
+            "watch/own-data",
+            "Each rank MUST train on data of its own.",
+            "All ranks compute the same gradient: the run is as if on one rank, and takes as long.",
+            "`DistributedSampler(dataset)` in the DataLoader, or a seed that depends on the rank",
+        ),
+        Law(
+            "watch/new-order",
+            "Each epoch SHOULD have an order of its own.",
+            "Without `set_epoch`, every epoch repeats the batches of the first.",
+            "`sampler.set_epoch(epoch)` at the beginning of each epoch",
+        ),
+        Law(
+            "watch/window-length",
+            "A loss MUST be divided by the true number of micro-batches in its window.",
+            "A shorter window divided by the nominal length counts too little.",
+            "divide by the number of micro-batches that the window really has",
+        ),
+    )
+}

@@ -1,0 +1,53 @@
+"""Does each call come where it belongs in a window of one rank?"""
+
+from __future__ import annotations
+
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Window
+from conformance.watch.records import Site
+
+
+def judge(window: Window, findings: Findings) -> None:
+    step = window.step
+    if step is None:
+        return
+
+    def found(law: str, says: str, site: Site) -> None:
+        findings.add(Finding(law, says, window.index, (window.rank,), site, optimizer=window.optimizer))
+
+    for _, clip in window.clips:
+        if not clip.given:
+            found("watch/clip-something", "clipping was given no parameters", clip.site)
+    places = window.places
+    if not places or step.closure:
+        return
+    first, last = min(places), max(places)
+    for at, schedule in window.schedules:
+        if at > first and schedule.before != schedule.after:
+            found(
+                "watch/schedule-after-step",
+                f"{schedule.name} stepped between the backward pass and the step",
+                schedule.site,
+            )
+    for at, clip in window.clips:
+        if first < at < last:
+            found("watch/clip-whole-window", "clipping came between two backward passes of a window", clip.site)
+        elif at < first and clip.parameters:
+            found(
+                "watch/clip-something",
+                "clipping came before the backward pass, so there was nothing to clip",
+                clip.site,
+            )
+        if (
+            max(window.scales, default=1.0) != 1.0
+            and at > last
+            and not any(unscaled < at for unscaled, _ in window.unscales)
+        ):
+            found(
+                "watch/unscale-before-clip",
+                f"clipping compared the norm of gradients times {max(window.scales):g} with {clip.limit:g}",
+                clip.site,
+            )
+    for at, unscaled in window.unscales:
+        if first < at < last:
+            found("watch/unscale-whole-window", "unscale_ came between two backward passes of a window", unscaled.site)

@@ -1,0 +1,264 @@
+"""Cuts the stream of a rank into windows: all that happened since the last step or skip of an optimizer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from conformance.watch import records
+from conformance.watch.sketch import WIDTH
+
+Sketch = npt.NDArray[np.float64]
+"""(WIDTH,), or (shards, WIDTH) of a local gradient."""
+
+#: Unit roundoffs.
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+COARSEST = 2.0**-8
+_MOST_NAMED = 3
+
+
+@dataclass
+class Contribution:
+    """What one backward gave one parameter. at: its place in the stream. sums: how many gradients are summed in it."""
+
+    backward: int
+    sketch: Sketch
+    roundoff: float
+    at: int
+    sums: int = 1
+
+
+@dataclass
+class Window:
+    """What one rank did until a step, or until a skip, which has no `step`.
+
+    index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
+    backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
+    """
+
+    rank: int
+    optimizer: int
+    index: int
+    step: records.Stepped | None
+    site: records.Site
+    begin: int
+    at: int
+    new: dict[int, list[Contribution]]
+    old: dict[int, list[Contribution]]
+    used: dict[int, Sketch]
+    weights: dict[int, tuple[float, ...]]
+    backwards: dict[int, records.Backward]
+    clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
+    unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
+    schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
+    captured: bool = False
+    shards: dict[int, int] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[int]:
+        """Where in the stream its gradients came."""
+        return [one.at for contributions in self.new.values() for one in contributions]
+
+    def named(self, parameters: list[int]) -> str:
+        """The first of these parameters."""
+        names = [self.names.get(number, f"parameter {number}") for number in parameters[:_MOST_NAMED]]
+        return ", ".join([*names, *(["..."] if len(parameters) > _MOST_NAMED else [])])
+
+    @property
+    def scales(self) -> list[float]:
+        return sorted({backward.scale or 1.0 for backward in self.backwards.values()})
+
+
+@dataclass
+class Cleared:
+    """A backward whose gradients were cleared before any step used them."""
+
+    rank: int
+    backward: records.Backward
+    site: records.Site
+    after_steps: int
+
+
+@dataclass
+class _Log:
+    """What waits for the next step of any optimizer that it concerns."""
+
+    clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
+    unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
+    schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
+    captured: list[tuple[int, records.Captured]] = field(default_factory=list)
+
+
+_MOST_LOGGED = 4096
+_MOST_BACKWARDS = 4096
+
+
+class Stream:
+    """Folds the records of one process into windows. Keeps only what the next windows need."""
+
+    def __init__(self, began: records.Began) -> None:
+        self.began = began
+        self.parameters: dict[int, records.Parameter] = {}
+        self.has_ended = False
+        self.steps: dict[int, int] = {}
+        self.skips: dict[int, int] = {}
+        self.ever: set[int] = set()
+        self.used_ever: set[int] = set()
+        self._at = 0
+        self._pending: dict[int, list[Contribution]] = defaultdict(list)
+        self._old: dict[int, list[Contribution]] = defaultdict(list)
+        self._last: dict[int, int] = {}
+        self._log = _Log()
+        self._backwards: dict[int, records.Backward] = {}
+        self._reached: dict[int, bool] = {}
+
+    def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
+        self._at += 1
+        match record:
+            case records.Parameter():
+                self.parameters[record.parameter] = record
+            case records.Backward():
+                self._backwards[record.backward] = record
+                if len(self._backwards) > _MOST_BACKWARDS:
+                    oldest = next(iter(self._backwards))
+                    del self._backwards[oldest]
+                    self._reached.pop(oldest, None)
+            case records.Local():
+                yield from self._add(record)
+            case records.Captured():
+                self._keep(self._log.captured, record)
+            case records.Cleared():
+                yield from self._clear(record.parameters, record.version, record.site)
+            case records.Clipped():
+                self._keep(self._log.clips, record)
+            case records.Unscaled():
+                self._keep(self._log.unscales, record)
+            case records.Scheduled():
+                self._keep(self._log.schedules, record)
+            case records.Stepped():
+                yield self._window(record.optimizer, record, record.site)
+            case records.Skipped():
+                yield self._window(record.optimizer, None, record.site)
+            case records.Ended():
+                self.has_ended = True
+
+    def _keep(self, where: list, record: records.Record) -> None:  # type: ignore[type-arg]  # of one kind each
+        where.append((self._at, record))
+        del where[:-_MOST_LOGGED]
+
+    def _add(self, record: records.Local) -> Iterator[Cleared]:
+        # What is None by now was set so by hand.
+        version = self._backwards[record.backward].version if record.backward in self._backwards else 0
+        yield from self._clear(record.fresh, version, None, but=record.backward)
+        values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
+        at = 0
+        self._reached.setdefault(record.backward, False)
+        for number in record.parameters:
+            shards = max(1, self.parameters[number].shards)
+            sketch = values[at : at + shards]
+            at += shards
+            self.ever.add(number)
+            earlier = self._pending[number]
+            if earlier and earlier[-1].backward == record.backward:
+                last = earlier[-1]
+                total = last.sketch + sketch
+                total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
+                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1)
+            else:
+                earlier.append(Contribution(record.backward, sketch, ROUNDOFF.get(record.dtype, COARSEST), self._at))
+
+    def _clear(
+        self, parameters: list[int], version: int, site: records.Site, but: int | None = None
+    ) -> Iterator[Cleared]:
+        """but: a backward that is still at it, and may hand a leaf gradients in parts."""
+        lost: set[int] = set()
+        for number in parameters:
+            pending = self._pending.pop(number, [])
+            if pending and pending[-1].backward == but:
+                self._pending[number] = pending
+                continue
+            lost |= {one.backward for one in pending if np.isfinite(one.sketch).all()}
+            self._old.pop(number, None)
+        if not lost:
+            return
+        still = {one.backward for rest in self._pending.values() for one in rest}
+        for backward in sorted(lost - still):
+            if not self._reached.get(backward, True) and backward in self._backwards:
+                self._reached[backward] = True
+                # A weight that has changed since may have used it, without an optimizer.
+                if self._backwards[backward].version == version and not self._backwards[backward].probe:
+                    yield Cleared(self.began.rank, self._backwards[backward], site, sum(self.steps.values()))
+
+    def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
+        begin = self._last.get(optimizer, 0)
+        index = self.steps.get(optimizer, 0) + self.skips.get(optimizer, 0)
+        parameters = list(self._pending) if step is None else step.parameters
+        new = {number: self._pending[number] for number in parameters if self._pending.get(number)}
+        old = {number: self._old[number] for number in parameters if self._old.get(number)}
+        reached = {one.backward for contributions in new.values() for one in contributions}
+        concerned = set(parameters)
+        window = Window(
+            rank=self.began.rank,
+            optimizer=optimizer,
+            index=index,
+            step=step,
+            site=site,
+            begin=begin,
+            at=self._at,
+            new=new,
+            old=old,
+            used=_sketches(step.used, step.gradients) if step is not None else {},
+            weights={} if step is None else {n: tuple(v) for n, v in _sketches(step.weights, step.values).items()},
+            backwards={number: self._backwards[number] for number in sorted(reached) if number in self._backwards},
+            clips=[
+                (at, one)
+                for at, one in self._log.clips
+                if at > begin and (concerned & {*one.parameters} or not one.given)
+            ],
+            unscales=[(at, one) for at, one in self._log.unscales if at > begin and one.optimizer == optimizer],
+            schedules=[(at, one) for at, one in self._log.schedules if at > begin and one.optimizer == optimizer],
+            captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
+            shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
+            names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
+        )
+        for backward in reached:
+            self._reached[backward] = True
+        counts = self.skips if step is None else self.steps
+        counts[optimizer] = counts.get(optimizer, 0) + 1
+        if step is not None:
+            self.used_ever |= set(step.used)
+            roundoff = ROUNDOFF.get(step.dtype, COARSEST)
+            for number, sketch in window.used.items():
+                # It stays in `.grad`, as it is, until somebody clears it.
+                self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at)]
+            for number in new:
+                self._pending.pop(number)
+        else:
+            # GradScaler leaves out a step; what it would have used is thrown away by the next clearing.
+            for backward in [*self._reached]:
+                self._reached[backward] = True
+        self._last[optimizer] = self._at
+        self._forget()
+        return window
+
+    def _forget(self) -> None:
+        """What all optimizers that step have behind them."""
+        oldest = min(self._last.values(), default=0)
+        for log in (self._log.clips, self._log.unscales, self._log.schedules, self._log.captured):
+            del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]  # type: ignore[arg-type]
+        for backward in [number for number, reached in self._reached.items() if reached][:-64]:
+            self._reached.pop(backward)
+            self._backwards.pop(backward, None)
+
+
+def _sketches(numbers: list[int], flat: list[float]) -> dict[int, Sketch]:
+    return dict(zip(numbers, np.array(flat, dtype=np.float64).reshape(-1, WIDTH), strict=True)) if numbers else {}
+
+
+def _name(parameter: records.Parameter) -> str:
+    return parameter.name or f"parameter {parameter.parameter} of shape {tuple(parameter.shape)}"

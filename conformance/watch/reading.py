@@ -1,0 +1,59 @@
+"""Reads what recorders write, while they write it."""
+
+from __future__ import annotations
+
+from io import TextIOWrapper
+from pathlib import Path
+
+from conformance.watch import records
+from conformance.watch.judging.judge import Judge, Launch
+
+_AT_ONCE = 2000
+"""Lines of one process, before it is the next one's turn."""
+
+
+class Reader:
+    """Hands a judge each record of each process of a folder, once."""
+
+    def __init__(self, folder: Path, judge: Judge) -> None:
+        self._folder, self._judge = folder, judge
+        self._open: dict[Path, _File] = {}
+
+    def read(self) -> bool:
+        """Read what is new; returns whether there was something."""
+        for path in sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+            if path not in self._open:
+                self._open[path] = _File(path)
+        found = [file.read(self._judge) for file in self._open.values()]
+        return any(found)
+
+    def finish(self) -> None:
+        """Read the rest: all processes have ended."""
+        while self.read():
+            pass
+        for path in self._folder.glob("failed.*"):
+            self._judge.findings.undecided(f"a process could not be watched: {path.read_text()}")
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._file: TextIOWrapper = path.open(encoding="ascii")
+        self._rest = ""
+        self._launch: Launch | None = None
+        self._rank = 0
+
+    def read(self, judge: Judge) -> bool:
+        if self._launch is not None and self._launch.is_ahead(self._rank):
+            return False
+        for count in range(_AT_ONCE):
+            line = self._rest + self._file.readline()
+            if not line.endswith("\n"):
+                self._rest = line
+                return count > 0
+            self._rest = ""
+            record = records.decoded(line)
+            if isinstance(record, records.Began):
+                self._launch, self._rank = judge.begin(record), record.rank
+            elif self._launch is not None:
+                self._launch.feed(self._rank, record)
+        return True

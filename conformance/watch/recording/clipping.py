@@ -1,0 +1,67 @@
+"""Clipping by torch's functions."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from conformance.trace.seams.patching import Seams, replaced_inside
+from conformance.watch import records
+from conformance.watch.recording.recording import Recording
+
+KINDS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
+"""The functions that clip, each with what it clips by."""
+
+_SIGNATURES = {name: signature(getattr(clip_grad, name)) for name in KINDS}
+
+
+def observe(recording: Recording) -> Seams:
+    """Notes `Clipped` for each outermost call."""
+
+    def clipping(name: str) -> Any:
+        def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if "clip" in recording.inside:
+                return original(*args, **kwargs)
+            call = _SIGNATURES[name].bind(*args, **kwargs)
+            given = call.arguments
+            if not isinstance(given["parameters"], torch.Tensor):
+                # It may be a generator, which can be gone through once.
+                given["parameters"] = list(given["parameters"])
+            original.instead(*call.args, **call.kwargs)
+            tensors = given["parameters"]
+            tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            recording.inside.append("clip")
+            try:
+                result = original(*call.args, **call.kwargs)
+            finally:
+                recording.inside.remove("clip")
+            recording.note(
+                records.Clipped(
+                    KINDS[name],
+                    recording.parameters.numbers(tensors),
+                    float(given["clip_value" if KINDS[name] == "value" else "max_norm"]),
+                    _number(given.get("total_norm", result)),
+                    len(tensors),
+                    recording.site(),
+                )
+            )
+            return result
+
+        return clip
+
+    for name in KINDS:
+        yield replaced_inside(getattr(clip_grad, name), clipping(name))
+
+
+def _number(value: Any) -> float | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    if hasattr(value, "to_local"):
+        if any(not placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
+            # To sum it up would take a collective.
+            return None
+        value = value.to_local()
+    return float(value)

@@ -1,0 +1,72 @@
+"""What models are fed while they train, and the order of a sampler."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DistributedSampler
+
+from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.watch import records
+from conformance.watch.recording.recording import Recording
+
+_MOST_ROWS, _MOST_ROOTS = 256, 8
+
+
+class Inputs:
+    """The first input of the first forward after each backward. probe: whether that input wants a gradient."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._is_first = True
+        self.probe = False
+
+    def begin(self) -> None:
+        """A backward begins: the next forward is of another micro-batch."""
+        self._is_first, self.probe = True, False
+
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        """A module goes forward; modules in it come later."""
+        if not self._is_first or not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return
+        if "backward" in self._recording.inside:
+            return
+        self._is_first = False
+        if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
+            self._recording.roots.add(module)
+        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        self.probe = any(one.requires_grad for one in tensors)
+        wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
+        rows: list[int] = []
+        for one in tensors:
+            if one.dim() and one.numel() and not one.requires_grad:
+                rows = fingerprints(one)
+                break
+        self._recording.note(records.Entered(rows, wrapped, self._recording.site()))
+
+
+def fingerprints(batch: torch.Tensor) -> list[int]:
+    """One for each of the first rows."""
+    some = batch.detach()[:_MOST_ROWS].cpu().contiguous()
+    some = some.view(torch.uint8) if some.dtype != torch.bool else some
+    flat = some.reshape(some.shape[0], -1)
+    return [zlib.crc32(bytes(row)) for row in flat.numpy()]
+
+
+def observe(recording: Recording, inputs: Inputs) -> Seams:
+    """Notes `Entered` and `Epoch`."""
+
+    def go_through(original: Any, sampler: Any) -> Iterator[Any]:
+        epoch, length = sampler.epoch, 0
+        for index in original(sampler):
+            length += 1
+            yield index
+        recording.note(records.Epoch(recording.numbers.of("sampler", sampler), epoch, bool(sampler.shuffle), length))
+
+    yield register_module_forward_pre_hook(harmless(inputs.enter))
+    yield replaced(DistributedSampler, "__iter__", go_through)

@@ -1,0 +1,103 @@
+"""Local gradients: a hook on each leaf, always the last one, sees what a backward hands to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.importing import when_imported
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.watch import records
+from conformance.watch.recording.parameters import Known
+from conformance.watch.recording.recording import Recording
+from conformance.watch.sketch import Taken
+
+_SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+class Leaves:
+    """Takes the gradients of a backward, and notes them when it is over."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._taken: list[tuple[int, list[Taken]]] = []
+        self._fresh: list[int] = []
+        self._captured: list[int] = []
+        self._dtype = ""
+        self._see = harmless(self._noting)
+        recording.before_writing.append(self.close)
+
+    def arm(self) -> None:
+        """Before a backward: hook leaves that are new, and make our hook the last one of each again."""
+        for known, parameter in self._recording.parameters.all():
+            if known.pieces or known.is_cut_otherwise or not parameter.requires_grad:
+                continue
+            hooks = parameter._backward_hooks
+            if known.handle is not None and hooks and next(reversed(hooks)) == known.handle.id:
+                continue
+            if known.handle is not None:
+                known.handle.remove()
+            known.handle = parameter.register_hook(partial(self._see, known, None))
+
+    def follow(self, unsharded: torch.Tensor, sharded: torch.Tensor) -> None:
+        """What is computed for the whole of a sharded parameter is its local gradient."""
+        if not getattr(unsharded, "_conformance_watched", False) and sharded.requires_grad:
+            unsharded._conformance_watched = True  # type: ignore[attr-defined]  # is created once, and kept by FSDP2
+            unsharded.register_hook(partial(self._see, None, sharded))
+
+    def close(self) -> None:
+        """Note what was taken since the last time."""
+        if self._captured:
+            self._recording.note(records.Captured(self._captured))
+            self._captured = []
+        if not self._taken:
+            return
+        finish = self._recording.sketching.finish
+        flat = [one for _, pieces in self._taken for one in pieces]
+        self._recording.note(
+            records.Local(
+                self._recording.backwards,
+                [number for number, _ in self._taken],
+                self._fresh,
+                self._dtype,
+                finish(flat),
+            )
+        )
+        self._taken, self._fresh, self._dtype = [], [], ""
+
+    def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if known is None:
+            assert sharded is not None
+            known = self._recording.parameters.of(sharded)
+        if self._recording.in_grad:
+            self._captured.append(known.number)
+            return
+        dtype = str(gradient.dtype)[6:]
+        if self._taken and dtype != self._dtype:
+            self.close()
+        self._dtype = dtype
+        parameter = known.reference()
+        if parameter is not None and parameter.grad is None:
+            self._fresh.append(known.number)
+        take = self._recording.sketching.take
+        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+            if known.pieces:
+                pieces = [take(gradient[begin:end]) for begin, end in known.pieces]
+            else:
+                pieces = [take(getattr(gradient, "_local_tensor", gradient))]
+        self._taken.append((known.number, pieces))
+
+
+def observe(recording: Recording, leaves: Leaves) -> Seams:
+    """Follows FSDP2's parameters: gradients are computed for the whole of one, which exists only meanwhile."""
+
+    def unshard(original: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:
+        original(parameter, *args, **kwargs)
+        leaves.follow(parameter._unsharded_param, parameter.sharded_param)
+
+    yield when_imported(_SHARDED, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)])

@@ -1,0 +1,118 @@
+"""The parameters that optimizers hold, each with its number."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from conformance.watch import records
+from conformance.watch.sketch import WIDTH, Sketching, Taken
+
+
+class Known:
+    """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
+    whole."""
+
+    __slots__ = ("handle", "is_cut_otherwise", "number", "pieces", "reference")
+
+    def __init__(self, number: int, parameter: torch.Tensor) -> None:
+        self.number = number
+        self.reference = weakref.ref(parameter)
+        self.handle: Any = None
+        self.pieces, self.is_cut_otherwise = _pieces(parameter)
+
+
+class Parameters:
+    """All parameters that an optimizer of this process was given, in order of first sight.
+
+    note: is called with the record of each. sketching: makes sketches of them. roots: modules that know their names.
+    """
+
+    def __init__(
+        self, note: Callable[[records.Record], None], sketching: Sketching, roots: Iterable[torch.nn.Module]
+    ) -> None:
+        self._note, self._sketching, self._roots = note, sketching, roots
+        self._known: dict[int, Known] = {}
+        self._count = 0
+
+    @property
+    def any(self) -> bool:
+        return self._count > 0
+
+    def all(self) -> list[tuple[Known, torch.Tensor]]:
+        found = [(known, known.reference()) for known in self._known.values()]
+        return [(known, parameter) for known, parameter in found if parameter is not None]
+
+    def of(self, parameter: torch.Tensor) -> Known:
+        known = self._known.get(id(parameter))
+        if known is None or known.reference() is not parameter:
+            known = self._known[id(parameter)] = Known(self._count, parameter)
+            self._count += 1
+            shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
+            self._note(
+                records.Parameter(
+                    known.number, list(parameter.shape), str(parameter.dtype)[6:], shards, self._name(parameter)
+                )
+            )
+        return known
+
+    def numbers(self, tensors: Iterable[Any]) -> list[int]:
+        """Those of the tensors that are known."""
+        found = ((self._known.get(id(tensor)), tensor) for tensor in tensors)
+        return [known.number for known, tensor in found if known is not None and known.reference() is tensor]
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        known = self._known.get(id(tensor))
+        return known is not None and known.reference() is tensor
+
+    def version(self) -> int:
+        """Grows with every change of a weight in its memory."""
+        return sum(parameter._version for _, parameter in self.all())
+
+    def sketches(self, tensors: Sequence[tuple[Known, torch.Tensor]]) -> torch.Tensor:
+        """(n, 3): of what this rank has of gradients or weights of known parameters."""
+        take, finish = self._sketching.take, self._sketching.finish
+        by_device: dict[torch.device, list[tuple[int, Taken]]] = {}
+        for number, (_, tensor) in enumerate(tensors):
+            taken = take(own(tensor))
+            by_device.setdefault(taken.norm.device, []).append((number, taken))
+        if len(by_device) == 1:
+            [pairs] = by_device.values()
+            return finish([taken for _, taken in pairs])
+        result = torch.zeros(len(tensors), WIDTH, dtype=torch.float64)
+        for pairs in by_device.values():
+            result[[number for number, _ in pairs]] = finish([taken for _, taken in pairs]).cpu()
+        return result
+
+    def _name(self, parameter: torch.Tensor) -> str | None:
+        for root in list(self._roots):
+            for name, found in root.named_parameters():
+                if found is parameter:
+                    return name.removeprefix("module.").replace("_orig_mod.", "")
+        return None
+
+
+def own(tensor: Any) -> torch.Tensor:
+    """The part of a DTensor that is on this rank; any other tensor itself."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """The rows of each shard, and whether the layout is another one: only rows in one dimension of ranks are followed,
+    beside whole copies."""
+    placements = getattr(parameter, "placements", None)
+    if placements is None:
+        return (), False
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
+    cut = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
+    if not cut:
+        return (), False
+    if len(cut) > 1 or not placements[cut[0]].is_shard(0):
+        return (), True
+    rows, ranks = parameter.shape[0], mesh.size(cut[0])
+    size = -(-rows // ranks)
+    return tuple((min(rows, rank * size), min(rows, (rank + 1) * size)) for rank in range(ranks)), False

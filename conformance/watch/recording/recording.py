@@ -1,0 +1,108 @@
+"""What the observers of a process share: where they write, and the parameters that they know."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.trace.state.numbers import Numbers
+from conformance.trace.state.site import Sites
+from conformance.watch import records
+from conformance.watch.recording import surroundings
+from conformance.watch.recording.parameters import Parameters
+from conformance.watch.sketch import Sketching
+
+
+class Recording:
+    """Keeps records until the next step, and then writes them, if this process has made an optimizer.
+
+    numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
+    given. inside: what is being done, such as "step". backwards: how many there have been. roots: the outermost modules
+    that went forward to train. steps: how many each optimizer has made.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file: Any = None
+        self._waiting: list[records.Record] = []
+        self._said: set[str] = set()
+        self.numbers = Numbers()
+        self.sites = Sites(_script())
+        self.sketching = Sketching()
+        self.inside: list[str] = []
+        self.backwards = 0
+        self.in_grad = 0
+        self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.steps: dict[int, int] = {}
+        self.parameters = Parameters(self.note, self.sketching, self.roots)
+        self.before_writing: list[Callable[[], None]] = []
+
+    def note(self, record: records.Record) -> None:
+        self._waiting.append(record)
+
+    def once(self, record: records.Record) -> None:
+        """Note a record, unless one that says the same was noted."""
+        line = records.encoded(record)
+        if line not in self._said:
+            self._said.add(line)
+            self.note(record)
+
+    def site(self) -> records.Site:
+        """The call in the user's own file that led here or, without one, the innermost outside torch."""
+        where, called_from = self.sites.of(sys._getframe(1))
+        return called_from or where
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
+        return self.numbers.of("optimizer", unwrapped(optimizer))
+
+    def flush(self) -> None:
+        """Write what is waiting. Sketches cross from their devices at once."""
+        for act in self.before_writing:
+            act()
+        if not self._waiting or not self.parameters.any:
+            return
+        waiting, self._waiting = self._waiting, []
+        tensors = [value for record in waiting for value in _tensors(record)]
+        plain = iter(torch.cat([value.to("cpu").reshape(-1) for value in tensors]).tolist() if tensors else [])
+
+        def finish(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return [next(plain) for _ in range(value.numel())]
+            return value
+
+        if self._file is None:
+            self._open()
+        self._file.writelines(records.encoded(record, finish) for record in waiting)
+        self._file.flush()
+
+    def _open(self) -> None:
+        launch, rank, world = surroundings.of_process()
+        path = Path(self._folder, f"{os.getpid()}.jsonl")
+        # Written under another name first: who reads the folder finds its first line in it.
+        self._file = path.with_suffix(".new").open("w", encoding="ascii")
+        self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch)))
+        self._file.flush()
+        path.with_suffix(".new").rename(path)
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def _tensors(record: records.Record) -> Iterable[torch.Tensor]:
+    for name in record.__slots__ if not isinstance(record.__slots__, str) else ():
+        value = getattr(record, name)
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+def _script() -> str | None:
+    return getattr(sys.modules.get("__main__"), "__file__", None)

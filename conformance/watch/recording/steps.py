@@ -1,0 +1,100 @@
+"""Optimizer steps: the gradients that they use, and the weights before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.patching import Seams, replaced
+from conformance.watch import records
+from conformance.watch.recording.recording import Recording
+
+_ALWAYS, _THEN_EVERY = 16, 10
+"""Weights are compared before each of the first steps of an optimizer, and then before every tenth."""
+
+
+def observe(recording: Recording) -> Seams:
+    """Notes `Stepped` for each outermost step. An optimizer whose step ends in that of torch's class, as Horovod's does
+    once it has averaged, is read there."""
+    steps = _Steps(recording)
+    yield register_optimizer_step_pre_hook(harmless(steps.before))
+    yield register_optimizer_step_post_hook(harmless(steps.after))
+
+    def add_group(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        if not recording.inside:
+            for parameter in optimizer.param_groups[-1]["params"]:
+                recording.parameters.of(parameter)
+        return result
+
+    yield replaced(torch.optim.Optimizer, "add_param_group", add_group)
+
+
+class _Steps:
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._running: list[torch.optim.Optimizer] = []
+        self._read: records.Stepped | None = None
+
+    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._running and optimizer is self._running[0] and self._is_new_call(optimizer):
+            # The step before raised.
+            self._running.clear()
+        self._running.append(optimizer)
+        if optimizer is self._running[0] and not _closure(args, kwargs):
+            self._read = self._of(optimizer, closure=False)
+
+    def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._running:
+            self._running.pop()
+        if self._running:
+            return
+        read = self._of(optimizer, closure=True) if _closure(args, kwargs) else self._read
+        self._read = None
+        if read is not None:
+            self._recording.note(read)
+            self._recording.flush()
+
+    def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Nested steps of one optimizer come from classes of its own, at most one each."""
+        hooked = sum(bool(getattr(vars(kind).get("step"), "hooked", False)) for kind in type(optimizer).__mro__)
+        return sum(one is optimizer for one in self._running) >= max(1, hooked)
+
+    def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> records.Stepped:
+        recording, groups = self._recording, optimizer.param_groups
+        held = [(recording.parameters.of(one), one) for group in groups for one in group["params"]]
+        number = recording.optimizer(optimizer)
+        count = recording.steps[number] = recording.steps.get(number, 0) + 1
+        used = [(known, parameter.grad) for known, parameter in held if parameter.grad is not None]
+        weighed = held if count <= _ALWAYS or count % _THEN_EVERY == 0 else []
+        weighed = [(known, parameter.data) for known, parameter in weighed if not parameter.is_sparse]
+        scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        sketches = recording.parameters.sketches
+        return records.Stepped(
+            optimizer=number,
+            type=type(optimizer).__name__,
+            rates=rates(optimizer),
+            parameters=[known.number for known, _ in held],
+            frozen=[known.number for known, parameter in held if not parameter.requires_grad],
+            closure=closure,
+            grad_scale=None if scale is None else float(scale),
+            found_inf=overflow is not None and bool(overflow),
+            maximize=any(group.get("maximize", False) for group in groups),
+            dtype=min((str(gradient.dtype)[6:] for _, gradient in used), default="float32"),
+            used=[known.number for known, _ in used],
+            gradients=sketches(used) if used else [],
+            weights=[known.number for known, _ in weighed],
+            values=sketches(weighed) if weighed else [],
+            site=recording.site(),
+        )
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[float | None]:
+    return [None if (rate := group.get("lr")) is None else float(rate) for group in optimizer.param_groups]
+
+
+def _closure(args: Any, kwargs: Any) -> bool:
+    return any(callable(one) for one in args[1:]) or callable(kwargs.get("closure"))

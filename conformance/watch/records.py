@@ -1,0 +1,227 @@
+"""What the recorder of a process writes down: one JSON array a line, the name of the record and its fields.
+
+Sketches are flat lists, three numbers each: two projections and the 2-norm (see `sketch.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+Site: TypeAlias = list[Any] | None
+"""[file, line, function] in the user's code."""
+
+
+@dataclass(slots=True)
+class Record:
+    """The fields are plain JSON values; while it waits to be written, sketches may be tensors."""
+
+
+@dataclass(slots=True)
+class Began(Record):
+    """The first of each process. launch: what processes that train together share. order: counts such processes."""
+
+    pid: int
+    rank: int
+    world: int
+    launch: str
+
+
+@dataclass(slots=True)
+class Parameter(Record):
+    """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
+    that sketches do not follow."""
+
+    parameter: int
+    shape: list[int]
+    dtype: str
+    shards: int
+    name: str | None
+
+
+@dataclass(slots=True)
+class Backward(Record):
+    """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
+    the loss was multiplied with last. version: grows with each change of a weight. contains: it goes again through
+    the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
+    gradient."""
+
+    backward: int
+    scale: float | None
+    factors: list[float]
+    version: int
+    contains: bool
+    double: bool
+    probe: bool
+    site: Site
+
+
+@dataclass(slots=True)
+class Local(Record):
+    """Gradients as a backward hands them to the leaves, before anything reduces them. fresh: those of `parameters`
+    that have no `.grad` yet. sketches: for each parameter, one for each of its shards."""
+
+    backward: int
+    parameters: list[int]
+    fresh: list[int]
+    dtype: str
+    sketches: Any
+
+
+@dataclass(slots=True)
+class Captured(Record):
+    """`torch.autograd.grad` returned the gradients of parameters, which the script may use as it likes."""
+
+    parameters: list[int]
+
+
+@dataclass(slots=True)
+class Cleared(Record):
+    parameters: list[int]
+    version: int
+    site: Site
+
+
+@dataclass(slots=True)
+class Clipped(Record):
+    """how: `norm` or `value`. given: how many tensors it was given, whoever holds them."""
+
+    how: str
+    parameters: list[int]
+    limit: float
+    norm: float | None
+    given: int
+    site: Site
+
+
+@dataclass(slots=True)
+class Unscaled(Record):
+    optimizer: int
+    scale: float
+    site: Site
+
+
+@dataclass(slots=True)
+class Updated(Record):
+    """The loss scale was updated."""
+
+    before: float
+    after: float
+    site: Site
+
+
+@dataclass(slots=True)
+class Skipped(Record):
+    """The scaler left out a step."""
+
+    optimizer: int
+    scale: float
+    site: Site
+
+
+@dataclass(slots=True)
+class Scheduled(Record):
+    optimizer: int
+    name: str
+    before: list[float | None]
+    after: list[float | None]
+    site: Site
+
+
+@dataclass(slots=True)
+class Stepped(Record):
+    """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
+    those that require no gradient. closure: it computed the gradients itself; `used` is from after it."""
+
+    optimizer: int
+    type: str
+    rates: list[float | None]
+    parameters: list[int]
+    frozen: list[int]
+    closure: bool
+    grad_scale: float | None
+    found_inf: bool
+    maximize: bool
+    dtype: str
+    used: list[int]
+    gradients: Any
+    weights: list[int]
+    values: Any
+    site: Site
+
+
+@dataclass(slots=True)
+class Entered(Record):
+    """A model goes forward to train. rows: a fingerprint of each row of its first input."""
+
+    rows: list[int]
+    wrapped: bool
+    site: Site
+
+
+@dataclass(slots=True)
+class Epoch(Record):
+    """A `DistributedSampler` was gone through."""
+
+    sampler: int
+    epoch: int
+    shuffles: bool
+    length: int
+
+
+@dataclass(slots=True)
+class Unheld(Record):
+    """Parameters of a model that went forward, which got a gradient and which no optimizer holds."""
+
+    names: list[str]
+
+
+@dataclass(slots=True)
+class Hooked(Record):
+    """A communication hook was registered: it may change what is reduced."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class Joined(Record):
+    """Ranks may have different numbers of batches from here."""
+
+
+@dataclass(slots=True)
+class Grouped(Record):
+    """Gradients are averaged over a group of so many ranks."""
+
+    size: int
+
+
+@dataclass(slots=True)
+class Failed(Record):
+    """A part of the recorder raised, and was switched off."""
+
+    observer: str
+    error: str
+
+
+@dataclass(slots=True)
+class Ended(Record):
+    """The process ended by itself."""
+
+
+_KINDS = {kind.__name__: kind for kind in Record.__subclasses__()}
+
+
+def encoded(record: Record, finish: Any = lambda value: value) -> str:
+    """The record's line; `finish` makes plain values of those that are not yet."""
+    values = [finish(getattr(record, field.name)) for field in fields(record)]
+    return json.dumps([type(record).__name__, *values], separators=(",", ":")) + "\n"
+
+
+def decoded(line: str) -> Record:
+    """Raises ValueError if the line is none of `encoded`'s."""
+    name, *values = json.loads(line)
+    if name not in _KINDS:
+        raise ValueError(f"there is no record {name!r}")
+    record: Record = _KINDS[name](*values)
+    return record

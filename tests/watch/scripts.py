@@ -1,0 +1,69 @@
+"""Made-up streams of what ranks record of a small script: what each rank computes, and what its step uses."""
+
+import torch
+
+from conformance.watch import records
+from conformance.watch.judging.judge import judged
+from conformance.watch.sketch import Sketching
+
+SHAPES = ((6, 5), (6,), (4, 6), (4,), (9, 3), (9,))
+LINE = ["train.py", 7, "main"]
+sketching = Sketching()
+
+
+def gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def total(several, factor=1.0):
+    return [factor * torch.stack(list(of_one)).sum(0) for of_one in zip(*several, strict=True)]
+
+
+def sketches(tensors):
+    return sketching.finish([sketching.take(tensor) for tensor in tensors]).reshape(-1).tolist()
+
+
+class Script:
+    """What `ranks` do, in order. Weights are equal, unless `drift`."""
+
+    def __init__(self, ranks=2, drift=0.0):
+        self.ranks, self.drift = ranks, drift
+        self.streams = [[records.Began(rank, rank, ranks, "launch")] for rank in range(ranks)]
+        self.numbers = [*range(len(SHAPES))]
+        for stream in self.streams:
+            stream += [records.Parameter(n, list(SHAPES[n]), "float32", 1, f"p{n}") for n in self.numbers]
+        self.backwards, self.steps = 0, 0
+
+    def backward(self, scale=None, factors=()):
+        """Each rank's gradients of one micro-batch."""
+        self.backwards += 1
+        computed = [gradients(100 * self.backwards + rank) for rank in range(self.ranks)]
+        for stream, of_rank in zip(self.streams, computed, strict=True):
+            stream.append(records.Backward(self.backwards, scale, [*factors], self.steps, False, False, False, LINE))
+            scaled = total([of_rank], scale or 1.0)
+            stream.append(records.Local(self.backwards, self.numbers, [], "float32", sketches(scaled)))
+        return [total([of_rank], scale or 1.0) for of_rank in computed]
+
+    def each(self, record):
+        for stream in self.streams:
+            stream.append(record)
+
+    def step(self, used, ranks=None, rate=0.1):
+        """used: for each rank, the gradients that its step uses."""
+        for rank in range(self.ranks) if ranks is None else ranks:
+            weights = total([gradients(7 + self.steps)], 1 + self.drift * rank * self.steps)
+            self.streams[rank].append(
+                records.Stepped(
+                    0, "SGD", [rate], self.numbers, [], False, None, False, False, "float32",
+                    self.numbers, sketches(used[rank]), self.numbers, sketches(weights), LINE,
+                )
+            )  # fmt: skip
+        self.steps += 1
+
+    def clear(self):
+        self.each(records.Cleared(self.numbers, self.steps, LINE))
+
+    def findings(self):
+        self.each(records.Ended())
+        return judged(self.streams)

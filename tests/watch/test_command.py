@@ -1,0 +1,50 @@
+"""`conformance watch` of a script: its own output and exit code, and the verdict."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LOOP = """
+    import os, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(torch.rand(1).item())
+"""
+
+
+def watched(tmp_path, source, *, watch=True):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(source))
+    command = [sys.executable, "-m", "conformance", "watch", "--"] if watch else []
+    return subprocess.run(
+        [*command, sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_right_script_conforms_and_prints_what_it_prints(tmp_path):
+    ended, plain = watched(tmp_path, LOOP), watched(tmp_path, LOOP, watch=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.startswith(plain.stdout)
+    assert "CONFORMS: in 3 of 3 steps" in ended.stdout
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "says"),
+    [
+        (LOOP.replace("optimizer.zero_grad()", "pass"), 1, "watch/cleared  train.py:8"),
+        (LOOP + "    raise SystemExit(7)", 7, "the script itself failed with exit code 7"),
+        ("print(1)", 1, "no step of a torch optimizer was seen"),
+    ],
+)
+def test_others(tmp_path, source, code, says):
+    ended = watched(tmp_path, source)
+    assert says in ended.stdout + ended.stderr
+    assert ended.returncode == code

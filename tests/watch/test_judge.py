@@ -1,0 +1,127 @@
+"""What a judge finds in made-up streams of right and wrong scripts."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, Script, total
+
+
+def averaged(computed, factor=0.5):
+    """computed: for each backward, the gradients of each rank. The same on both ranks."""
+    return [total([of_rank for backward in computed for of_rank in backward], factor)] * 2
+
+
+def laws(script):
+    return {law for law, _ in script.findings().causes}
+
+
+def test_the_average_of_all_conforms():
+    script = Script()
+    for _ in range(3):
+        script.step(averaged([script.backward(), script.backward()]))
+        script.clear()
+    findings = script.findings()
+    assert (verdict(findings), findings.steps, findings.conserved) == ("CONFORMS", 6, 6)
+
+
+def test_nothing_seen_is_undecided():
+    assert verdict(Script().findings()) == "UNDECIDED"
+
+
+def test_the_factors_that_a_script_may_have():
+    script = Script()
+    computed = [script.backward(scale=1024.0)]
+    script.each(records.Unscaled(0, 1024.0, LINE))
+    script.each(records.Clipped("norm", script.numbers, 1.0, 4.0, len(script.numbers), LINE))
+    script.step(averaged(computed, 0.5 / 1024 * 1 / (4 + 1e-6)))
+    assert verdict(script.findings()) == "CONFORMS"
+
+
+@pytest.mark.parametrize(("drift", "broken"), [(0.1, {"watch/averaged", "watch/same-weights"}), (0.0, set())])
+def test_own_gradients_alone_are_wrong_where_weights_drift_apart(drift, broken):
+    script = Script(drift=drift)
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    findings = script.findings()
+    assert {law for law, _ in findings.causes} == broken
+    assert verdict(findings) == ("DOES NOT CONFORM" if broken else "UNDECIDED")
+
+
+def test_a_micro_batch_that_is_missing_is_named():
+    script = Script()
+    first, second = script.backward(), script.backward()
+    script.step([total([first[rank], total(second, 0.5)]) for rank in (0, 1)])
+    findings = script.findings()
+    [cause] = findings.causes.values()
+    assert cause.first.law == "watch/averaged"
+    assert cause.first.says.endswith("rank 0: 1, 0.5; rank 1: 0, 0.5")
+
+
+def test_one_parameter_that_is_not_averaged():
+    script = Script(drift=0.1)
+    computed = script.backward()
+    used = averaged([computed])
+    script.step([[*used[rank][:-1], computed[rank][-1]] for rank in (0, 1)])
+    findings = script.findings()
+    [cause] = findings.causes.values()
+    assert (cause.first.law, "1 of 6 parameters" in cause.first.says) == ("watch/averaged", True)
+
+
+def test_gradients_that_were_not_cleared():
+    script = Script()
+    first = averaged([script.backward()])
+    script.step(first)
+    second = averaged([script.backward()])
+    script.step([total([first[0], second[0]])] * 2)
+    assert laws(script) == {"watch/cleared"}
+
+
+def test_a_second_step_without_a_backward():
+    script = Script()
+    used = averaged([script.backward()])
+    script.step(used)
+    script.step(used)
+    assert laws(script) == {"watch/fresh"}
+
+
+@pytest.mark.parametrize("power", [1, -1])
+def test_the_loss_scale_is_divided_out_once(power):
+    script = Script()
+    script.step(averaged([script.backward(scale=256.0)], 0.5 / 256 * 256.0**power))
+    assert laws(script) == {"watch/unscaled"}
+
+
+def test_changes_by_hand_are_undecided():
+    script = Script()
+    used = averaged([script.backward()])
+    script.step([[gradient.clamp(-0.3, 0.3) for gradient in used[0]]] * 2)
+    findings = script.findings()
+    assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
+
+
+def test_backward_passes_that_are_cleared():
+    script = Script()
+    for _ in range(3):
+        script.backward()
+        script.clear()
+        script.step(averaged([script.backward()]))
+        script.clear()
+    assert laws(script) == {"watch/used"}
+
+
+def test_a_step_on_one_rank_alone():
+    script = Script()
+    used = averaged([script.backward()])
+    script.step(used, ranks=[0])
+    assert "watch/same-steps" in laws(script)
+
+
+def test_learning_rates_of_the_ranks():
+    script = Script()
+    used = averaged([script.backward()])
+    script.step(used, ranks=[0], rate=0.1)
+    script.step(used, ranks=[1], rate=0.2)
+    assert "watch/same-rates" in laws(script)
