@@ -82,6 +82,14 @@ def test_a_script_has_only_what_its_trainer_uses():
     assert "get_context" in written(Case("ddp", 2, 1, "fp32", "momentum"))
 
 
+def test_ranks_meet_on_loopback_alone():
+    """`horovod.run` listens on all interfaces, whichever are named to it."""
+    under_horovod = written(Case("horovod", 2, 1, "fp32", "momentum"))
+    assert "horovod.run(" not in under_horovod
+    assert 'RendezvousHTTPServer(("127.0.0.1", 0)' in under_horovod and '"GLOO_IFACE": "lo"' in under_horovod
+    assert 'os.environ["GLOO_SOCKET_IFNAME"] = "lo"' in written(Case("ddp", 2, 1, "fp32", "momentum"))
+
+
 def test_names_of_the_trainer_come_first_and_what_it_does_not_need_is_left_out():
     text = written(Case("single", 1, 1, "fp32", "momentum"), MINE)
     assert "RATE = 0.1" in text

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -32,12 +33,16 @@ def in_this_process() -> list[list[float]]:
 def in_processes(**life: Any) -> list[list[float]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    return spawned(start, port, life)
+
+
+def spawned(target: Any, *arguments: Any) -> list[list[float]]:
     found = get_context("spawn").SimpleQueue()
-    spawn(start, (port, found, life), WORLD_SIZE)
+    spawn(target, (found, *arguments), WORLD_SIZE)
     return [weights for _, weights in sorted(found.get() for _ in range(WORLD_SIZE))]
 
 
-def start(rank: int, port: int, found: Any, life: dict[str, Any]) -> None:
+def start(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": WORLD_SIZE, "LOCAL_WORLD_SIZE": WORLD_SIZE}
     nodes = {"GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in {**ranks, **nodes}.items()}
@@ -46,14 +51,25 @@ def start(rank: int, port: int, found: Any, life: dict[str, Any]) -> None:
 
 
 def under_horovod() -> list[list[float]]:
-    import horovod
+    """What horovod.run does, on loopback alone, as its own servers listen on all interfaces."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    os.environ |= {"HOROVOD_GLOO_IFACE": "lo", "HOROVOD_FUSION_THRESHOLD": str(2 * 2**20)}
-    return list(horovod.run(run_as_horovods, np=WORLD_SIZE, use_gloo=True))
+    with RendezvousHTTPServer(("127.0.0.1", 0), RendezvousHandler, 0) as server:
+        server.init(get_host_assignments(parse_hosts(f"localhost:{WORLD_SIZE}"), WORLD_SIZE))
+        Thread(target=server.serve_forever, daemon=True).start()
+        found = spawned(start_under_horovod, server.server_port)
+        server.shutdown()
+    return found
 
 
-def run_as_horovods() -> list[float]:
-    return run(int(os.environ["HOROVOD_RANK"]))
+def start_under_horovod(rank: int, found: Any, port: int) -> None:
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": WORLD_SIZE, "LOCAL_SIZE": WORLD_SIZE}
+    nodes = {"CROSS_RANK": 0, "CROSS_SIZE": 1, "HOSTNAME": "localhost"}
+    gloo = {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
+    more = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "FUSION_THRESHOLD": 2 * 2**20}
+    os.environ |= {f"HOROVOD_{name}": str(value) for name, value in {**ranks, **nodes, **gloo, **more}.items()}
+    found.put((rank, run(rank)))
 
 
 def resumed() -> list[list[float]]:
