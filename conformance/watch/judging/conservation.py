@@ -12,7 +12,7 @@ from conformance.watch.judging import diagnosis
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Contribution, Sketch, Window
 
 
 def judge(together: Together, findings: Findings) -> None:
@@ -46,12 +46,18 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
         findings.undecided("parameters are split over ranks in a way that sketches do not follow")
         return False
     if not window.new and not step.closure and not window.captured:
-        if window.old and any(sketch[2] for sketch in window.used.values()):
+        used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
+        if used and all(_is_as_it_was(window.old.get(number), sketch) for number, sketch in used.items()):
             found("watch/fresh", "a step without a backward pass since the last one")
-        elif any(sketch[2] for sketch in window.used.values()):
+        elif used:
             findings.undecided("gradients come from elsewhere than a backward pass through these parameters")
         return False
     return True
+
+
+def _is_as_it_was(old: list[Contribution] | None, used: Sketch) -> bool:
+    """Whether the step uses the gradient of the last step again, rather than one that was put there by hand."""
+    return bool(old) and np.array_equal(np.sum([one.sketch[0] for one in old or ()], axis=0), used)
 
 
 def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:

@@ -133,7 +133,11 @@ def _in_words(case: Case, columns: list[tuple[int, int, bool]], factors: np.ndar
             f"not every rank's gradient of each backward pass is in the step: {table}",
             f"{len(missing)} of {len(new)} gradients are not in the update",
         )
-    return _found(case, "watch/every-backward", f"backward passes count with different factors: {table}")
+    if any(backward.contains for backward in case.window.backwards.values()):
+        return _found(
+            case, "watch/every-backward", f"a backward pass goes again through the graph of an earlier one: {table}"
+        )
+    return f"backward passes count with different weights, as if by their numbers of samples: {table}"
 
 
 def _table(case: Case, of: dict[tuple[int, int, bool], float]) -> str:

@@ -33,6 +33,7 @@ class Launch:
         self._waiting: list[Finding] = []
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
+        self._lost: dict[int, list[Cleared]] = defaultdict(list)
         self._cleared: list[Cleared] = []
         self._different_steps = False
         self._is_over = False
@@ -51,8 +52,8 @@ class Launch:
                 self.findings.note(f"no optimizer holds {', '.join(record.names)}, which got gradients")
         for found in self.streams[rank].feed(record):
             if isinstance(found, Cleared):
-                self._cleared.append(found)
-                del self._cleared[1000:]
+                self._lost[rank].append(found)
+                del self._lost[rank][1000:]
             else:
                 order.judge(found, self.findings)
                 self._queues[found.optimizer][rank].append(found)
@@ -107,6 +108,7 @@ class Launch:
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
         agreement.judge(together, own)
+        self._sort_cleared(here, is_known=own.conserved == own.steps)
         self._take(own, here[0], full=len(here) == self.ranks)
 
     def _take(self, own: Findings, window: Window, *, full: bool) -> None:
@@ -135,6 +137,18 @@ class Launch:
                 del self._apart[window.optimizer][1000:]
             else:
                 self._equal[window.optimizer] = window.index
+
+    def _sort_cleared(self, windows: list[Window], *, is_known: bool) -> None:
+        """What was cleared before a step is lost where the step is known to have used the rest alone; else the script
+        may have kept it, and used it by hand."""
+        for window in windows:
+            held = set() if window.step is None else {*window.step.parameters}
+            found = self._lost[window.rank]
+            before = [one for one in found if one.at <= window.at and one.parameters & held]
+            self._lost[window.rank] = [one for one in found if one not in before]
+            if is_known:
+                self._cleared += before
+        del self._cleared[1000:]
 
     def _decide_waiting(self) -> None:
         for finding in self._waiting:

@@ -32,7 +32,7 @@ def judge(window: Window, findings: Findings) -> None:
     for at, clip in window.clips:
         if first < at < last:
             found("watch/clip-whole-window", "clipping came between two backward passes of a window", clip.site)
-        elif at < first and clip.parameters:
+        elif clip.parameters and window.first is not None and at < window.first:
             found(
                 "watch/clip-something",
                 "clipping came before the backward pass, so there was nothing to clip",

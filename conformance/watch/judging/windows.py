@@ -38,6 +38,7 @@ class Window:
 
     index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
     backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
+    first: where the first gradient came since, even if it was cleared.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Window:
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     captured: bool = False
+    first: int | None = None
     shards: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
 
@@ -76,9 +78,12 @@ class Window:
 
 @dataclass
 class Cleared:
-    """A backward whose gradients were cleared before any step used them."""
+    """A backward whose gradients were cleared before any step used them. at: its place in the stream. parameters: what
+    was cleared."""
 
     rank: int
+    at: int
+    parameters: frozenset[int]
     backward: records.Backward
     site: records.Site
     after_steps: int
@@ -112,6 +117,7 @@ class Stream:
         self._at = 0
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
+        self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._log = _Log()
         self._backwards: dict[int, records.Backward] = {}
@@ -163,6 +169,7 @@ class Stream:
             sketch = values[at : at + shards]
             at += shards
             self.ever.add(number)
+            self._first.setdefault(number, self._at)
             earlier = self._pending[number]
             if earlier and earlier[-1].backward == record.backward:
                 last = earlier[-1]
@@ -192,7 +199,9 @@ class Stream:
                 self._reached[backward] = True
                 # A weight that has changed since may have used it, without an optimizer.
                 if self._backwards[backward].version == version and not self._backwards[backward].probe:
-                    yield Cleared(self.began.rank, self._backwards[backward], site, sum(self.steps.values()))
+                    steps = sum(self.steps.values())
+                    held = frozenset(parameters)
+                    yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps)
 
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
         begin = self._last.get(optimizer, 0)
@@ -222,6 +231,7 @@ class Stream:
             ],
             unscales=[(at, one) for at, one in self._log.unscales if at > begin and one.optimizer == optimizer],
             schedules=[(at, one) for at, one in self._log.schedules if at > begin and one.optimizer == optimizer],
+            first=min((self._first[number] for number in parameters if number in self._first), default=None),
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
             names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
@@ -238,6 +248,8 @@ class Stream:
                 self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at)]
             for number in new:
                 self._pending.pop(number)
+            for number in parameters:
+                self._first.pop(number, None)
         else:
             # GradScaler leaves out a step; what it would have used is thrown away by the next clearing.
             for backward in [*self._reached]:

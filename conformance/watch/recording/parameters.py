@@ -106,7 +106,8 @@ def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], bool]
     beside whole copies."""
     placements = getattr(parameter, "placements", None)
     if placements is None:
-        return (), False
+        # FSDP before FSDP2 keeps flat parameters, or views of its shard of them.
+        return (), any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     cut = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
     if not cut:
