@@ -36,6 +36,16 @@ class TestSchedulePerStep:
         assert broken(run) == {self.ID}
         assert "stepped twice" in found(run, self.ID).broken.contradiction
 
+    def test_twice_before_a_step_whose_rate_is_the_same(self):
+        """As once more after an epoch: where the next rate is another one, it is seen."""
+        flat = {"schedule": [1.0, 0.5, 0.5, 0.25]}
+        first = self.taken(0, 0.5, self.schedule(), self.schedule())
+        run = self.run(first, self.taken(1, 0.25, self.schedule()), self.taken(2, 0.125), **flat)
+        assert broken(run) == {self.ID}
+        assert "stepped twice" in found(run, self.ID).broken.contradiction
+        assert found(run, self.ID).broken.effect == "Step 2 uses the learning rate 0.125."
+        assert broken(self.run(first, self.taken(1, 0.25, self.schedule()), self.taken(2, 0.0625), **flat)) == set()
+
     def test_before_the_first_step(self):
         assert broken(self.run(micro_batch(0), self.schedule(), step(lr=0.25))) == {self.ID}
 

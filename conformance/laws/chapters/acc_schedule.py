@@ -39,11 +39,14 @@ def schedule_per_step(window: Window) -> Outcomes:
         earlier = taken.number - _begun(window.rank) if may_skip else taken.number
         counts = {*range(earlier, taken.number + 1), window.number if may_skip else taken.number}
         # If the learning rate is right, it was set in another way, or the scheduler is one of several.
-        if taken.calls_once(may_skip=may_skip):
+        is_wrong = not any(_has_rate(window.plan, taken.step, one) for one in counts)
+        before = None if may_skip or not is_wrong else _off_before(window, taken)
+        if before is None and taken.calls_once(may_skip=may_skip):
             yield OK
-        elif not any(_has_rate(window.plan, taken.step, one) for one in counts):
+        elif is_wrong:
             yield _wrongly_scheduled(
                 window,
+                taken if before is None else before,
                 taken,
                 taken.number,
                 must="a scheduler must step once for each step that was taken",
@@ -77,6 +80,7 @@ def schedule_per_epoch(window: Window) -> Outcomes:
             yield _wrongly_scheduled(
                 window,
                 taken,
+                taken,
                 epoch,
                 must="a scheduler that counts epochs must step once for each epoch",
                 because="the schedule counts epochs",
@@ -85,14 +89,19 @@ def schedule_per_epoch(window: Window) -> Outcomes:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A step, the previous one, its number, and the calls of one scheduler between them."""
+    """A step, the previous one, its number, and the calls of one scheduler between them.
+
+    left_out: the windows since the previous step in which only other optimizers stepped.
+    place: where the scheduler is by then. earlier: of the same optimizer and scheduler, the last one first.
+    """
 
     step: Step
     previous: Step | None
     number: int
     calls: Sequence[Schedule]
     left_out: int
-    """The windows since the previous step in which only other optimizers stepped."""
+    place: int
+    earlier: Sequence[_Taken]
 
     def calls_once(self, *, may_skip: bool) -> bool:
         """Whether it was called for the previous step, and for none or all of the windows without one since, where
@@ -114,7 +123,7 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
     found: defaultdict[int, list[_Taken]] = defaultdict(list)
     for (_, optimizer), made in sorted(calls.items(), key=lambda item: item[0][0]):
         previous: Step | None = None
-        used, number, left_out = 0, _begun(rank), 0
+        used, number, left_out, earlier = 0, _begun(rank), 0, tuple[_Taken, ...]()
         for window in rank.windows:
             step = next((event for event in window.of(Step) if event.optimizer == optimizer), None)
             if step is None:
@@ -123,9 +132,19 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
             began = used
             while used < len(made) and made[used].seq < step.seq:
                 used += 1
-            found[window.number].append(_Taken(step, previous, number, made[began:used], left_out))
+            place = _begun(rank) + used
+            earlier = (_Taken(step, previous, number, made[began:used], left_out, place, earlier), *earlier)
+            found[window.number].append(earlier[0])
             previous, number, left_out = step, number + 1, 0
     return found
+
+
+def _off_before(window: Window, taken: _Taken) -> _Taken | None:
+    """The last step before whose rate was right, though the scheduler was not called once for it, if that is why this
+    one's is wrong."""
+    if not taken.calls_once(may_skip=False) or not _has_rate(window.plan, taken.step, taken.place):
+        return None
+    return next((one for one in taken.earlier if not one.calls_once(may_skip=False)), None)
 
 
 def _begun(rank: Rank) -> int:
@@ -149,9 +168,10 @@ def _planned_rates(plan: Plan, step: Step, number: int) -> Sequence[float]:
     return [rates[group] for group in sorted(groups)] or rates
 
 
-def _wrongly_scheduled(window: Window, taken: _Taken, place: int, *, must: str, because: str) -> Broken:
+def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int, *, must: str, because: str) -> Broken:
+    """`taken`: the step before which the scheduler was not called as it should; `shown`: that with the wrong rate."""
     step, previous, made = taken.step, taken.previous, taken.calls
-    right = _planned_rates(window.plan, step, place)[0]
+    right = _planned_rates(window.plan, shown.step, place)[0]
     times = {0: "did not step", 1: "stepped once", 2: "stepped twice"}.get(len(made), f"stepped {len(made)} times")
     skipped = window.rank.of(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
@@ -173,6 +193,12 @@ def _wrongly_scheduled(window: Window, taken: _Taken, place: int, *, must: str, 
         must=must,
         because=f"{because}: number {place} has the learning rate {number(right)}",
         however=however,
-        shows=(*([previous] if previous else []), *skipped[:1], *made[-2:], step),
-        effect=f"Step {taken.number} uses the learning rate {number(_rate(step))}.",
+        shows=(
+            *([previous] if previous else []),
+            *skipped[:1],
+            *made[-2:],
+            step,
+            *([] if shown is taken else [shown.step]),
+        ),
+        effect=f"Step {shown.number} uses the learning rate {number(_rate(shown.step))}.",
     )
