@@ -95,6 +95,14 @@ class ScheduleOfEpochs(Recurrence):
         return super().place(step - epochs.index(epochs[step]) if step < len(epochs) else 0)
 
 
+@fault("advances the learning-rate schedule after each epoch, too", schedules, has_epochs)
+class ScheduleAfterEpochsToo(Recurrence):
+    def place(self, step: int) -> int:
+        windows = self.problem.windows
+        ended = windows[min(step, len(windows) - 1)].epoch
+        return super().place(min(step + ended, self.problem.workload.steps - 1))
+
+
 @fault("never advances the learning-rate schedule", schedules)
 class ScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
