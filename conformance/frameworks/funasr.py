@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import torch.distributed as dist
 from funasr.train_utils.trainer import Trainer
-from torch.nn import Module
-from torch.nn.parallel import DistributedDataParallel
+from torch import distributed, nn
 from torch.utils.data import BatchSampler, DataLoader
 
 from conformance import Batch, Task, Unsupported, trainer
@@ -19,7 +17,7 @@ def train(task: Task) -> None:
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
 
-    class Regression(Module):
+    class Regression(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = task.model()
@@ -33,11 +31,12 @@ def train(task: Task) -> None:
         def set_epoch(self, epoch: int) -> None:
             """They are of one epoch."""
 
-    model: Module = Regression()
+    model: nn.Module = Regression()
     if task.world_size > 1:
-        dist.init_process_group(task.collective_backend)
-        model = DistributedDataParallel(model)
+        distributed.init_process_group(task.collective_backend)
+        model = nn.parallel.DistributedDataParallel(model)
     sampler, optimizer, resumes = task.sampler(), task.optimizer(model.parameters()), task.resume_from is not None
+    samples: Any = task.dataset(dict)  # type: ignore[arg-type]
     parts: Any = {"model": model, "optim": optimizer, "scheduler": task.scheduler(optimizer)}
     settings: Any = {"accum_grad": task.accumulation, "resume": resumes, "device": task.device.type}
     settings["grad_clip"] = task.clip.threshold if task.clip else 0.0  # By default, 10.
@@ -49,10 +48,9 @@ def train(task: Task) -> None:
     stop = task.stop_after or windows * len(list(task.epochs()))
     for epoch in range(loop.start_epoch, -(-stop // windows)):
         sampler.set_epoch(epoch)
-        batches = [*BatchSampler(sampler, task.micro_batch_size, drop_last=False)][loop.start_step :]
-        if epoch == stop // windows:
-            del batches[stop % windows * task.accumulation :]
-        loader, nothing = (DataLoader(task.dataset(dict), batch_sampler=Batches(one)) for one in (batches, []))
+        end = stop % windows * task.accumulation if epoch == stop // windows else None
+        batches = [*BatchSampler(sampler, task.micro_batch_size, drop_last=False)][loop.start_step : end]
+        loader, nothing = (DataLoader(samples, batch_sampler=Batches(one)) for one in (batches, []))
         loop.train_epoch(**parts, dataloader_train=loader, dataloader_val=nothing, epoch=epoch)
         if epoch < stop // windows:
             loop.start_step = loop.step_in_epoch = 0

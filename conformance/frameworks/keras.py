@@ -37,26 +37,22 @@ def train(task: Task) -> None:
 
     class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step: Any) -> float:
-            return rates[min(int(step) // task.accumulation, len(rates) - 1)]  # Keras counts micro-batches.
+            return rates[min(int(step) // length, len(rates) - 1)]  # Keras counts micro-batches.
 
-    dtype = "float64" if task.precision == "fp64" else "float32"
-    keras.config.set_dtype_policy(dtype)
-    keras.config.set_floatx(dtype)
+    keras.config.set_floatx("float64" if task.precision == "fp64" else "float32")
     module, micro_batches, sampler = keras.layers.TorchModuleWrapper(task.model()), itertools.count(1), task.sampler()
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: sampler.set_epoch(epoch))]
-    if task.schedule_by == "epoch":
-        callbacks.append(keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]))
-    stop, folder = (task.stop_after or 0) * task.accumulation, task.checkpoint_dir or task.resume_from
-    if folder is not None:
-        every: Any = stop if stop * task.micro_batch_size % len(sampler) else "epoch"
+    stop, per_epoch = (task.stop_after or 0) * task.accumulation, -(-len(sampler) // task.micro_batch_size)
+    length = per_epoch if task.schedule_by == "epoch" else task.accumulation
+    if folder := task.checkpoint_dir or task.resume_from:
+        every: Any = stop if stop % per_epoch else "epoch"
         callbacks.append(keras.callbacks.BackupAndRestore(folder, every, delete_checkpoint=False))
-    rate = Schedule() if task.schedule_by == "step" else rates[0]
     clip = {"global_clipnorm" if task.clip.kind == "norm" else "clipvalue": task.clip.threshold} if task.clip else {}
     clip |= {"gradient_accumulation_steps": task.accumulation} if task.accumulation > 1 else {}
     model = Regression([module])
     # By default, the weighted losses of a batch are divided by its samples.
     loss = keras.losses.MeanSquaredError("mean_with_sample_weight" if task.loss_name == "weighted" else "mean")
-    model.compile(keras.optimizers.SGD(rate, settings["momentum"], settings["nesterov"], **clip), loss)
+    model.compile(keras.optimizers.SGD(Schedule(), settings["momentum"], settings["nesterov"], **clip), loss)
     samples: Any = task.dataset(tuple)
     size = task.micro_batch_size if task.own_order else None
     data = default_collate(list(samples)) if size else [DataLoader(samples, task.micro_batch_size, sampler=sampler)]
