@@ -29,10 +29,14 @@ class Reader:
 
     def finish(self) -> None:
         """Read the rest: all processes have ended."""
-        while self.read():
+        while self.read() or self._end_one():
             pass
         for path in self._folder.glob("failed.*"):
             self._judge.findings.undecided(f"a process could not be watched: {path.read_text()}")
+
+    def _end_one(self) -> bool:
+        """Let a rank that waits go on: those that it waits for have no more to say."""
+        return any(file.end() for file in self._open.values())
 
 
 class _File:
@@ -41,6 +45,10 @@ class _File:
         self._rest = ""
         self._launch: Launch | None = None
         self._rank = 0
+
+    def end(self) -> bool:
+        """Nobody writes to it any more; returns whether its launch did not know."""
+        return self._launch is not None and not self._launch.is_ahead(self._rank) and self._launch.end(self._rank)
 
     def read(self, judge: Judge) -> bool:
         if self._launch is not None and self._launch.is_ahead(self._rank):

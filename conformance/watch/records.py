@@ -41,15 +41,26 @@ class Parameter(Record):
 
 
 @dataclass(slots=True)
+class Optimizer(Record):
+    """An optimizer is made, or seen for the first time. parameters: those that it holds by then."""
+
+    optimizer: int
+    type: str
+    parameters: list[int]
+
+
+@dataclass(slots=True)
 class Backward(Record):
     """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
-    the loss was multiplied with last. version: grows with each change of a weight. contains: it goes again through
+    the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
+    not known. version: grows with each change of a weight. contains: it goes again through
     the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
     gradient."""
 
     backward: int
     scale: float | None
     factors: list[float]
+    targets: int | None
     version: int
     contains: bool
     double: bool
@@ -162,19 +173,19 @@ class Entered(Record):
 
 @dataclass(slots=True)
 class Epoch(Record):
-    """A `DistributedSampler` was gone through."""
+    """A loader begins to go through a `DistributedSampler`."""
 
     sampler: int
     epoch: int
     shuffles: bool
-    length: int
 
 
 @dataclass(slots=True)
 class Unheld(Record):
-    """Parameters of a model that went forward, which got a gradient and which no optimizer holds."""
+    """Parameters of a model that went forward, which got gradients and which no optimizer holds at a step."""
 
     names: list[str]
+    shapes: list[list[int]]
 
 
 @dataclass(slots=True)

@@ -33,14 +33,17 @@ class Script:
         self.numbers = [*range(len(SHAPES))]
         for stream in self.streams:
             stream += [records.Parameter(n, list(SHAPES[n]), "float32", 1, f"p{n}") for n in self.numbers]
+            stream.append(records.Optimizer(0, "SGD", self.numbers))
         self.backwards, self.steps = 0, 0
 
-    def backward(self, scale=None, factors=()):
+    def backward(self, scale=None, factors=(), targets=None):
         """Each rank's gradients of one micro-batch."""
         self.backwards += 1
         computed = [gradients(100 * self.backwards + rank) for rank in range(self.ranks)]
         for stream, of_rank in zip(self.streams, computed, strict=True):
-            stream.append(records.Backward(self.backwards, scale, [*factors], self.steps, False, False, False, LINE))
+            stream.append(
+                records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
+            )
             scaled = total([of_rank], scale or 1.0)
             stream.append(records.Local(self.backwards, self.numbers, [], "float32", sketches(scaled)))
         return [total([of_rank], scale or 1.0) for of_rank in computed]

@@ -6,10 +6,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, order
+from conformance.watch.judging import agreement, conservation, coverage, order
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.windows import Cleared, Stream, Window
+from conformance.watch.judging.inputs import Inputs
+from conformance.watch.judging.losses import Losses
+from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 
 _OFTEN = 0.2
 """A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose."""
@@ -25,8 +27,11 @@ class Launch:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._queues: dict[int, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
-        self._taken: dict[int, int] = defaultdict(int)
+        self._queues: dict[Key, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
+        self._over: set[int] = set()
+        self._inputs = Inputs(ranks, findings)
+        self._losses = Losses(findings)
+        self._averages = False
         self._hooks: set[str] = set()
         self._is_joined = False
         self._groups: set[int] = set()
@@ -48,18 +53,29 @@ class Launch:
                 self._groups.add(record.size)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
-            case records.Unheld():
-                self.findings.note(f"no optimizer holds {', '.join(record.names)}, which got gradients")
+            case records.Ended():
+                self._over.add(rank)
+            case records.Entered() | records.Epoch():
+                self._inputs.feed(rank, record)
         for found in self.streams[rank].feed(record):
             if isinstance(found, Cleared):
                 self._lost[rank].append(found)
                 del self._lost[rank][1000:]
             else:
                 order.judge(found, self.findings)
-                self._queues[found.optimizer][rank].append(found)
+                self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
         self._join()
 
+    def end(self, rank: int) -> bool:
+        """There is nothing more to come of a rank; returns whether that is new."""
+        is_new = rank not in self._over
+        self._over.add(rank)
+        if is_new:
+            self._join()
+        return is_new
+
     def is_ahead(self, rank: int) -> bool:
+        """Whether the other ranks are so far behind that it has to wait."""
         return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
 
     def finish(self) -> None:
@@ -68,27 +84,36 @@ class Launch:
         self._join()
         self._decide_waiting()
         self._judge_cleared()
+        self._inputs.finish(averages=self._averages)
+        self._losses.finish()
+        for rank, stream in self.streams.items():
+            coverage.judge(rank, stream, self.findings)
         if self._groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
 
     def _join(self) -> None:
         if len(self.streams) < self.ranks and not self._is_over:
             return
-        for optimizer, queues in self._queues.items():
-            while self._is_complete(queues):
+        for key, queues in self._queues.items():
+            while self._is_complete(key, queues):
                 windows = [queues[rank].popleft() if queues[rank] else None for rank in range(self.ranks)]
-                self._judge(optimizer, windows)
+                self._judge(key, windows)
 
-    def _is_complete(self, queues: dict[int, deque[Window]]) -> bool:
+    def _is_complete(self, key: Key, queues: dict[int, deque[Window]]) -> bool:
         ready = [bool(queues[rank]) for rank in range(self.ranks)]
-        ended = [self._is_over or self.streams[rank].has_ended for rank in range(self.ranks)]
+        ended = [self._is_over or rank in self._over for rank in range(self.ranks)]
         return any(ready) and all(has or over for has, over in zip(ready, ended, strict=True))
 
-    def _judge(self, optimizer: int, windows: list[Window | None]) -> None:
+    def _judge(self, key: Key, windows: list[Window | None]) -> None:
         here = [window for window in windows if window is not None]
         if len(self.streams) < self.ranks:
             self.findings.steps += len(here)
             self.findings.undecided(f"only {len(self.streams)} of {self.ranks} ranks made an optimizer")
+            return
+        lacking = [rank for rank, stream in self.streams.items() if not stream.has(key)]
+        if lacking:
+            self.findings.steps += sum(window.step is not None for window in here)
+            self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
         if len(here) < self.ranks and not self._is_joined and not self._different_steps:
             self._different_steps = True
@@ -101,7 +126,7 @@ class Launch:
                     first.index,
                     missing,
                     first.site,
-                    optimizer=optimizer,
+                    optimizer=first.optimizer,
                 )
             )
         own = Findings()
@@ -109,6 +134,9 @@ class Launch:
         conservation.judge(together, own)
         agreement.judge(together, own)
         self._sort_cleared(here, is_known=own.conserved == own.steps)
+        if own.conserved and own.conserved == own.steps and not own.causes:
+            self._averages |= self.ranks > 1
+            self._losses.judge(together)
         self._take(own, here[0], full=len(here) == self.ranks)
 
     def _take(self, own: Findings, window: Window, *, full: bool) -> None:

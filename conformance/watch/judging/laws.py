@@ -145,6 +145,18 @@ LAWS: dict[str, Law] = {
             "`sampler.set_epoch(epoch)` at the beginning of each epoch",
         ),
         Law(
+            "watch/mean-of-all",
+            "The mean over a window MUST be that over all its targets, not one of means over micro-batches of other sizes.",
+            "A target in a small micro-batch counts more than one in a large one.",
+            "sum up the losses (`reduction='sum'`), and divide by the number of targets in the whole window",
+        ),
+        Law(
+            "watch/held",
+            "Parameters that get gradients MUST be those that an optimizer holds.",
+            "The optimizer steps tensors that the model no longer uses, and the model never changes.",
+            "create the optimizer after the model is moved, copied or wrapped",
+        ),
+        Law(
             "watch/window-length",
             "A loss MUST be divided by the true number of micro-batches in its window.",
             "A shorter window divided by the nominal length counts too little.",

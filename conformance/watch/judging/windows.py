@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,15 @@ class Cleared:
     after_steps: int
 
 
+class Key(NamedTuple):
+    """What an optimizer is known by on all ranks. shapes: of the parameters that it was made with. number: counts those
+    that are alike."""
+
+    type: str
+    shapes: tuple[tuple[int, ...], ...]
+    number: int
+
+
 @dataclass
 class _Log:
     """What waits for the next step of any optimizer that it concerns."""
@@ -109,11 +119,14 @@ class Stream:
     def __init__(self, began: records.Began) -> None:
         self.began = began
         self.parameters: dict[int, records.Parameter] = {}
-        self.has_ended = False
+        self.unheld: records.Unheld | None = None
         self.steps: dict[int, int] = {}
         self.skips: dict[int, int] = {}
         self.ever: set[int] = set()
         self.used_ever: set[int] = set()
+        self._keys: dict[int, Key] = {}
+        self.held: dict[int, set[int]] = defaultdict(set)
+        self.frozen: set[int] = set()
         self._at = 0
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
@@ -123,11 +136,21 @@ class Stream:
         self._backwards: dict[int, records.Backward] = {}
         self._reached: dict[int, bool] = {}
 
+    def key(self, optimizer: int) -> Key:
+        return self._keys[optimizer]
+
+    def has(self, key: Key) -> bool:
+        return key in self._keys.values()
+
     def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
         self._at += 1
         match record:
             case records.Parameter():
                 self.parameters[record.parameter] = record
+            case records.Optimizer():
+                self._name(record)
+            case records.Unheld():
+                self.unheld = record
             case records.Backward():
                 self._backwards[record.backward] = record
                 if len(self._backwards) > _MOST_BACKWARDS:
@@ -150,8 +173,11 @@ class Stream:
                 yield self._window(record.optimizer, record, record.site)
             case records.Skipped():
                 yield self._window(record.optimizer, None, record.site)
-            case records.Ended():
-                self.has_ended = True
+
+    def _name(self, optimizer: records.Optimizer) -> None:
+        shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
+        alike = sum((key.type, key.shapes) == (optimizer.type, shapes) for key in self._keys.values())
+        self._keys[optimizer.optimizer] = Key(optimizer.type, shapes, alike)
 
     def _keep(self, where: list, record: records.Record) -> None:  # type: ignore[type-arg]  # of one kind each
         where.append((self._at, record))
@@ -242,6 +268,8 @@ class Stream:
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
             self.used_ever |= set(step.used)
+            self.held[optimizer] |= set(step.parameters)
+            self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
             roundoff = ROUNDOFF.get(step.dtype, COARSEST)
             for number, sketch in window.used.items():
                 # It stays in `.grad`, as it is, until somebody clears it.

@@ -12,11 +12,11 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.loss_scale import carried
 from conformance.watch import records
+from conformance.watch.recording import losses
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
 
-_MOST_FACTORS = 4
 _MOST_PASSED = 64
 
 
@@ -38,12 +38,14 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
                 leaves.close()
         root = _node(tensors)
         number = graphs.number(root)
+        divided = losses.of(root)
         recording.backwards += 1
         recording.note(
             records.Backward(
                 recording.backwards,
                 carried(root, recording.numbers.alive("scaler")),
-                factors(root),
+                divided.factors,
+                divided.targets,
                 recording.parameters.version(),
                 number in passed or bool(graphs.contained(root)),
                 bool(args[2]) if len(args) > 2 else False,
@@ -62,40 +64,6 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
 
     passed: deque[int] = deque(maxlen=_MOST_PASSED)
     yield replaced(torch.autograd, "_engine_run_backward", run)
-
-
-def factors(root: Any) -> list[float]:
-    """The numbers that a loss was multiplied with last, as its graph shows: 0.25 for `loss / 4`."""
-    found: list[float] = []
-    node = root
-    while node is not None and len(found) < _MOST_FACTORS:
-        factor = _factor(node)
-        if factor is None:
-            break
-        found.append(factor)
-        node = next((following for following, _ in node.next_functions if following is not None), None)
-    return found
-
-
-def _factor(node: Any) -> float | None:
-    name = node.name()
-    if name not in ("DivBackward0", "MulBackward0"):
-        return None
-    try:
-        values = [getattr(node, f"_saved_{which}") for which in ("other",) if hasattr(node, f"_saved_{which}")]
-        if name == "MulBackward0":
-            values += [node._saved_self]
-    except RuntimeError:
-        # Freed by a backward before, so this one will fail and say so.
-        return None
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1 or value.requires_grad:
-                continue
-            value = value.item()
-        if isinstance(value, (int, float)) and value:
-            return 1 / value if name == "DivBackward0" else float(value)
-    return None
 
 
 def _node(tensors: Sequence[Any]) -> Any:

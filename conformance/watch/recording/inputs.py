@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -61,12 +60,9 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
 def observe(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered` and `Epoch`."""
 
-    def go_through(original: Any, sampler: Any) -> Iterator[Any]:
-        epoch, length = sampler.epoch, 0
-        for index in original(sampler):
-            length += 1
-            yield index
-        recording.note(records.Epoch(recording.numbers.of("sampler", sampler), epoch, bool(sampler.shuffle), length))
+    def go_through(original: Any, sampler: Any) -> Any:
+        recording.note(records.Epoch(recording.numbers.of("sampler", sampler), sampler.epoch, bool(sampler.shuffle)))
+        return original(sampler)
 
     yield register_module_forward_pre_hook(harmless(inputs.enter))
     yield replaced(DistributedSampler, "__iter__", go_through)

@@ -59,7 +59,15 @@ class Recording:
         return called_from or where
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
-        return self.numbers.of("optimizer", unwrapped(optimizer))
+        """Its number; it is noted at first sight."""
+        optimizer = unwrapped(optimizer)
+        known = self.numbers.known("optimizer", optimizer)
+        if known is not None:
+            return known
+        number = self.numbers.of("optimizer", optimizer)
+        held = [self.parameters.of(one).number for group in optimizer.param_groups for one in group["params"]]
+        self.note(records.Optimizer(number, type(optimizer).__name__, held))
+        return number
 
     def flush(self) -> None:
         """Write what is waiting. Sketches cross from their devices at once."""

@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
+from conformance.watch.recording import coverage
 from conformance.watch.recording.recording import Recording
 
 _ALWAYS, _THEN_EVERY = 16, 10
@@ -25,7 +26,8 @@ def observe(recording: Recording) -> Seams:
 
     def add_group(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
-        if not recording.inside:
+        if not steps.is_in_one:
+            recording.optimizer(optimizer)
             for parameter in optimizer.param_groups[-1]["params"]:
                 recording.parameters.of(parameter)
         return result
@@ -38,6 +40,10 @@ class _Steps:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
         self._read: records.Stepped | None = None
+
+    @property
+    def is_in_one(self) -> bool:
+        return bool(self._running)
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._running and optimizer is self._running[0] and self._is_new_call(optimizer):
@@ -56,6 +62,7 @@ class _Steps:
         self._read = None
         if read is not None:
             self._recording.note(read)
+            coverage.note_unheld(self._recording)
             self._recording.flush()
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:

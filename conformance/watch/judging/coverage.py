@@ -1,0 +1,41 @@
+"""Are the parameters that get gradients those that optimizers hold?"""
+
+from __future__ import annotations
+
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Stream
+
+
+def judge(rank: int, stream: Stream, findings: Findings) -> None:
+    """After the end of a process."""
+    for optimizer, held in stream.held.items():
+        silent = {number for number in held - stream.frozen if number not in stream.used_ever | stream.ever}
+        if not silent:
+            continue
+        shapes = sorted(stream.parameters[number].shape for number in silent)
+        unheld = stream.unheld
+        if unheld is not None and sorted(unheld.shapes) == shapes:
+            says = (
+                f"{len(silent)} parameters of the optimizer never got a gradient, and as many of the model of the same shapes "
+                f"got gradients that no optimizer holds: {', '.join(unheld.names[:3])}"
+            )
+            findings.add(Finding("watch/held", says, None, (rank,), None, optimizer=optimizer))
+        elif _size(stream, silent) > _size(stream, held) / 2:
+            findings.undecided("an optimizer holds parameters that never got a gradient, and they are most of it")
+        else:
+            findings.note(f"{len(silent)} parameters of an optimizer never got a gradient")
+    if stream.unheld is not None:
+        names = ", ".join(stream.unheld.names[:3])
+        findings.undecided(
+            f"no optimizer holds parameters that get gradients, such as {names}: freeze what is not trained"
+        )
+
+
+def _size(stream: Stream, numbers: set[int]) -> int:
+    total = 0
+    for number in numbers:
+        size = 1
+        for length in stream.parameters[number].shape:
+            size *= length
+        total += size
+    return total

@@ -1,0 +1,103 @@
+"""Do ranks read data of their own, and each epoch in an order of its own?"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings
+
+_FEWEST_BATCHES, _ALIKE = 3, 0.9
+_FEWEST_ROWS, _MOST_ROWS, _SHARED = 16, 20_000, 0.4
+_MOST_BEHIND = 1000
+
+
+@dataclass
+class _Rank:
+    """fed: batches that the other ranks have not read yet. rows: those read until one came again. orders: of each sampler,
+    the epoch that it began last, and the first batch of it."""
+
+    fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
+    rows: set[int] = field(default_factory=set)
+    has_repeated: bool = False
+    orders: dict[int, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+    batches: int = 0
+
+
+class Inputs:
+    """Of the processes that train together."""
+
+    def __init__(self, ranks: int, findings: Findings) -> None:
+        self._ranks, self._findings = ranks, findings
+        self._of: dict[int, _Rank] = defaultdict(_Rank)
+        self._compared = self._alike = 0
+        self._different: set[tuple[int, ...]] = set()
+        self._is_wrapped = False
+        self._site: records.Site = None
+
+    def feed(self, rank: int, record: records.Record) -> None:
+        of = self._of[rank]
+        if isinstance(record, records.Epoch) and record.shuffles:
+            of.waiting[record.sampler] = record.epoch
+        elif isinstance(record, records.Entered) and record.rows:
+            if record.wrapped and not self._is_wrapped:
+                # What went through no wrapper until now was no shared training.
+                self._is_wrapped = True
+                self._of.clear()
+                of = self._of[rank]
+            if record.wrapped or not self._is_wrapped:
+                self._enter(of, rank, tuple(record.rows), record.site)
+
+    def _enter(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
+        of.batches += 1
+        self._order(of, rank, rows, site)
+        if not of.has_repeated and len(of.rows) < _MOST_ROWS:
+            of.has_repeated = len(set(rows)) < len(rows) or any(row in of.rows for row in rows)
+            if not of.has_repeated:
+                of.rows.update(rows)
+        of.fed.append(rows)
+        self._site = site
+        if len(self._of) == self._ranks and all(other.fed for other in self._of.values()):
+            fed = [other.fed.popleft() for other in self._of.values()]
+            self._compared += 1
+            self._alike += all(one == fed[0] for one in fed)
+            if len(self._different) < _FEWEST_BATCHES:
+                self._different.add(fed[0])
+
+    def _order(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
+        for sampler, epoch in of.waiting.items():
+            before = of.orders.get(sampler)
+            if before == (epoch, rows):
+                self._findings.add(
+                    Finding(
+                        "watch/new-order",
+                        f"the sampler began epoch {epoch} twice, and the first batch was the same again",
+                        None,
+                        (rank,),
+                        site,
+                    )
+                )
+            of.orders[sampler] = epoch, rows
+        of.waiting.clear()
+
+    def finish(self, *, averages: bool) -> None:
+        """averages: whether the ranks are known to average gradients, so that they train one model."""
+        if self._ranks == 1 or not averages:
+            return
+        everyone = tuple(range(self._ranks))
+        if self._compared >= _FEWEST_BATCHES and self._alike >= _ALIKE * self._compared:
+            if len(self._different) < _FEWEST_BATCHES:
+                self._findings.note("all ranks were fed the same few batches, again and again")
+                return
+            says = f"all ranks were fed the same inputs in {self._alike} of {self._compared} forwards"
+            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))
+            return
+        rows = [of.rows for of in self._of.values()]
+        if len(rows) < 2 or min(map(len, rows)) < _FEWEST_ROWS:
+            return
+        shared = len(rows[0] & rows[1]) / min(len(rows[0]), len(rows[1]))
+        if shared > _SHARED:
+            says = f"before any sample came twice on a rank, {shared:.0%} of its samples came on another rank, too"
+            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))

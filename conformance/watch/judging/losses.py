@@ -1,0 +1,119 @@
+"""Is each loss divided by the true length of its window, and is a mean of means the mean of all?"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+from math import prod
+
+from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Window
+
+_MOST_KEPT = 100
+_DIFFERENT = 0.01
+
+
+@dataclass
+class _Optimizer:
+    """right: windows whose losses were divided by their number. others: first of those that were not, each with the number
+    that they were divided by. summed: windows of several means that nothing divided."""
+
+    right: int = 0
+    windows: int = 0
+    others: deque[tuple[Window, int]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
+    summed: int = 0
+
+
+class Losses:
+    """Of the processes that train together."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
+
+    def judge(self, together: Together) -> None:
+        """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
+        for window in together.here:
+            if window.step is not None and not window.step.closure and window.backwards:
+                self._length(window)
+        self._means(together.here)
+
+    def _length(self, window: Window) -> None:
+        of = self._of[window.optimizer, window.rank]
+        of.windows += 1
+        passes = list(window.backwards.values())
+        factors = [factor_of(one) for one in passes]
+        divisor = 1 / factors[0] if factors[0] else 0.0
+        same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
+        nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
+        if nominal == len(passes):
+            of.right += 1
+        elif nominal is not None:
+            of.others.append((window, nominal))
+        elif len(passes) > 1 and all(one.targets and not one.factors for one in passes):
+            of.summed += len({str(one.site) for one in passes}) == 1
+
+    def _means(self, windows: list[Window]) -> None:
+        """What each target weighs in a window: the same, if the mean is one of all."""
+        weights = {
+            (window.rank, number): factor_of(one) / one.targets
+            for window in windows
+            for number, one in window.backwards.items()
+            if one.targets
+        }
+        passes = [one for window in windows for one in window.backwards.values()]
+        if len(weights) < len(passes) or len(weights) < 2 or len({str(one.site) for one in passes}) > 1:
+            # Losses of other lines are other losses, not other parts of one mean.
+            return
+        low, high = min(weights.values()), max(weights.values())
+        if low <= 0 or high <= low * (1 + _DIFFERENT):
+            return
+        within = any(
+            max(own) > min(own) * (1 + _DIFFERENT)
+            for window in windows
+            if (own := [weights[window.rank, number] for number in window.backwards])
+        )
+        size = f"a target weighs up to {high / low:.3g} times what another one does"
+        if not within:
+            self._findings.note(f"the mean over ranks is one of means over different numbers of targets: {size}")
+            return
+        first = windows[0]
+        counts = sorted({one.targets for one in passes if one.targets})
+        self._findings.add(
+            Finding(
+                "watch/mean-of-all",
+                f"micro-batches of {counts[0]} to {counts[-1]} targets count alike: {size}",
+                first.index,
+                tuple(window.rank for window in windows),
+                next(iter(first.backwards.values())).site,
+                optimizer=first.optimizer,
+            )
+        )
+
+    def finish(self) -> None:
+        for (optimizer, rank), of in self._of.items():
+            if of.right >= 2 and of.right >= of.windows / 2:
+                for window, nominal in of.others:
+                    passes = len(window.backwards)
+                    self._findings.add(
+                        Finding(
+                            "watch/window-length",
+                            f"{passes} micro-batches were each divided by {nominal}",
+                            window.index,
+                            (rank,),
+                            next(iter(window.backwards.values())).site,
+                            f"the update is {passes / nominal:.3g} of what it should be",
+                            optimizer=optimizer,
+                        )
+                    )
+            if of.summed > of.windows / 2:
+                self._findings.undecided(
+                    "means over micro-batches are summed, and divided by nothing: the update is so many times the mean's"
+                )
+
+
+def factor_of(backward: records.Backward) -> float:
+    """What the loss was multiplied with, but for the loss scale."""
+    return prod(backward.factors) / (backward.scale or 1.0)

@@ -1,0 +1,67 @@
+"""What a loss was divided by, as the top of its graph shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_MOST_NODES = 12
+_MEAN = 1
+"""torch's number for `reduction="mean"`."""
+
+_THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
+
+
+@dataclass
+class Loss:
+    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is of;
+    0 for a sum, None if it is not known."""
+
+    factors: list[float] = field(default_factory=list)
+    targets: int | None = None
+
+
+def of(root: Any) -> Loss:
+    """root: the node of the graph where the backward begins."""
+    loss, node = Loss(), root
+    for _ in range(_MOST_NODES):
+        if node is None:
+            break
+        try:
+            factor = _factor(node)
+            if factor is None:
+                loss.targets = _targets(node)
+                if node.name() not in _THROUGH:
+                    break
+            else:
+                loss.factors.append(factor)
+        except RuntimeError:
+            # Freed by a backward before, so this one will fail and say so.
+            break
+        node = next((following for following, _ in node.next_functions if following is not None), None)
+    return loss
+
+
+def _factor(node: Any) -> float | None:
+    """The number that a product or quotient has beside the loss."""
+    if node.name() not in ("DivBackward0", "MulBackward0"):
+        return None
+    for name in ("other", "self"):
+        value = getattr(node, f"_saved_{name}", None)
+        if isinstance(value, torch.Tensor):
+            value = value.item() if value.numel() == 1 and not value.requires_grad else None
+        if isinstance(value, (int, float)) and value:
+            return 1 / value if node.name() == "DivBackward0" else float(value)
+    return None
+
+
+def _targets(node: Any) -> int | None:
+    reduction = getattr(node, "_saved_reduction", None)
+    if node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
+        # With weights of classes, it is their sum.
+        return int(float(node._saved_total_weight)) if reduction == _MEAN and node._saved_weight is None else 0
+    if node.name() in ("MseLossBackward0", "BinaryCrossEntropyWithLogitsBackward0", "SmoothL1LossBackward0"):
+        return int(node._saved_self.numel()) if reduction == _MEAN else 0
+    return int(node._saved_self_sym_numel) if node.name() == "MeanBackward0" else None
