@@ -28,6 +28,7 @@ that of the script, if it failed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "conformance watch [options] -- COMMAND ..."
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
 

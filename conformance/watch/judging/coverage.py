@@ -16,7 +16,7 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
         unheld = stream.unheld
         if unheld is not None and sorted(unheld.shapes) == shapes:
             says = (
-                f"{len(silent)} parameters of the optimizer never got a gradient, and as many of the model of the same shapes "
+                f"{len(silent)} parameters of the optimizer never got a gradient, and as many of the model, alike, "
                 f"got gradients that no optimizer holds: {', '.join(unheld.names[:3])}"
             )
             findings.add(Finding("watch/held", says, None, (rank,), None, optimizer=optimizer))
@@ -26,9 +26,7 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
             findings.note(f"{len(silent)} parameters of an optimizer never got a gradient")
     if stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
-        findings.undecided(
-            f"no optimizer holds parameters that get gradients, such as {names}: freeze what is not trained"
-        )
+        findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

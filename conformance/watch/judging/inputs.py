@@ -15,8 +15,8 @@ _MOST_BEHIND = 1000
 
 @dataclass
 class _Rank:
-    """fed: batches that the other ranks have not read yet. rows: those read until one came again. orders: of each sampler,
-    the epoch that it began last, and the first batch of it."""
+    """fed: batches that the other ranks have not read yet. rows: those read until one came again. orders: of each
+    sampler, the epoch that it began last, and the first batch of it."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: set[int] = field(default_factory=set)

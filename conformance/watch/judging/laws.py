@@ -146,7 +146,7 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/mean-of-all",
-            "The mean over a window MUST be that over all its targets, not one of means over micro-batches of other sizes.",
+            "The mean over a window MUST be that over all its targets, not one of means over other numbers.",
             "A target in a small micro-batch counts more than one in a large one.",
             "sum up the losses (`reduction='sum'`), and divide by the number of targets in the whole window",
         ),

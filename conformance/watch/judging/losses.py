@@ -17,8 +17,8 @@ _DIFFERENT = 0.01
 
 @dataclass
 class _Optimizer:
-    """right: windows whose losses were divided by their number. others: first of those that were not, each with the number
-    that they were divided by. summed: windows of several means that nothing divided."""
+    """right: windows whose losses were divided by their number. others: those that were not, each with the number that
+    they were divided by. summed: windows of several means that nothing divided."""
 
     right: int = 0
     windows: int = 0
@@ -110,7 +110,7 @@ class Losses:
                     )
             if of.summed > of.windows / 2:
                 self._findings.undecided(
-                    "means over micro-batches are summed, and divided by nothing: the update is so many times the mean's"
+                    "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
 
 

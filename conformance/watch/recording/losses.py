@@ -16,8 +16,8 @@ _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBa
 
 @dataclass
 class Loss:
-    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is of;
-    0 for a sum, None if it is not known."""
+    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is
+    of; 0 for a sum, None if it is not known."""
 
     factors: list[float] = field(default_factory=list)
     targets: int | None = None
