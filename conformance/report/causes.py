@@ -49,7 +49,7 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     while open_cases:
         groups = defaultdict[Cause, list[CaseRecord]](list)
         for case in open_cases:
-            for cause in _of(case, bugs, constant, innocent):
+            for cause in dict.fromkeys(_of(case, bugs, constant, innocent)):
                 groups[cause].append(case)
         cause = max(groups, key=lambda one: (one.kind != "unknown", len(groups[one]), -_rank(one)))
         found.append((cause, groups[cause]))

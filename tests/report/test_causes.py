@@ -217,6 +217,8 @@ def test_a_law_that_a_framework_breaks_in_several_lines_is_one_cause_and_lines_o
     law = synthetic.finding("MUST")
     cases = [wrong(layout=(1, size), findings=[{**law, "where": line}]) for line, size in lines.items()]
     assert [len(found) for _, found in causes(cases)] == [2, 1]
+    in_each = wrong(findings=[{**law, "where": line} for line in lines])
+    assert [len(found) for _, found in causes([in_each, *cases])] == [3, 1], "a case counts once"
 
 
 def test_mistakes_of_one_kind_are_one_entry() -> None:
