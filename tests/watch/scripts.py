@@ -11,9 +11,9 @@ LINE = ["train.py", 7, "main"]
 sketching = Sketching()
 
 
-def gradients(seed):
+def gradients(seed, shapes=SHAPES):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def total(several, factor=1.0):
@@ -27,19 +27,19 @@ def sketches(tensors):
 class Script:
     """What `ranks` do, in order. Weights are equal, unless `drift`."""
 
-    def __init__(self, ranks=2, drift=0.0):
-        self.ranks, self.drift = ranks, drift
+    def __init__(self, ranks=2, drift=0.0, shapes=SHAPES):
+        self.ranks, self.drift, self.shapes = ranks, drift, shapes
         self.streams = [[records.Began(rank, rank, ranks, "launch")] for rank in range(ranks)]
-        self.numbers = [*range(len(SHAPES))]
+        self.numbers = [*range(len(shapes))]
         for stream in self.streams:
-            stream += [records.Parameter(n, list(SHAPES[n]), "float32", 1, f"p{n}") for n in self.numbers]
+            stream += [records.Parameter(n, list(shapes[n]), "float32", 1, f"p{n}") for n in self.numbers]
             stream.append(records.Optimizer(0, "SGD", self.numbers))
         self.backwards, self.steps = 0, 0
 
     def backward(self, scale=None, factors=(), targets=None):
         """Each rank's gradients of one micro-batch."""
         self.backwards += 1
-        computed = [gradients(100 * self.backwards + rank) for rank in range(self.ranks)]
+        computed = [gradients(100 * self.backwards + rank, self.shapes) for rank in range(self.ranks)]
         for stream, of_rank in zip(self.streams, computed, strict=True):
             stream.append(
                 records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
@@ -55,7 +55,7 @@ class Script:
     def step(self, used, ranks=None, rate=0.1):
         """used: for each rank, the gradients that its step uses."""
         for rank in range(self.ranks) if ranks is None else ranks:
-            weights = total([gradients(7 + self.steps)], 1 + self.drift * rank * self.steps)
+            weights = total([gradients(7 + self.steps, self.shapes)], 1 + self.drift * rank * self.steps)
             self.streams[rank].append(
                 records.Stepped(
                     0, "SGD", [rate], self.numbers, [], False, None, False, False, "float32",

@@ -57,7 +57,21 @@ def test_a_micro_batch_that_is_missing_is_named():
     findings = script.findings()
     [cause] = findings.causes.values()
     assert cause.first.law == "watch/averaged"
+    assert cause.first.says.startswith("micro-batch 1 is not averaged")
     assert cause.first.says.endswith("rank 0: 1, 0.5; rank 1: 0, 0.5")
+
+
+def test_a_model_of_one_parameter_is_diagnosed_over_several_steps():
+    """Only the first of four micro-batches is averaged: eight unknowns, and two equations a step."""
+    script = Script(shapes=((4, 3),), drift=0.1)
+    for _ in range(6):
+        computed = [script.backward() for _ in range(4)]
+        first = total(computed[0], 0.5)
+        script.step([total([first, *(of[rank] for of in computed[1:])]) for rank in (0, 1)])
+        script.clear()
+    causes = {law: cause.first for (law, _), cause in script.findings().causes.items()}
+    assert causes["watch/averaged"].says.startswith("micro-batches 2, 3 and 4 are not averaged")
+    assert "rank 0: 0.5, 1, 1, 1; rank 1: 0.5, 0, 0, 0" in causes["watch/averaged"].says
 
 
 def test_one_parameter_that_is_not_averaged():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from math import prod
 
-from conformance.watch import records
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.case import Together, factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 
@@ -44,7 +42,7 @@ def _clips(here: list[Window], findings: Findings) -> None:
     if any(shards > 1 for window in here for shards in window.shards.values()):
         return
     clips = [[clip for _, clip in window.clips if clip.how == "norm"] for window in here]
-    factors = [prod(_factor(clip) for clip in of_rank) for of_rank in clips]
+    factors = [prod(factor_of(clip) for clip in of_rank) for of_rank in clips]
     if max(factors) - min(factors) > _DIFFERENT * max(factors):
         site = next((clip.site for of_rank in clips for clip in of_rank), first.site)
         says = "clipping scales the gradients by " + ", ".join(
@@ -52,12 +50,6 @@ def _clips(here: list[Window], findings: Findings) -> None:
         )
         everyone = tuple(window.rank for window in here)
         findings.add(Finding("watch/one-factor", says, first.index, everyone, site, optimizer=first.optimizer))
-
-
-def _factor(clip: records.Clipped) -> float:
-    if clip.norm is None or not math.isfinite(clip.norm):
-        return 1.0
-    return min(1.0, clip.limit / (clip.norm + 1e-6))
 
 
 def _weights(here: list[Window], findings: Findings) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite, prod
 
 import numpy as np
 
 from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
+from conformance.watch.records import Clipped
 
 _BY_HAND = 4
 """Elementwise roundings that a script may add: a division by the ranks, the loss scale, a clip factor."""
@@ -57,6 +59,13 @@ class Sum:
         return sum(one.sums for one in self.contributions)
 
 
+def factor_of(clip: Clipped) -> float:
+    """What clipping by norm multiplies gradients with."""
+    if clip.norm is None or not isfinite(clip.norm):
+        return 1.0
+    return min(1.0, clip.limit / (clip.norm + 1e-6))
+
+
 Choose = Callable[[int], list[Contribution]]
 
 
@@ -75,6 +84,12 @@ class Case:
             *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
             ROUNDOFF["float64"],
         )
+
+    @property
+    def clipped(self) -> float:
+        """What clipping by norm has multiplied the gradients with."""
+        clips = [self.window.clips[number][1] for number in self.clips]
+        return prod(factor_of(clip) for clip in clips if clip.how == "norm")
 
     def equations(self, choose: Choose) -> list[Equation]:
         found = []

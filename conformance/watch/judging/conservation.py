@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -91,6 +90,8 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     found = diagnosis.explain(case)
     if isinstance(found, str):
         findings.undecided(found)
+    elif isinstance(found, diagnosis.System):
+        findings.unsolved.append(found)
     else:
         findings.add(found)
     return False
@@ -108,12 +109,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         )
         return False
     scale = window.scales[0] if window.scales else 1.0
-    clipped = 1.0
-    for number in case.clips:
-        clip = window.clips[number][1]
-        if clip.how == "norm" and clip.norm is not None and math.isfinite(clip.norm):
-            clipped *= min(1.0, clip.limit / (clip.norm + 1e-6))
-    kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / clipped)
+    kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
     if kappa.contains(1.0, error):
         return True
     if any(window.clips[number][1].how == "value" for number in case.clips) and kappa.high < 1:

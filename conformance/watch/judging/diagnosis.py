@@ -6,18 +6,28 @@ neither explains is undecided: the script may have changed gradients by hand, an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TypeAlias
+
 import numpy as np
 
 from conformance.watch.judging.case import Case
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.windows import Sketch
 
 _MOST_COLUMNS = 200
+_MORE = 2
+"""Equations beyond the number of unknowns."""
+
+FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
+
+Column: TypeAlias = tuple[int, int, bool]
 _ZERO = 1e-3
 
 
-def explain(case: Case) -> Finding | str:
-    """The mistake, or why none is proved."""
+def explain(case: Case) -> Finding | System | str:
+    """The mistake, or why none is proved; a system if this step alone has too few equations to say."""
     own = None
     if case.together.ranks > 1:
         own = case.fits(case.own)
@@ -41,7 +51,10 @@ def explain(case: Case) -> Finding | str:
             return some
     if case.window.captured:
         return "gradients come from torch.autograd.grad, and what becomes of them is not seen"
-    return _by_least_squares(case)
+    system = system_of(case)
+    if system is None:
+        return FEW
+    return solved(system) if system.is_enough else system
 
 
 def _has_old(case: Case) -> bool:
@@ -73,66 +86,96 @@ def _is_known(factor: Factor | None) -> bool:
     return factor is not None and factor.is_known
 
 
-def _by_least_squares(case: Case) -> Finding | str:
+@dataclass
+class System:
+    """What a step used as a sum of what was computed, each with an unknown factor. columns: rank, position of the
+    backward pass in its window, and whether it was left by an earlier step. bounds: how far off rounding may be."""
+
+    case: Case
+    columns: list[Column]
+    matrix: Sketch
+    used: Sketch
+    bounds: Sketch
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are more equations than unknowns, so that a solution can be wrong."""
+        return len(self.columns) + _MORE <= len(self.used)
+
+    def after(self, other: System) -> System:
+        """Both at once, if they have the same unknowns."""
+        if self.columns != other.columns:
+            return self
+        parts = [(getattr(other, name), getattr(self, name)) for name in ("matrix", "used", "bounds")]
+        return System(self.case, self.columns, *(np.concatenate(pair) for pair in parts))
+
+
+def system_of(case: Case) -> System | None:
+    """None if there is nothing to solve for."""
+    order: dict[int, dict[int, int]] = {
+        window.rank: {number: place for place, number in enumerate(sorted(window.backwards))}
+        for window in case.together.here
+    }
     terms = [
-        (place, (rank, one.backward, is_old), one.sketch[min(case.shard(number), len(one.sketch) - 1)])
+        (
+            place,
+            (rank, -1 if is_old else order[rank].get(one.backward, -1), is_old),
+            one.sketch[min(case.shard(number), len(one.sketch) - 1)],
+        )
         for place, number in enumerate(case.parameters)
         for is_old, found in ((False, case.by_rank(number)), (True, case.old(number)))
         for rank, one in found
     ]
     columns = sorted({column for _, column, _ in terms})
-    rows = 2 * len(case.parameters)
-    if not columns or len(columns) > min(rows - 2, _MOST_COLUMNS):
-        return "gradients were changed between backward and step, and there are too few parameters to say how"
+    if not columns or len(columns) > _MOST_COLUMNS:
+        return None
     at = {column: number for number, column in enumerate(columns)}
-    matrix, used, bounds = np.zeros((rows, len(columns))), np.zeros(rows), np.zeros(rows)
     equations = case.equations(case.with_old)
-    for row, equation in enumerate(equations):
-        used[row] = equation.used
-        bounds[row] = max(equation.slack, 1e-300)
+    matrix = np.zeros((len(equations), len(columns)))
     for place, column, sketch in terms:
         matrix[2 * place : 2 * place + 2, at[column]] += sketch[:2]
+    used = np.array([one.used for one in equations])
     # Rounding of what was computed counts with the factor that it is used with, which is about this.
     typical = np.abs(used).sum() / max(np.abs(matrix).sum(), 1e-300) * len(columns)
-    for row, equation in enumerate(equations):
-        bounds[row] += typical * equation.spread
-    solution, _, rank, _ = np.linalg.lstsq(matrix / bounds[:, None], used / bounds, rcond=1e-9)
-    if rank < len(columns):
+    bounds = np.array([max(one.slack + typical * one.spread, 1e-300) for one in equations])
+    # Steps that are clipped differently have the same factors otherwise.
+    clipped = case.clipped
+    return System(case, columns, matrix, used / clipped, bounds / clipped)
+
+
+def solved(system: System) -> Finding | str:
+    """What the factors say."""
+    weighed = system.matrix / system.bounds[:, None]
+    solution, _, rank, _ = np.linalg.lstsq(weighed, system.used / system.bounds, rcond=1e-9)
+    if rank < len(system.columns):
         return "gradients were changed between backward and step, and those of some passes are too alike to say how"
-    if np.max(np.abs(matrix @ solution - used) / bounds) > 1:
+    if np.max(np.abs(system.matrix @ solution - system.used) / system.bounds) > 1:
         return "gradients were changed between backward and step, and not by factors: by hand, a hook, or noise"
-    top = np.abs(solution).max()
-    kept = np.where(np.abs(solution) < _ZERO * top, 0.0, solution)
-    return _in_words(case, columns, kept)
+    kept = np.where(np.abs(solution) < _ZERO * np.abs(solution).max(), 0.0, solution)
+    return _in_words(system.case, dict(zip(system.columns, kept.tolist(), strict=True)))
 
 
-def _in_words(case: Case, columns: list[tuple[int, int, bool]], factors: np.ndarray) -> Finding | str:
-    of = {column: float(factor) for column, factor in zip(columns, factors, strict=True)}
-    table = _table(case, of)
+def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
+    table = _table(of)
     if any(factor for (_, _, is_old), factor in of.items() if is_old):
         return _found(case, "watch/cleared", f"gradients of earlier windows are in the step: {table}")
-    new = {column[:2]: factor for column, factor in of.items() if not column[2]}
-    kept = {column: factor for column, factor in new.items() if factor}
-    ranks = {rank for rank, _ in new}
-    missing = sorted(new.keys() - kept.keys())
-    if (
-        missing
-        and any(rank == case.window.rank for rank, _ in missing)
-        and len({rank for rank, _ in missing}) == len(ranks)
-    ):
-        return _found(
-            case,
-            "watch/every-backward",
-            f"backward passes are missing in the step: {table}",
-            f"{len(missing)} of {len(new)} gradients are not in the update",
-        )
-    if missing:
-        return _found(
-            case,
-            "watch/averaged",
-            f"not every rank's gradient of each backward pass is in the step: {table}",
-            f"{len(missing)} of {len(new)} gradients are not in the update",
-        )
+    ranks = sorted({rank for rank, _, _ in of})
+    places = sorted({place for _, place, _ in of})
+    factors = {place: [of.get((rank, place, False), 0.0) for rank in ranks] for place in places}
+    own = case.window.rank
+    used = {place: [rank for rank, factor in zip(ranks, factors[place], strict=True) if factor] for place in places}
+    dropped = [place for place in places if not used[place]]
+    alone = [place for place in places if used[place] == [own]]
+    lost = sum(not factor for of_place in factors.values() for factor in of_place)
+    effect = f"{lost} of {len(of)} gradients are not in the update of rank {own}"
+    if dropped:
+        says = f"{_micro_batches(dropped)} missing in the step: {table}"
+        return _found(case, "watch/every-backward", says, effect)
+    if alone and len(ranks) > 1:
+        says = f"{_micro_batches(alone)} not averaged, so only this rank's gradients of it are in its step: {table}"
+        return _found(case, "watch/averaged", says, effect)
+    if lost:
+        return _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
     if any(backward.contains for backward in case.window.backwards.values()):
         return _found(
             case, "watch/every-backward", f"a backward pass goes again through the graph of an earlier one: {table}"
@@ -140,8 +183,15 @@ def _in_words(case: Case, columns: list[tuple[int, int, bool]], factors: np.ndar
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"
 
 
-def _table(case: Case, of: dict[tuple[int, int, bool], float]) -> str:
-    """The factors relative to the right one, by rank, in order of the backward passes."""
+def _micro_batches(places: list[int]) -> str:
+    numbers = [str(place + 1) for place in places]
+    if len(numbers) == 1:
+        return f"micro-batch {numbers[0]} is"
+    return f"micro-batches {', '.join(numbers[:-1])} and {numbers[-1]} are"
+
+
+def _table(of: dict[Column, float]) -> str:
+    """The factors relative to the largest, by rank, in order of the backward passes."""
     right = max(of.values(), key=abs)
     ranks: dict[int, list[str]] = {}
     for (rank, _, is_old), factor in sorted(of.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from conformance.watch.judging.laws import LAWS, Law
 from conformance.watch.records import Site
@@ -40,6 +41,7 @@ class Cause:
 @dataclass
 class Findings:
     """causes: proofs against the script. open: why steps are undecided, each with how often. notes: what to know.
+    unsolved: systems of equations of steps that say nothing alone.
 
     checked, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
     computed.
@@ -48,6 +50,7 @@ class Findings:
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
     open: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
+    unsolved: list[Any] = field(default_factory=list)
     steps: int = 0
     conserved: int = 0
 

@@ -6,8 +6,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, coverage, order
+from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order
 from conformance.watch.judging.case import Together
+from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
@@ -29,6 +30,7 @@ class Launch:
         self.streams: dict[int, Stream] = {}
         self._queues: dict[Key, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
         self._over: set[int] = set()
+        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs = Inputs(ranks, findings)
         self._losses = Losses(findings)
         self._averages = False
@@ -86,6 +88,8 @@ class Launch:
         self._judge_cleared()
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
+        for _ in self._unsolved:
+            self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
         if self._groups - {self.ranks} and self.ranks > 1:
@@ -144,6 +148,8 @@ class Launch:
         findings = self.findings
         findings.steps += own.steps
         findings.conserved += own.conserved
+        for system in own.unsolved:
+            self._solve(system)
         for why, count in own.open.items():
             findings.open[why] = findings.open.get(why, 0) + count
         for what in own.notes:
@@ -165,6 +171,22 @@ class Launch:
                 del self._apart[window.optimizer][1000:]
             else:
                 self._equal[window.optimizer] = window.index
+
+    def _solve(self, system: System) -> None:
+        """A script does the same in each window, so that several steps say together what one is too small for."""
+        window = system.case.window
+        at = window.rank, window.optimizer, tuple(system.case.parameters)
+        if at in self._unsolved:
+            system = system.after(self._unsolved[at])
+        if not system.is_enough:
+            self._unsolved[at] = system
+            return
+        self._unsolved.pop(at, None)
+        found = diagnosis.solved(system)
+        if isinstance(found, str):
+            self.findings.undecided(found)
+        else:
+            self.findings.add(found)
 
     def _sort_cleared(self, windows: list[Window], *, is_known: bool) -> None:
         """What was cleared before a step is lost where the step is known to have used the rest alone; else the script
