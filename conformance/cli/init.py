@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from conformance.cli.exits import CONFORMING, USAGE, say
-from conformance.report.text import listed, plural
+from conformance.report.text import plural
 
 SUMMARY = "write an adapter to begin with"
 DESCRIPTION = (
@@ -58,7 +58,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     console.print(Text(f"Wrote {adapter}."), soft_wrap=True)
     if found is not None:
         console.print(Text(f"{plural(len(found.changes), 'spot')} in it are marked with # conformance: look at each."))
-        if found.missing:
-            console.print(Text(f"Not found: {listed(found.missing)}; put the task's there yourself.", "yellow"))
+        for number, line in enumerate(text.splitlines(), start=1):
+            if (check := line.partition("# conformance: CHECK: ")[2]) and line.lstrip().startswith("#"):
+                console.print(Text(f"{adapter}:{number}: {check}", "yellow"), soft_wrap=True)
     console.print(Text(f"Next: conformance smoke {adapter}"), soft_wrap=True)
     return CONFORMING

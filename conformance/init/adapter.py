@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .source import Source
+from .source import Change, Source
 from .spots import TASK, Found, spots
 
 _HEAD = '''"""Shows `conformance` how {script} trains: a copy of it, made by `conformance init`.
@@ -38,8 +38,8 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
     """
     source = _read(script)
     found = spots(source)
-    if not (found.backward or found.optimizer):
-        raise NoScript(f"{script}: nothing in it makes an optimizer or goes backward; name the file that trains")
+    if not (found.backward or (found.optimizer and not _framework(source.tree))):
+        raise NoScript(f"{script}: {_why_not(source.tree)}")
     first, kept, moved = [], [], []
     end = 0
     body = source.tree.body
@@ -57,12 +57,30 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
         elif _is_definition(node) and not ((moved or is_changed) and isinstance(node, ast.Assign | ast.AnnAssign)):
             kept.append(source.changed(found.changes, begin, end + 1))
         else:
-            moved.append(source.changed(found.changes, begin, end + 1, indent="    "))
+            moved.append(source.changed([*found.changes, *_without_type(node)], begin, end + 1, indent="    "))
     head = _HEAD.format(script=script.name, adapter=adapter.name)
     texts = [head, *first, "from conformance import Task, trainer\n\n", *kept, *_entry(source.tree, found)]
     return "".join(texts) + "".join(
         moved or ["    # conformance: CHECK: call the training of the script here\n"]
     ), found
+
+
+def _why_not(tree: ast.Module) -> str:
+    if (name := _framework(tree)) is None:
+        return "nothing in it makes an optimizer or goes backward; name the file that trains"
+    return (
+        f"the training loop is that of {name}, which has an adapter here: `conformance run {name}` judges it, and "
+        f"conformance/frameworks/{name}.py is one to copy for settings of your own"
+    )
+
+
+def _framework(tree: ast.Module) -> str | None:
+    """A framework that a script imports and that has an adapter here."""
+    imported = [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+    imported += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    roots = (one.partition(".")[0].replace("pytorch_lightning", "lightning") for one in imported)
+    adapters = {one.stem for one in Path(__file__).parents[1].joinpath("frameworks").glob("[a-z]*.py")}
+    return next((one for one in roots if one in adapters), None)
 
 
 def _read(script: Path) -> Source:
@@ -101,6 +119,12 @@ def _is_definition(node: ast.stmt) -> bool:
     )
 
 
+def _without_type(node: ast.stmt) -> Iterator[Change]:
+    """A name that is global in a function can have no type there."""
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield Change(node, (node.target, " = ", node.value), "without its type, as it stands in a function")
+
+
 def _inside(source: Source, node: ast.stmt, found: Found) -> str:
     """The body of a compound statement, as the body of a function."""
     assert isinstance(node, ast.If)
@@ -115,14 +139,15 @@ def _entry(tree: ast.Module, found: Found) -> Iterator[str]:
     """The function that is judged, up to its body."""
     yield f"\n\n# conformance: {_DECLARE}\n"
     for name in found.missing:
-        yield f"# conformance: CHECK: no {name} was found that the script makes; it must be the one of the task\n"
+        if name in ("model", "optimizer"):
+            yield f"# conformance: CHECK: no {name} was found that the script makes; it must be the one of the task\n"
     arguments = "".join(f"    {name}={list(values)!r},\n".replace("'", '"') for name, values in _declared(found))
     yield f"@trainer(\n{arguments})\ndef conform(task: Task) -> None:\n"
     yield f"    global {', '.join(dict.fromkeys([TASK, *_shared(tree)]))}\n    {TASK} = task\n"
 
 
 def _declared(found: Found) -> Iterator[tuple[str, Iterable[str]]]:
-    yield "backends", ("single", "ddp") if found.accelerate else ("ddp",) if found.ddp else ("single",)
+    yield "backends", _backends(found)
     yield "precisions", ("fp32", *(["bf16"] if found.autocast else []), *(["fp16"] if found.scaler else []))
     yield "layouts", ("batched", *(["accumulated"] if found.accumulates else []))
     yield "clips", dict.fromkeys(found.clips)
@@ -131,17 +156,33 @@ def _declared(found: Found) -> Iterator[tuple[str, Iterable[str]]]:
         yield "requires", ("accelerate",)
 
 
+def _backends(found: Found) -> tuple[str, ...]:
+    if found.fsdp:
+        return ("fsdp2",)
+    return ("single", "ddp") if found.accelerate else ("ddp",) if found.ddp else ("single",)
+
+
 def _shared(tree: ast.Module) -> Iterator[str]:
-    """The names that functions read and the moved statements set: they were the script's globals."""
-    read = {
+    """The names that the moved statements set, and that functions read or other statements set, too: they were the
+    script's globals."""
+    kept = [node for node in tree.body if _is_definition(node)]
+    known = {
         one.id
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for node in kept
         for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
+        if isinstance(one, ast.Name)
+        and (isinstance(one.ctx, ast.Load) if isinstance(node, ast.FunctionDef | ast.ClassDef) else True)
     }
     for node in tree.body:
-        if _is_main(node) or isinstance(node, ast.Assign) or not _is_definition(node):
-            for one in ast.walk(node):
-                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in read:
+        if _is_main(node) or isinstance(node, ast.Assign | ast.AnnAssign) or node not in kept:
+            for one in _of_module(node):
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and one.id in known:
                     yield one.id
+
+
+def _of_module(node: ast.AST) -> Iterator[ast.AST]:
+    """What a statement of a module consists of, without the insides of functions and classes."""
+    yield node
+    for one in ast.iter_child_nodes(node):
+        if not isinstance(one, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _of_module(one)

@@ -11,6 +11,20 @@ from typing import TypeAlias
 Node: TypeAlias = ast.expr | ast.stmt
 
 
+def last_name(node: ast.AST) -> str:
+    """`c` of `a.b.c`, of `a.b.c()` and of `c`."""
+    if isinstance(node, ast.Call):
+        return last_name(node.func)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def is_module(node: ast.ClassDef) -> bool:
+    """Whether a class is one of torch's modules, such as a model, by the names of its bases."""
+    return any("Module" in last_name(base) for base in node.bases)
+
+
 @dataclass(frozen=True)
 class Change:
     """`node` is replaced by `parts`: texts, and nodes within it, which may be changed themselves.

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .source import Change, Node, Source
+from .checks import Checks, keys_of_batches, steps_of_schedulers
+from .source import Change, Node, Source, is_module, last_name
 
 #: The name under which the adapter keeps the task.
 TASK = "TASK"
 
-_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Adafactor")
+_OPTIMIZERS = (
+    *("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Adafactor", "ASGD"),
+    *("Rprop", "LBFGS", "Lion", "Muon", "LAMB", "Lamb", "LARS", "FusedAdam", "AdamW8bit", "SOAP", "Shampoo"),
+)
 _LOSSES = re.compile(r"(cross_entropy|nll_loss|mse_loss|l1_loss|binary_cross_entropy\w*|smooth_l1_loss|huber_loss)$")
 _OF_A_RANK = re.compile(r"rank|gpu", re.IGNORECASE)
 _OPTIONS = re.compile(r"(args|config|cfg|hparams|params|options|opts?)$", re.IGNORECASE)
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
+_AMP = re.compile(r"(use_)?(amp|fp16|bf16|half)$", re.IGNORECASE)
+#: By what the task hands out: a name that a script gives it, where nothing else shows it, and what stands there.
+_BY_NAME = {
+    "optimizer": (re.compile(r"optim(izer)?(_\w+)?$|opt$", re.IGNORECASE), "the optimizer of the task"),
+    "loader": (re.compile(r"(\w*_)?(data)?(loaders?|dl)$", re.IGNORECASE), "the data of the task, pairs of x and y"),
+    "loss": (re.compile(r"criterion|criteria|loss_(fn|func|function)$", re.IGNORECASE), "the loss of the task"),
+}
+_TARGET = re.compile(r"label|target|tgt|(^|_)(y|gt|answer)", re.IGNORECASE)
+_PASSES = ("iter", "enumerate", "tqdm", "cycle", "prepare", "zip", "len")
 _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "to", "cuda", "FSDP")
+_COUNTS = ("range", "trange", "count")
+_CASTS = "casts as the precision of the case asks"
+_DATA = "the data of the task"
+_WHOLE = "one pass over the task's loader is the whole training, all epochs"
 _NOT_SAVED = "nothing is saved here"
 #: Calls for their effect alone.
 _LEFT_OUT = {
@@ -26,6 +43,9 @@ _LEFT_OUT = {
     "manual_seed": "nothing is drawn",
     "save_pretrained": _NOT_SAVED,
     "save_state": _NOT_SAVED,
+    "run_line_magic": "of a notebook",
+    "run_cell_magic": "of a notebook",
+    "system": "of a notebook",
 }
 _FOR_ACCELERATE = {"cpu": f'{TASK}.device.type == "cpu"', "step_scheduler_with_optimizer": "False"}
 _MODELS = ("model", "net", "network", "module")
@@ -47,6 +67,7 @@ class Found:
     loss: bool = False
     backward: bool = False
     ddp: bool = False
+    fsdp: bool = False
     accelerate: bool = False
     autocast: bool = False
     scaler: bool = False
@@ -64,28 +85,24 @@ def spots(source: Source) -> Found:
     return _Finder(source).found
 
 
-def last_name(node: ast.AST) -> str:
-    """`c` of `a.b.c`, of `a.b.c()` and of `c`."""
-    if isinstance(node, ast.Call):
-        return last_name(node.func)
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: Source) -> None:
         self.found, self._source = Found(), source
         self._modules = {
-            node.name
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.ClassDef) and any("Module" in last_name(base) for base in node.bases)
+            node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and is_module(node)
         }
-        self._trained = {*_MODELS, *self._stepped()}
+        self._trained = {*_MODELS, *self._stepped()} - {"self", ""}
         self._training = self._functions_that_train()
+        self._looping = self._functions_that_loop()
         calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
         self.found.accelerate = any(last_name(call) == "Accelerator" for call in calls)
+        self._unpacked: dict[ast.expr, int] = {}
         self.visit(source.tree)
+        self._find_by_name()
+        self._schedule()
+        checks = Checks(source, self._trained, self._losses())
+        for node, text in checks.of(self.found.missing, self.found.changes):
+            self.found.changes.append(Change(node, (), f"CHECK: {text}"))
 
     def _stepped(self) -> Iterator[str]:
         """The names of what an optimizer gets the parameters of."""
@@ -101,10 +118,21 @@ class _Finder(ast.NodeVisitor):
         calls = {
             one.name: {last_name(node) for node in ast.walk(one) if isinstance(node, ast.Call)} for one in functions
         }
-        training: set[str] = {"backward"}
-        while more := {name for name, called in calls.items() if name not in training and called & training}:
-            training |= more
-        return training
+        return _callers({"backward"}, calls)
+
+    def _functions_that_loop(self) -> set[str]:
+        """Those that go over the data, or call one that does."""
+        functions = [node for node in ast.walk(self._source.tree) if isinstance(node, ast.FunctionDef)]
+        calls = {
+            one.name: {last_name(node) for node in ast.walk(one) if isinstance(node, ast.Call)} for one in functions
+        }
+        loop = {
+            one.name
+            for one in functions
+            for node in ast.walk(one)
+            if isinstance(node, ast.For) and not _is_counted(node) and self._trains(node)
+        }
+        return _callers(loop, calls)
 
     def _change(self, node: Node, why: str, *parts: str | Node) -> None:
         had = " ".join(self._source.of(node).split())
@@ -120,16 +148,53 @@ class _Finder(ast.NodeVisitor):
                 self.visit(statement)
 
     def visit_For(self, node: ast.For) -> None:
-        named = last_name(node.target)
-        if named.startswith(("epoch", "ep", "_")) and isinstance(node.iter, ast.Call) and self._trains(node):
-            self._change(node.iter, "one pass over the task's loader is the whole training, all epochs", "range(1)")
+        named, calls = last_name(node.target), {last_name(one) for one in ast.walk(node) if isinstance(one, ast.Call)}
+        is_counted = isinstance(node.iter, ast.Call) and last_name(node.iter) in _COUNTS
+        if isinstance(node.iter, ast.Name) and node.iter.id in self._trained:
+            self._change(node.iter, "the layers of the task's model, if it has any", node.iter, ".children()")
+        elif not self._trains(node) or not isinstance(node.iter, ast.Call):
+            pass
+        elif named.startswith(("epoch", "ep", "_")) or (is_counted and self._trains_in_a_loop(node)):
+            self._change(node.iter, _WHOLE, "range(1)")
+        elif (
+            is_counted
+            and "next" in calls
+            and not any(isinstance(one, ast.For) for one in ast.walk(node) if one != node)
+        ):
+            self._change(node.iter, "as many micro-batches as the task has", f"range(len({TASK}.dataloader()))")
+        elif is_counted and "next" in calls:
+            self._change(node.iter, "as many windows as the task has", f"range({TASK}.steps)")
+        self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> None:
+        if self._trains_in_a_loop(node):
+            header = ast.Pass(lineno=node.lineno, col_offset=node.col_offset)
+            header.end_lineno, header.end_col_offset = node.test.end_lineno, node.test.end_col_offset
+            self._change(header, _WHOLE, "for _ in range(1)")
         self.generic_visit(node)
 
     def _trains(self, node: ast.stmt) -> bool:
         return any(isinstance(one, ast.Call) and last_name(one) in self._training for one in ast.walk(node))
 
+    def _trains_in_a_loop(self, node: ast.For | ast.While) -> bool:
+        """Whether a loop in this one goes over the data: one that trains, here or in a function that it calls."""
+        calls = {last_name(one) for part in node.body for one in ast.walk(part) if isinstance(one, ast.Call)}
+        within = [one for part in node.body for one in ast.walk(part) if isinstance(one, ast.For)]
+        return bool(calls & self._looping) or any(self._trains(one) and not _is_counted(one) for one in within)
+
     def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.targets[0], ast.Tuple):
+            self._unpacked[node.value] = len(node.targets[0].elts)
         self._assigned(node.value, node.targets[0])
+        self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        """`autocast() if use_amp else nullcontext()`: the task's does nothing where the case is in full precision."""
+        for call in (node.body, node.orelse):
+            if isinstance(call, ast.Call) and self._of_precision(
+                call, last_name(call), self._source.of(call.func), node
+            ):
+                return
         self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
@@ -143,7 +208,10 @@ class _Finder(ast.NodeVisitor):
             if any(variable in of(target.slice) for variable in ("MASTER_", "RANK", "WORLD_SIZE")):
                 self._change(value, "set for each rank already", target)
         elif name == "device" and "accelerator" not in of(value):
-            self._change(value, "the device of the task", f"{TASK}.device")
+            is_text = not any(isinstance(one, ast.Call) and last_name(one) == "device" for one in ast.walk(value))
+            self._change(value, "the device of the task", f"str({TASK}.device)" if is_text else f"{TASK}.device")
+        elif _AMP.match(name) and not isinstance(value, ast.Constant | ast.Attribute):
+            self._change(value, _CASTS, f'{TASK}.precision != "fp32"')
         elif name == "world_size" and "device_count" in of(value):
             self._change(value, "the number of ranks of the task", f"{TASK}.world_size")
         elif _ACCUMULATION.search(name) and isinstance(value, ast.Constant) and type(value.value) is int:
@@ -152,7 +220,9 @@ class _Finder(ast.NodeVisitor):
             self._model(call)
 
     def _makes_model(self, call: ast.Call) -> bool:
-        return last_name(call) not in ("load", "eval", "train", *_WRAPPERS) and last_name(call) not in self._modules
+        takes_one = any(last_name(one) in self._trained for one in call.args)
+        others = ("load", "eval", "train", *_WRAPPERS, *self._modules, *self._training)
+        return last_name(call) not in others and not takes_one
 
     def _model(self, call: ast.Call) -> None:
         self.found.model = True
@@ -162,6 +232,10 @@ class _Finder(ast.NodeVisitor):
         is_option = isinstance(node.ctx, ast.Load) and _OPTIONS.search(last_name(node.value))
         if is_option and _ACCUMULATION.search(node.attr):
             self._accumulates(node)
+        elif is_option and _AMP.match(node.attr):
+            self._change(node, _CASTS, f'({TASK}.precision != "fp32")')
+        elif isinstance(node.ctx, ast.Load) and self._source.of(node) == "sys.argv":
+            self._change(node, "no options are given", "[__file__]")
         self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> None:
@@ -177,7 +251,10 @@ class _Finder(ast.NodeVisitor):
         call = node.value
         name = last_name(call) if isinstance(call, ast.Call) else ""
         is_saved = name == "save" and self._source.of(call).startswith(("torch.", "accelerator."))
-        if name in _LEFT_OUT or is_saved:
+        if name in ("exit", "quit") and isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
+            self._change(call, "the process goes on", call.args[0])
+            self.generic_visit(node)
+        elif name in _LEFT_OUT or is_saved:
             self._change(node, _LEFT_OUT.get(name, _NOT_SAVED), "pass")
         else:
             self.generic_visit(node)
@@ -199,19 +276,88 @@ class _Finder(ast.NodeVisitor):
             share, loader = (
                 ("all ranks'", "global_dataloader") if self.found.accelerate else ("this rank's", "dataloader")
             )
-            self._change(node, f"the data of the task, pairs of x and y, {share} share", f"{TASK}.{loader}()")
-        elif "datasets." in function or name in ("load_dataset", "random_split"):
-            self._change(node, "the data of the task", f"{TASK}.dataset()")
-        elif name.endswith("Loss"):
+            keys = keys_of_batches(self._source.tree, self._loops())
+            of = "pairs of x and y" if keys is None else "inputs and targets by the script's keys"
+            self._change(node, f"the data of the task, {of}, {share} share", f"{TASK}.{loader}({_format(keys)})")
+        elif name == "random_split" and len(node.args) > 1:
+            self._change(node, _DATA, f"[{TASK}.dataset()] * len(", node.args[1], ")")
+        elif "datasets." in function or name == "load_dataset":
+            self._change(node, _DATA, self._as_many(node, f"{TASK}.dataset()"))
+        elif name.endswith("Loss") and not name.startswith(("get", "compute", "update")):
             self.found.loss = True
-            self._change(node, "the loss of the task", "torch.nn.MSELoss()")
+            self._change(node, "the loss of the task", "torch.nn.MSELoss(", *_reduction(node), ")")
         elif _LOSSES.search(name) and len(node.args) >= 2:
             self.found.loss = True
-            mean = ("torch.nn.functional.mse_loss(", node.args[0], ", ", node.args[1], ")")
+            reduction = [", ", *_reduction(node)] if _reduction(node) else []
+            mean = ("torch.nn.functional.mse_loss(", node.args[0], ", ", node.args[1], *reduction, ")")
             self._change(node, "the loss of the task", *mean)
         else:
             return False
         return True
+
+    def _loops(self) -> set[ast.For]:
+        """Those over the data that train."""
+        loops = {one for one in ast.walk(self._source.tree) if isinstance(one, ast.For) and self._trains(one)}
+        return {one for one in loops if not _is_counted(one) and not self._trains_in_a_loop(one)}
+
+    def _losses(self) -> set[str]:
+        """The names of what is called for the loss."""
+        found = {"mse_loss", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn"}
+        for node in ast.walk(self._source.tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                found |= {last_name(node.targets[0])} if last_name(node.value).endswith("Loss") else set()
+        return found - {""}
+
+    def _schedule(self) -> None:
+        """One that is stepped after each epoch is left out: here all epochs are one."""
+        tree = self._source.tree
+        around = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
+        whole: list[ast.stmt] = [one for one in around if self._trains_in_a_loop(one)]
+        whole += [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in self._looping]
+        in_epochs = {one for node in whole for one in ast.walk(node)}
+        in_steps = {one for node in around if node not in whole and self._trains(node) for one in ast.walk(node)}
+        for call in steps_of_schedulers(tree):
+            if call in in_epochs and call not in in_steps:
+                self.found.scheduler = False
+                why = "CHECK: the schedule counts epochs, which are one here: it is not judged"
+                self.found.changes.append(Change(call, ("None",), why))
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        keys = [one.value for one in node.keys if isinstance(one, ast.Constant)]
+        if "params" in keys and len(keys) > 1:
+            self._change(node, "with the settings of the task", '{"params": ', node.values[keys.index("params")], "}")
+        self.generic_visit(node)
+
+    def _as_many(self, node: ast.expr, text: str) -> str:
+        """As many as the names that a value is unpacked to."""
+        return f"({text},) * {self._unpacked[node]}" if node in self._unpacked else text
+
+    def _find_by_name(self) -> None:
+        """What is made elsewhere, and shows by its name alone."""
+        made = {one.name for one in ast.walk(self._source.tree) if isinstance(one, ast.FunctionDef)}
+        for node in ast.walk(self._source.tree):
+            if not (isinstance(node, ast.Assign) and isinstance(call := node.value, ast.Call)):
+                continue
+            targets = node.targets[0].elts if isinstance(node.targets[0], ast.Tuple) else node.targets[:1]
+            for what in self.found.missing:
+                pattern, why = _BY_NAME.get(what, (re.compile("$^"), ""))
+                is_own = what == "loader" and last_name(call) in {*made, *_PASSES}
+                if all(pattern.match(last_name(one)) for one in targets) and not is_own:
+                    self._by_name(what, call, why)
+
+    def _by_name(self, what: str, call: ast.Call, why: str) -> None:
+        if what == "loss":
+            text: list[str | Node] = ["torch.nn.MSELoss()"]
+        elif what == "loader":
+            text = [self._as_many(call, f"{TASK}.dataloader()")]
+        else:
+            given = [one for one in call.args if last_name(one) in ("parameters", *self._trained)]
+            if not given:
+                return
+            is_model = last_name(given[0]) != "parameters"
+            text = [f"{TASK}.optimizer(", given[0], ".parameters())" if is_model else ")"]
+        setattr(self.found, what, True)
+        self._change(call, why, *text)
 
     def _of_optimizer(self, node: ast.Call, name: str, function: str) -> bool:
         """The optimizer, its schedule and the clip before it."""
@@ -248,6 +394,8 @@ class _Finder(ast.NodeVisitor):
                 rest = [(f", {one.arg}=", one.value) for one in node.keywords if "device" not in (one.arg or "")]
                 more = [part for pair in rest for part in pair]
                 self._change(node, "on the device of the task", f"{function}(", first, *more, ")")
+        elif name == "fully_shard":
+            self.found.fsdp = True
         elif name == "spawn" and first is not None and function.startswith(("mp.", "torch.multiprocessing.", "spawn")):
             given = _keyword(node, "args")
             more = [part for one in given.elts for part in (", ", one)] if isinstance(given, ast.Tuple) else []
@@ -262,18 +410,38 @@ class _Finder(ast.NodeVisitor):
             wanted = ", ".join(f"{name}={value}" for name, value in _FOR_ACCELERATE.items())
             self._change(node, why, f"{function}(", *kept, f"{wanted})")
         elif name == "parse_args" and not node.args:
-            self._change(node, "the defaults; give here the options that the script requires", f"{function}([])")
+            required = ", ".join(self._required_options())
+            why = "the options that it requires, made up: put yours here" if required else "no options, so the defaults"
+            self._change(node, why, f"{function}([{required}])")
         else:
             return False
         return True
 
-    def _of_precision(self, node: ast.Call, name: str, function: str) -> bool:
+    def _required_options(self) -> Iterator[str]:
+        """Options that a parser cannot do without, with a value of the type that each wants."""
+        for call in ast.walk(self._source.tree):
+            if not (isinstance(call, ast.Call) and last_name(call) == "add_argument" and call.args):
+                continue
+            option = self._source.of(call.args[-1]).strip("\"'")
+            number = _keyword(call, "nargs")
+            is_optional = isinstance(number, ast.Constant) and number.value in ("?", "*")
+            needs = _keyword(call, "required") is not None if option.startswith("-") else not is_optional
+            kind, choices = _keyword(call, "type"), _keyword(call, "choices")
+            if needs and isinstance(choices, ast.List | ast.Tuple) and choices.elts:
+                value = f"str({self._source.of(choices.elts[0])})"
+            else:
+                value = '"1"' if kind is not None and last_name(kind) in ("int", "float") else '"x"'
+            if needs:
+                yield f'"{option}", {value}' if option.startswith("-") else value
+
+    def _of_precision(self, node: ast.Call, name: str, function: str, whole: ast.expr | None = None) -> bool:
+        """``whole``: what is to be changed, if it is more than the call."""
         if name == "GradScaler":
             self.found.scaler = self.found.autocast = True
-            self._change(node, "enabled in fp16 alone", f"{TASK}.grad_scaler()")
+            self._change(whole or node, "enabled in fp16 alone", f"{TASK}.grad_scaler()")
         elif name == "autocast" and "accelerator" not in function:
             self.found.autocast = True
-            self._change(node, "casts as the precision of the case asks", f"{TASK}.autocast()")
+            self._change(whole or node, _CASTS, f"{TASK}.autocast()")
         else:
             return False
         return True
@@ -287,6 +455,32 @@ class _Finder(ast.NodeVisitor):
         elif name == "to" and first is not None and _OF_A_RANK.search(self._source.of(first)):
             self._change(first, "the device of the task", f"{TASK}.device")
         return True
+
+
+def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
+    """These, and what calls one of them. ``calls``: by the names of functions, what each calls."""
+    found = set(functions)
+    while more := {name for name, called in calls.items() if name not in found and called & found}:
+        found |= more
+    return found
+
+
+def _is_counted(node: ast.For) -> bool:
+    return isinstance(node.iter, ast.Call) and last_name(node.iter) in _COUNTS
+
+
+def _format(keys: list[str] | None) -> str:
+    """The argument for batches that are read by keys."""
+    if not keys:
+        return "" if keys is None else "format=dict"
+    parts = [f'"{key}": batch.{"targets" if _TARGET.search(key) else "inputs"}' for key in keys]
+    return f"format=lambda batch: {{{', '.join(parts)}}}"
+
+
+def _reduction(node: ast.Call) -> list[str | Node]:
+    """How a loss is reduced, which the task's must be, too."""
+    given = _keyword(node, "reduction")
+    return [] if given is None else ["reduction=", given]
 
 
 def _keyword(node: ast.Call, name: str) -> ast.expr | None:

@@ -61,7 +61,7 @@ STYLES = {
     ],
     "trainer_class": [
         "accumulation_steps: int = 8",  # runs at import
-        "self.device = TASK.device",
+        "self.device = str(TASK.device)",
         "self.optimizer = TASK.optimizer(self.model.parameters())\n",
         "return TASK.model().to(self.device)",
         "loss = self.criterion(self.model(x), y) / TASK.accumulation",
@@ -69,6 +69,54 @@ STYLES = {
         'clips=["value"],',
         "    Trainer(TrainingArgs()).fit()\n",
     ],
+}
+
+
+LOOP = "for x, y in loader:\n    loss_fn(model(x), y).backward()\n    opt.step()\n"
+#: Of scripts that end in that loop, what they have before it, and what the adapter has instead.
+ELSEWHERE = {
+    "split": ("a, b = random_split(data, [0.8, 0.2])", "a, b = [TASK.dataset()] * len([0.8, 0.2])"),
+    "helper": ("loader, test_dl = get_loaders(8)", "loader, test_dl = (TASK.dataloader(),) * 2"),
+    "loss": ("loss_fn = make_loss()", "loss_fn = torch.nn.MSELoss()"),
+    "sum": ("loss_fn = nn.CrossEntropyLoss(reduction='sum')", "loss_fn = torch.nn.MSELoss(reduction='sum')"),
+    "optimizer": ("opt = make(model, 0.1)", "opt = TASK.optimizer(model.parameters())"),
+    "groups": ("g = [{'params': w, 'weight_decay': 0.1}]", 'g = [{"params": w}]'),
+    "notebook": ("get_ipython().system('ls')", "pass"),
+    "options": ("p.add_argument('--lr', type=float, required=True); a = p.parse_args()", 'parse_args(["--lr", "1"])'),
+    "argv": ("n = sys.argv[1:]", "n = [__file__][1:]"),
+    "device": ("device = f'cuda:{rank}'", "device = str(TASK.device)"),
+    "amp": ("use_amp = device == 'cuda'", 'use_amp = TASK.precision != "fp32"'),
+    "casts": ("ctx = torch.autocast('cuda') if gpu else nullcontext()", "ctx = TASK.autocast()"),
+    "exit": ("sys.exit(main())", "    main()"),
+    "layers": ("for layer in model:\n    fully_shard(layer)", "for layer in model.children():"),
+}
+#: Other loops, and what the adapter has instead.
+LOOPS = {
+    "epochs by any name": (f"for t in range(9):\n    {LOOP.replace(chr(10), chr(10) + '    ')}", "for t in range(1):"),
+    "while": (f"while n < 9:\n    {LOOP.replace(chr(10), chr(10) + '    ')}", "for _ in range(1):"),
+    "next": (
+        "for i in range(99):\n    x, y = next(it)\n    f(model(x), y).backward()",
+        "range(len(TASK.dataloader())):",
+    ),
+    "keys": (
+        "loader = DataLoader(d)\nfor b in loader:\n    f(model(b['x']), b['label']).backward()",
+        'TASK.dataloader(format=lambda batch: {"label": batch.targets, "x": batch.inputs})',
+    ),
+}
+#: And what a person has to look at.
+CHECKED = {
+    "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes inputs (m, n) alone"),
+    "two outputs": ("for x, y in loader:\n    a, b = model(x)\n    l(a, y).backward()", "takes inputs (m, n) alone"),
+    "dict of outputs": ("for x, y in loader:\n    o = model(x)\n    o['loss'].backward()", "takes inputs (m, n) alone"),
+    "three of a batch": ("for x, y, z in loader:\n    l(model(x), y).backward()", "a batch of the task is a pair"),
+    "attribute": (LOOP + "model.head.weight", "the task's model has no `head`"),
+    "reshaped": ("for x, y in loader:\n    mse_loss(model(x).squeeze(), y).backward()", "pass them as they are"),
+    "two models": ("net = Net()\nmodel = Net()\n" + LOOP, "the task has one model"),
+    "closures": ("opt = torch.optim.LBFGS(model.parameters())\n" + LOOP, "LBFGS itself is not judged"),
+    "epoch's schedule": (
+        "for e in range(9):\n    for x, y in d:\n        f(model(x)).backward()\n    sched.step()",
+        "counts epochs",
+    ),
 }
 
 
@@ -108,6 +156,41 @@ def test_styles(style, tmp_path):
     assert all("# conformance:" in body[k - 1] for k in new), [body[k] for k in new]
 
 
+@pytest.mark.parametrize(("before", "instead"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_what_is_made_in_other_ways(before, instead, tmp_path):
+    text, _ = written(tmp_path, f"import torch\n{before}\n{LOOP}")
+    assert instead in text
+    compile(text, "adapter", "exec")
+
+
+@pytest.mark.parametrize(("loop", "instead"), LOOPS.values(), ids=LOOPS)
+def test_one_pass_is_the_whole_training(loop, instead, tmp_path):
+    text, _ = written(tmp_path, loop)
+    assert instead in text
+    compile(text, "adapter", "exec")
+
+
+@pytest.mark.parametrize(("script", "said"), CHECKED.values(), ids=CHECKED)
+def test_what_the_task_does_not_allow_is_said(script, said, tmp_path):
+    text, _ = written(tmp_path, script)
+    assert any(line.lstrip().startswith("# conformance: CHECK: ") and said in line for line in text.splitlines())
+    compile(text, "adapter", "exec")
+    plain, _ = written(tmp_path, "model = make()\nopt = SGD(model.parameters())\nloader = DataLoader(d)\n" + LOOP)
+    assert said not in plain
+
+
+@pytest.mark.parametrize("imported", ["from transformers import Trainer", "import pytorch_lightning as pl"])
+def test_a_script_of_a_framework_is_led_to_its_adapter(imported, tmp_path):
+    with pytest.raises(NoScript, match=r"`conformance run (transformers|lightning)` judges it"):
+        written(tmp_path, f"import torch\n{imported}\nTrainer().fit()\n")
+
+
+def test_globals_that_moved_statements_change_stay_global(tmp_path):
+    text, _ = written(tmp_path, f"steps = 8\nrate: float = f()\nsteps //= world()\ndef g():\n    rate\n{LOOP}")
+    assert "global TASK, rate, steps\n" in text or "global TASK, steps, rate\n" in text
+    compile(text, "adapter", "exec")
+
+
 def test_from_scratch(init, tmp_path):
     code, out, err = init()
     assert (code, err) == (0, "")
@@ -127,8 +210,11 @@ def test_what_is_not_found_is_said(init, tmp_path):
     (tmp_path / "odd.py").write_text("import torch\nfor x, y in data():\n    f(x).sum().backward()\n")
     code, out, _ = init("odd.py")
     assert code == 0
-    assert "Not found: model, optimizer, loader and loss; put the task's there yourself." in out
-    assert "# conformance: CHECK: no optimizer was found" in (tmp_path / "conform_odd.py").read_text()
+    lines = (tmp_path / "conform_odd.py").read_text().splitlines()
+    said = [line.partition(": ") for line in out.splitlines() if line.startswith("conform_odd.py:")]
+    assert [text[:12] for _, _, text in said] == ["no model was", "no optimizer", "no loader wa", "no loss was "]
+    for place, _, text in said:
+        assert f"# conformance: CHECK: {text}" in lines[int(place.partition(":")[2]) - 1]
 
 
 @pytest.mark.parametrize(

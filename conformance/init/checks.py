@@ -1,0 +1,147 @@
+"""What a script does that the task's model and data do not allow, so that a person has to look at it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from .source import Change, Node, Source, is_module, last_name
+
+_CALL = (
+    "the task's model takes inputs (m, n) alone and returns predictions (m, 1): make this `outputs = model(x)`, and "
+    "the loss `torch.nn.functional.mse_loss(outputs, y)`"
+)
+_SHAPES = re.compile(r"squeeze|unsqueeze|view|view_as|reshape|flatten|argmax|one_hot|long|permute|transpose")
+_SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
+#: What models have beside the attributes of their classes.
+_OF_MODELS = re.compile(r"module$|training$|require_|configure_optimizers$|_")
+
+
+class Checks:
+    """``trained``: the names of models. ``losses``: what is called for the loss."""
+
+    def __init__(self, source: Source, trained: set[str], losses: set[str]) -> None:
+        self._source, self._trained, self._losses = source, trained, losses
+        self._parents = {one: node for node in ast.walk(source.tree) for one in ast.iter_child_nodes(node)}
+
+    def of(self, missing: list[str], changes: list[Change]) -> Iterator[tuple[Node, str]]:
+        """Nodes, and what is to be done there. ``missing``: what was not found. ``changes``: what was."""
+        for node in self._outside_of_modules(self._source.tree):
+            if isinstance(node, ast.Call):
+                yield from self._of_call(node)
+            elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Call):
+                yield from self._of_attribute(node)
+            elif isinstance(node, ast.For):
+                yield from self._of_loop(node)
+        yield from self._of_several(changes)
+        for going_back in self.backwards[:1]:
+            if "loader" in missing:
+                why = "no loader was found: take the batches, pairs of x and y, from `TASK.dataloader()` here"
+                yield self._loop(going_back) or going_back, why
+            if "loss" in missing:
+                yield going_back, "no loss was found: it must be `torch.nn.functional.mse_loss(outputs, y)`"
+
+    @property
+    def backwards(self) -> list[ast.Call]:
+        return [
+            one for one in ast.walk(self._source.tree) if isinstance(one, ast.Call) and last_name(one) == "backward"
+        ]
+
+    def _of_call(self, node: ast.Call) -> Iterator[tuple[Node, str]]:
+        name, target = last_name(node), self._target(node)
+        if name in self._trained and not isinstance(node.func, ast.Call):
+            takes_one = len(node.args) == 1 and not isinstance(node.args[0], ast.Starred) and not node.keywords
+            gives_parts = isinstance(target, ast.Name) and any(self._parts(target.id, node))
+            if not takes_one or gives_parts or isinstance(target, ast.Tuple):
+                yield node, _CALL
+        elif name in self._losses and any(map(self._is_reshaped, node.args)):
+            yield node, "outputs and targets are (m, 1) both: pass them as they are, or the loss broadcasts them"
+        elif name == "LBFGS":
+            yield node, "LBFGS itself is not judged: the optimizers of the task are SGD, AdamW and Adagrad"
+
+    def _of_attribute(self, node: ast.Attribute) -> Iterator[tuple[Node, str]]:
+        from torch.nn.parallel import DistributedDataParallel
+
+        is_known = _OF_MODELS.match(node.attr) or hasattr(DistributedDataParallel, node.attr)
+        if last_name(node.value) in self._trained and not is_known:
+            yield node, f"the task's model has no `{node.attr}`: leave out what uses it"
+
+    def _outside_of_modules(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Without the classes of models, of which the task's takes the position."""
+        yield node
+        for one in ast.iter_child_nodes(node):
+            if not (isinstance(one, ast.ClassDef) and is_module(one)):
+                yield from self._outside_of_modules(one)
+
+    def _of_loop(self, node: ast.For) -> Iterator[tuple[Node, str]]:
+        """Over batches: with the number of each, or without."""
+        is_numbered = isinstance(node.iter, ast.Call) and last_name(node.iter) == "enumerate"
+        target = node.target.elts[-1] if is_numbered and isinstance(node.target, ast.Tuple) else node.target
+        trains = any(one in self.backwards for one in ast.walk(node) if isinstance(one, ast.Call))
+        if trains and isinstance(target, ast.Tuple | ast.List) and len(target.elts) != 2:
+            yield target, "a batch of the task is a pair: inputs (m, n) and targets (m, 1)"
+
+    def _of_several(self, changes: list[Change]) -> Iterator[tuple[Node, str]]:
+        for what in ("model", "optimizer"):
+            made = [one.node for one in changes if one.why.startswith(f"the {what} of the task")]
+            named = {ast.dump(target): node for node in made if (target := self._target(node)) is not None}
+            for node in [*named.values()][1:]:
+                yield node, f"the task has one {what}: leave out what trains another one"
+
+    def _target(self, node: Node) -> ast.expr | None:
+        """What a value is assigned to, also through `.to(device)` and the like."""
+        parent = self._parents.get(node)
+        while isinstance(parent, ast.Call | ast.Attribute):
+            parent = self._parents.get(parent)
+        return parent.targets[0] if isinstance(parent, ast.Assign) else None
+
+    def _parts(self, name: str, call: ast.Call) -> Iterator[ast.expr]:
+        """Where parts of what a model has returned are taken: `out["loss"]`, `out.logits`."""
+        scope: ast.AST | None = call
+        while scope in self._parents and not isinstance(scope, ast.FunctionDef):
+            scope = self._parents[scope]
+        for one in ast.walk(scope or self._source.tree):
+            if isinstance(one, ast.Subscript) and last_name(one.value) == name and isinstance(one.slice, ast.Constant):
+                if isinstance(one.slice.value, str):
+                    yield one
+            elif isinstance(one, ast.Attribute) and one.attr in ("loss", "logits") and last_name(one.value) == name:
+                yield one
+
+    def _is_reshaped(self, value: ast.expr) -> bool:
+        return any(isinstance(one, ast.Call) and _SHAPES.fullmatch(last_name(one)) for one in ast.walk(value))
+
+    def _loop(self, node: ast.AST) -> ast.For | ast.While | None:
+        """The innermost one around a node."""
+        while (parent := self._parents.get(node)) is not None:
+            if isinstance(parent, ast.For | ast.While):
+                return parent
+            node = parent
+        return None
+
+
+def steps_of_schedulers(tree: ast.Module) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(of := node.func, ast.Attribute) and of.attr == "step":
+            if not _SCHEDULERS.search(last_name(of.value)):
+                continue
+            yield node
+
+
+def keys_of_batches(tree: ast.Module, trains: set[ast.For]) -> list[str] | None:
+    """The keys by which the loops that train read their batches; None for batches that are no mappings."""
+    names = {last_name(loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target) for loop in trains}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last_name(node.value) == "next":
+            names.add(last_name(node.targets[0]))
+    names.discard("")
+    keys, is_mapping = dict[str, None](), False
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Subscript | ast.Attribute | ast.keyword) or last_name(node.value) not in names:
+            continue
+        if isinstance(node, ast.Subscript):
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            keys |= {key: None} if isinstance(key, str) else {}
+        else:  # `batch.items()` or `model(**batch)`
+            is_mapping |= node.attr == "items" if isinstance(node, ast.Attribute) else node.arg is None
+    return [*keys] if keys or is_mapping else None
