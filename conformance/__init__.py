@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.adapter.unsupported import Unsupported
     from conformance.runner.rank.entering import Entry, enter
 
-__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer"]
+__all__ = ["Batch", "Entry", "Job", "Task", "Unsupported", "enter", "trainer", "watching"]
 
 _HOMES = {
     "Batch": "conformance.adapter.data",
@@ -27,6 +27,7 @@ _HOMES = {
     "Unsupported": "conformance.adapter.unsupported",
     "enter": "conformance.runner.rank.entering",
     "trainer": "conformance.adapter.declaration",
+    "watching": "conformance.watch.inside",
 }
 
 

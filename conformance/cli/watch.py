@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,19 @@ that of the script, if it failed
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "conformance watch [options] -- COMMAND ..."
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--steps",
+        type=_count,
+        metavar="N",
+        help="watch the first N steps of each optimizer; the script goes on unwatched",
+    )
+    parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
+    parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.watch.recording.settings import Settings
     from conformance.watch.verdict import lines, verdict
     from conformance.watch.watching import watch
 
@@ -41,7 +51,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     try:
-        code, findings = watch(script, _live(monotonic()))
+        code, findings = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
     except OSError as error:
         return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
     _clear_line()
@@ -53,8 +63,16 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     return CONFORMING if verdict(findings) == "CONFORMS" else NOT_CONFORMING
 
 
-def _live(start: float):  # type: ignore[no-untyped-def]
-    def see(findings: Findings) -> None:
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; write a whole number from 1")
+    return int(text)
+
+
+def _live(start: float, *, stop: bool) -> Callable[[Findings], bool]:
+    """Shows how it stands, on a terminal; its result is whether that is enough."""
+
+    def see(findings: Findings) -> bool:
         if sys.stderr.isatty():
             undecided = sum(findings.open.values())
             print(
@@ -64,6 +82,7 @@ def _live(start: float):  # type: ignore[no-untyped-def]
                 file=sys.stderr,
                 flush=True,
             )
+        return stop and bool(findings.causes)
 
     return see
 

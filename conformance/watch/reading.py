@@ -31,6 +31,8 @@ class Reader:
         """Read the rest: all processes have ended."""
         while self.read() or self._end_one():
             pass
+        for file in self._open.values():
+            file.close()
         for path in self._folder.glob("failed.*"):
             self._judge.findings.undecided(f"a process could not be watched: {path.read_text()}")
 
@@ -45,6 +47,9 @@ class _File:
         self._rest = ""
         self._launch: Launch | None = None
         self._rank = 0
+
+    def close(self) -> None:
+        self._file.close()
 
     def end(self) -> bool:
         """Nobody writes to it any more; returns whether its launch did not know."""

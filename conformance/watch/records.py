@@ -216,8 +216,19 @@ class Failed(Record):
 
 
 @dataclass(slots=True)
+class Passed(Record):
+    """An optimizer steps at the end of a window that is not looked at. used, gradients: what it used, if the next one
+    is."""
+
+    optimizer: int
+    dtype: str
+    used: list[int]
+    gradients: Any
+
+
+@dataclass(slots=True)
 class Ended(Record):
-    """The process ended by itself."""
+    """The process ended by itself, or is watched no longer."""
 
 
 _KINDS = {kind.__name__: kind for kind in Record.__subclasses__()}

@@ -12,20 +12,26 @@ import conformance
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.judge import Judge
 from conformance.watch.reading import Reader
+from conformance.watch.recording.settings import Settings
 
 _PAUSE = 0.2
 """Seconds between two looks at what is new."""
 
 
-def watch(command: Sequence[str], see: Callable[[Findings], None] = lambda findings: None) -> tuple[int, Findings]:
-    """Run a command to its end. `see` is called now and then with what was found until then.
+def watch(
+    command: Sequence[str],
+    see: Callable[[Findings], bool] = lambda findings: False,
+    settings: Settings = Settings(),  # noqa: B008  # is frozen
+) -> tuple[int, Findings]:
+    """Run a command to its end. `see` is called now and then with what was found until then; if it is true, that is
+    enough, and the command is ended.
 
-    Returns its exit code, and the findings. Raises OSError if it cannot be started.
+    Returns its exit code, 0 if it was ended, and the findings. Raises OSError if it cannot be started.
     """
     judge = Judge()
     with tempfile.TemporaryDirectory(prefix="conformance-watch-") as folder:
         reader = Reader(Path(folder), judge)
-        process = subprocess.Popen(command, env=environment(folder, os.environ))
+        process = subprocess.Popen(command, env={**environment(folder, os.environ), **settings.variables()})
         try:
             while True:
                 try:
@@ -33,7 +39,11 @@ def watch(command: Sequence[str], see: Callable[[Findings], None] = lambda findi
                     break
                 except subprocess.TimeoutExpired:
                     reader.read()
-                    see(judge.findings)
+                    if see(judge.findings):
+                        process.terminate()
+                        process.wait()
+                        reader.finish()
+                        return 0, judge.finish()
         except BaseException:
             process.terminate()
             process.wait()

@@ -19,10 +19,10 @@ LOOP = """
 """
 
 
-def watched(tmp_path, source, *, watch=True):
+def watched(tmp_path, source, *options, watch=True):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(source))
-    command = [sys.executable, "-m", "conformance", "watch", "--"] if watch else []
+    command = [sys.executable, "-m", "conformance", "watch", *options, "--"] if watch else []
     return subprocess.run(
         [*command, sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
     )
@@ -34,6 +34,11 @@ def test_a_right_script_conforms_and_prints_what_it_prints(tmp_path):
     assert ended.stdout.startswith(plain.stdout)
     assert "CONFORMS: in 3 of 3 steps" in ended.stdout
     assert ended.stderr == ""
+
+
+def test_it_watches_as_many_steps_as_asked(tmp_path):
+    ended = watched(tmp_path, LOOP, "--steps", "2")
+    assert "CONFORMS: in 2 of 2 steps" in ended.stdout
 
 
 @pytest.mark.parametrize(

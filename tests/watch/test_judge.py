@@ -5,7 +5,7 @@ import pytest
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, sketches, total
 
 
 def averaged(computed, factor=0.5):
@@ -91,6 +91,22 @@ def test_gradients_that_were_not_cleared():
     second = averaged([script.backward()])
     script.step([total([first[0], second[0]])] * 2)
     assert laws(script) == {"watch/cleared"}
+
+
+@pytest.mark.parametrize(("kept", "broken"), [(True, {"watch/cleared"}), (False, set())])
+def test_what_a_window_that_is_not_looked_at_leaves_over(kept, broken):
+    script = Script()
+    first = averaged([script.backward()])
+    script.step(first)
+    script.clear()
+    left = [gradient * 3 for gradient in first[0]]
+    script.each(records.Passed(0, "float32", script.numbers, sketches(left)))
+    if not kept:
+        script.clear()
+    second = averaged([script.backward()])
+    script.step([total([left, second[0]])] * 2 if kept else second)
+    findings = script.findings()
+    assert ({law for law, _ in findings.causes}, findings.steps) == (broken, 4)
 
 
 def test_a_second_step_without_a_backward():

@@ -171,6 +171,8 @@ class Stream:
                 self._keep(self._log.schedules, record)
             case records.Stepped():
                 yield self._window(record.optimizer, record, record.site)
+            case records.Passed():
+                self._pass(record)
             case records.Skipped():
                 yield self._window(record.optimizer, None, record.site)
 
@@ -285,6 +287,18 @@ class Stream:
         self._last[optimizer] = self._at
         self._forget()
         return window
+
+    def _pass(self, step: records.Passed) -> None:
+        """A window that is not looked at: it leaves nothing, but for what the step used."""
+        self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
+        for number in self.held.get(step.optimizer, ()):
+            self._pending.pop(number, None)
+            self._old.pop(number, None)
+        roundoff = ROUNDOFF.get(step.dtype, COARSEST)
+        for number, sketch in _sketches(step.used, step.gradients).items():
+            self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at)]
+        self._last[step.optimizer] = self._at
+        self._forget()
 
     def _forget(self) -> None:
         """What all optimizers that step have behind them."""

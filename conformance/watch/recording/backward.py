@@ -28,7 +28,10 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
         if "backward" in recording.inside or torch.compiler.is_compiling():
             return original(tensors, *args, **kwargs)
         leaves.close()
-        leaves.arm()
+        if recording.is_looking:
+            leaves.arm()
+        else:
+            leaves.disarm()
         if not kwargs.get("accumulate_grad"):
             recording.in_grad += 1
             try:

@@ -42,6 +42,13 @@ class Leaves:
                 known.handle.remove()
             known.handle = parameter.register_hook(partial(self._see, known, None))
 
+    def disarm(self) -> None:
+        """Take our hooks off."""
+        for known, _ in self._recording.parameters.all():
+            if known.handle is not None:
+                known.handle.remove()
+                known.handle = None
+
     def follow(self, unsharded: torch.Tensor, sharded: torch.Tensor) -> None:
         """What is computed for the whole of a sharded parameter is its local gradient."""
         if not getattr(unsharded, "_conformance_watched", False) and sharded.requires_grad:
@@ -69,7 +76,7 @@ class Leaves:
         self._taken, self._fresh, self._dtype = [], [], ""
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not self._recording.is_looking:
             return
         if known is None:
             assert sharded is not None

@@ -16,6 +16,7 @@ from conformance.trace.state.site import Sites
 from conformance.watch import records
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.parameters import Parameters
+from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
 
 
@@ -24,11 +25,13 @@ class Recording:
 
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
     given. inside: what is being done, such as "step". backwards: how many there have been. roots: the outermost modules
-    that went forward to train. steps: how many each optimizer has made.
+    that went forward to train. steps: how many each optimizer has
+    made. stop: ends the recording.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, settings: Settings) -> None:
         self._folder = folder
+        self.settings = settings
         self._file: Any = None
         self._waiting: list[records.Record] = []
         self._said: set[str] = set()
@@ -41,6 +44,7 @@ class Recording:
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: dict[int, int] = {}
         self.parameters = Parameters(self.note, self.sketching, self.roots)
+        self.stop: Callable[[], None] = lambda: None
         self.before_writing: list[Callable[[], None]] = []
 
     def note(self, record: records.Record) -> None:
@@ -57,6 +61,13 @@ class Recording:
         """The call in the user's own file that led here or, without one, the innermost outside torch."""
         where, called_from = self.sites.of(sys._getframe(1))
         return called_from or where
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether the window of some optimizer is looked at."""
+        if self.settings.every == 1 or not self.steps:
+            return True
+        return any(self.settings.looks_at(count) for count in self.steps.values())
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """Its number; it is noted at first sight."""
@@ -88,6 +99,19 @@ class Recording:
             self._open()
         self._file.writelines(records.encoded(record, finish) for record in waiting)
         self._file.flush()
+
+    def end(self) -> None:
+        """There is nothing more to come."""
+        self.note(records.Ended())
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Write nothing more."""
+        self._waiting.clear()
+        self.note = self.flush = lambda *_: None  # type: ignore[method-assign]
 
     def _open(self) -> None:
         launch, rank, world = surroundings.of_process()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from conformance.trace.seams.guarding import failures, harmless
+from conformance.trace.seams.patching import Seams
 from conformance.watch import records
 from conformance.watch.recording import (
     backward,
@@ -20,55 +23,70 @@ from conformance.watch.recording import (
     steps,
 )
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.settings import Settings
 
-_open = ExitStack()
-"""Until the process ends."""
+_process = ExitStack()
+"""Of the recorder that runs until the process ends."""
 
 
 def start(folder: str) -> None:
     """Record what this process does, in a file of this folder. In a process that is forked, again from the start."""
-    recording = Recording(folder)
-    _begin(recording)
-    atexit.register(harmless(lambda: _end(_current[-1]), __name__))
+
+    def begin() -> None:
+        _process.close()
+        _process.enter_context(recorded(folder, Settings.of()))
+
+    begin()
+    atexit.register(harmless(_process.close, __name__))
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=harmless(lambda: _again(folder), __name__))
+        os.register_at_fork(after_in_child=harmless(partial(_again, begin), __name__))
 
 
-_current: list[Recording] = []
+def _again(begin: Callable[[], None]) -> None:
+    """The parent's recorder, which this process has a copy of, must write nothing more."""
+    if _latest:
+        _latest[-1].abandon()
+    begin()
 
 
-def _begin(recording: Recording) -> None:
-    def failed(observer: str, error: Exception) -> None:
-        recording.note(records.Failed(observer.rpartition(".")[2], f"{type(error).__name__}: {error}"))
+_latest: list[Recording] = []
 
-    _current[:] = [recording]
-    _open.enter_context(failures.reported_to(failed))
+
+@contextmanager
+def recorded(folder: str, settings: Settings) -> Iterator[None]:
+    """Within this, or until as many steps as asked were made, what this process does is recorded."""
+    recording = Recording(folder, settings)
     at_leaves, fed = leaves.Leaves(recording), inputs.Inputs(recording)
-    for name, seams in {
-        "leaves": lambda: leaves.observe(recording, at_leaves),
-        "inputs": lambda: inputs.observe(recording, fed),
-        "backward": lambda: backward.observe(recording, at_leaves, fed),
-        "steps": lambda: steps.observe(recording),
-        "clearing": lambda: clearing.observe(recording),
-        "clipping": lambda: clipping.observe(recording),
-        "scaling": lambda: scaling.observe(recording),
-        "schedules": lambda: schedules.observe(recording),
-        "groups": lambda: groups.observe(recording),
-    }.items():
-        harmless(lambda seams=seams: _enter(seams()), f"{__package__}.{name}")()
+    _latest[:] = [recording]
+    with ExitStack() as stack:
 
+        def failed(observer: str, error: Exception) -> None:
+            recording.note(records.Failed(observer.rpartition(".")[2], f"{type(error).__name__}: {error}"))
 
-def _enter(seams: object) -> None:
-    for seam in seams:  # type: ignore[attr-defined]
-        assert isinstance(seam, AbstractContextManager)
-        _open.enter_context(seam)
+        def enter(observe: Callable[[], Seams]) -> None:
+            for seam in observe():
+                stack.enter_context(seam)
 
+        def stop() -> None:
+            at_leaves.disarm()
+            stack.close()
 
-def _again(folder: str) -> None:
-    _open.close()
-    _begin(Recording(folder))
-
-
-def _end(recording: Recording) -> None:
-    recording.note(records.Ended())
-    recording.flush()
+        stack.enter_context(failures.reported_to(failed))
+        recording.stop = stop
+        for observer, observe in (
+            (leaves, partial(leaves.observe, recording, at_leaves)),
+            (inputs, partial(inputs.observe, recording, fed)),
+            (backward, partial(backward.observe, recording, at_leaves, fed)),
+            (steps, partial(steps.observe, recording)),
+            (clearing, partial(clearing.observe, recording)),
+            (clipping, partial(clipping.observe, recording)),
+            (scaling, partial(scaling.observe, recording)),
+            (schedules, partial(schedules.observe, recording)),
+            (groups, partial(groups.observe, recording)),
+        ):
+            harmless(enter, observer.__name__)(observe)
+        try:
+            yield
+        finally:
+            harmless(recording.end, __name__)()
+            harmless(at_leaves.disarm, __name__)()

@@ -39,7 +39,7 @@ class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
-        self._read: records.Stepped | None = None
+        self._read: records.Record | None = None
 
     @property
     def is_in_one(self) -> bool:
@@ -62,24 +62,35 @@ class _Steps:
         self._read = None
         if read is not None:
             self._recording.note(read)
+            number = self._recording.optimizer(optimizer)
+            self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
             coverage.note_unheld(self._recording)
             self._recording.flush()
+            limit = self._recording.settings.steps
+            if limit is not None and all(count >= limit for count in self._recording.steps.values()):
+                self._recording.stop()
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
         """Nested steps of one optimizer come from classes of its own, at most one each."""
         hooked = sum(bool(getattr(vars(kind).get("step"), "hooked", False)) for kind in type(optimizer).__mro__)
         return sum(one is optimizer for one in self._running) >= max(1, hooked)
 
-    def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> records.Stepped:
+    def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> records.Record:
         recording, groups = self._recording, optimizer.param_groups
         held = [(recording.parameters.of(one), one) for group in groups for one in group["params"]]
         number = recording.optimizer(optimizer)
-        count = recording.steps[number] = recording.steps.get(number, 0) + 1
+        count = recording.steps.get(number, 0)
         used = [(known, parameter.grad) for known, parameter in held if parameter.grad is not None]
-        weighed = held if count <= _ALWAYS or count % _THEN_EVERY == 0 else []
+        dtype = min((str(gradient.dtype)[6:] for _, gradient in used), default="float32")
+        sketches = recording.parameters.sketches
+        if not recording.settings.looks_at(count):
+            # What the next window may find left over.
+            left = used if recording.settings.looks_at(count + 1) else []
+            return records.Passed(number, dtype, [known.number for known, _ in left], sketches(left) if left else [])
+        looked = count // recording.settings.every
+        weighed = held if looked < _ALWAYS or looked % _THEN_EVERY == 0 else []
         weighed = [(known, parameter.data) for known, parameter in weighed if not parameter.is_sparse]
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        sketches = recording.parameters.sketches
         return records.Stepped(
             optimizer=number,
             type=type(optimizer).__name__,
@@ -90,7 +101,7 @@ class _Steps:
             grad_scale=None if scale is None else float(scale),
             found_inf=overflow is not None and bool(overflow),
             maximize=any(group.get("maximize", False) for group in groups),
-            dtype=min((str(gradient.dtype)[6:] for _, gradient in used), default="float32"),
+            dtype=dtype,
             used=[known.number for known, _ in used],
             gradients=sketches(used) if used else [],
             weights=[known.number for known, _ in weighed],
