@@ -31,13 +31,14 @@ class Began(Record):
 @dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
-    that sketches do not follow."""
+    that sketches do not follow. shard: which of them is on this rank."""
 
     parameter: int
     shape: list[int]
     dtype: str
     shards: int
     name: str | None
+    shard: int = 0
 
 
 @dataclass(slots=True)

@@ -45,3 +45,12 @@ def test_gradients_may_be_put_in_by_hand():
     for _ in range(3):
         script.step([gradients(script.steps)] * 2)
     assert verdict(script.findings()) == "UNDECIDED"
+
+
+def test_ranks_that_may_run_out_of_data_are_not_compared():
+    script = Script(drift=0.1)
+    script.each(records.Joined())
+    for _ in range(3):
+        script.step(script.backward())
+        script.clear()
+    assert verdict(script.findings()) == "UNDECIDED"

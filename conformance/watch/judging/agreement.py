@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from math import prod
-
-from conformance.watch.judging.case import Together, factor_of
+from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
-
-_DIFFERENT = 0.01
 
 
 def judge(together: Together, findings: Findings) -> None:
     here = together.here
-    if together.ranks == 1 or len(here) != together.ranks:
+    # Ranks that have run out of data take no steps meanwhile, so that windows may be of different times.
+    if together.ranks == 1 or len(here) != together.ranks or together.is_joined:
         return
     first = here[0]
     if len({window.step is None for window in here}) > 1:
@@ -32,24 +29,7 @@ def judge(together: Together, findings: Findings) -> None:
                 tuple(rates),
             )
         )
-    _clips(here, findings)
     _weights(here, findings)
-
-
-def _clips(here: list[Window], findings: Findings) -> None:
-    """All ranks clip by the same norm, as they clip the same gradients; shards have norms of their own."""
-    first = here[0]
-    if any(shards > 1 for window in here for shards in window.shards.values()):
-        return
-    clips = [[clip for _, clip in window.clips if clip.how == "norm"] for window in here]
-    factors = [prod(factor_of(clip) for clip in of_rank) for of_rank in clips]
-    if max(factors) - min(factors) > _DIFFERENT * max(factors):
-        site = next((clip.site for of_rank in clips for clip in of_rank), first.site)
-        says = "clipping scales the gradients by " + ", ".join(
-            f"{factor:.3g} on rank {window.rank}" for factor, window in zip(factors, here, strict=True)
-        )
-        everyone = tuple(window.rank for window in here)
-        findings.add(Finding("watch/one-factor", says, first.index, everyone, site, optimizer=first.optimizer))
 
 
 def _weights(here: list[Window], findings: Findings) -> None:

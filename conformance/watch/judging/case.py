@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 
 import numpy as np
@@ -32,12 +33,14 @@ class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
+    factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients.
     """
 
     windows: Sequence[Window | None]
     ranks: int
     is_joined: bool
     hooks: frozenset[str]
+    factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
 
     @property
     def here(self) -> list[Window]:
@@ -114,7 +117,7 @@ class Case:
         return factor if factor is not None and factor.high > 0 else None
 
     def shard(self, number: int) -> int:
-        return self.window.rank if self.window.shards.get(number, 1) > 1 else 0
+        return self.window.shard.get(number, 0)
 
     # What a step may have used.
 
@@ -123,6 +126,26 @@ class Case:
 
     def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
         return [(other.rank, one) for other in self.together.here for one in other.new.get(number, [])]
+
+    def clipped_apart(self, number: int) -> list[Contribution]:
+        """As if each rank had clipped its own gradients, before they were averaged."""
+        return [
+            replace(one, sketch=one.sketch * factor, sums=one.sums + 1)
+            for other, factor in zip(self.together.here, self.factors_of_ranks, strict=True)
+            for one in other.new.get(number, [])
+        ]
+
+    @property
+    def factors_of_ranks(self) -> list[float]:
+        """What each rank's clipping by norm has multiplied these parameters with."""
+        return [
+            prod(
+                factor_of(clip)
+                for _, clip in other.clips
+                if clip.how == "norm" and set(self.parameters) <= {*clip.parameters}
+            )
+            for other in self.together.here
+        ]
 
     def own(self, number: int) -> list[Contribution]:
         return self.window.new.get(number, [])

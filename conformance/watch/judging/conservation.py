@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,6 +13,9 @@ from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Contribution, Sketch, Window
+
+_SAME = 1e-4
+"""Relative: what the sketches of two ranks may differ by beyond their bounds."""
 
 
 def judge(together: Together, findings: Findings) -> None:
@@ -26,6 +30,27 @@ def judge(together: Together, findings: Findings) -> None:
             outcomes = [_judge_set(Case(together, window, parameters, clips), findings) for clips, parameters in sets]
             if all(outcomes):
                 findings.conserved += 1
+    _judge_ranks(together, findings)
+
+
+def _judge_ranks(together: Together, findings: Findings) -> None:
+    """Each rank used a multiple of the same sum: was it the same multiple?"""
+    for parameters, by_rank in together.factors.items():
+        lowest = min(by_rank, key=lambda rank: by_rank[rank].high)
+        highest = max(by_rank, key=lambda rank: by_rank[rank].low)
+        if by_rank[lowest].high * (1 + _SAME) < by_rank[highest].low:
+            first = next(window for window in together.here if window.rank == lowest)
+            ratio = by_rank[lowest].middle / by_rank[highest].middle
+            findings.add(
+                Finding(
+                    "watch/one-factor",
+                    f"of {len(parameters)} parameters, rank {lowest} uses {ratio:.3g} times what rank {highest} uses",
+                    first.index,
+                    (lowest, highest),
+                    first.site,
+                    optimizer=first.optimizer,
+                )
+            )
 
 
 def _is_judgeable(window: Window, findings: Findings) -> bool:
@@ -79,6 +104,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
                 "rounding may be as large as what there is to see: the gradients are too coarse or too small"
             )
             return False
+        case.together.factors[tuple(case.parameters)][window.rank] = factor
         return _judge_factor(case, factor, findings)
     if any(window.clips[n][1].how == "value" for n in case.clips):
         findings.undecided("gradients were clipped by value, element by element")
@@ -86,6 +112,9 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     unknown = [hook for hook in case.together.hooks if hook not in HOOKS]
     if unknown:
         findings.undecided(f"a communication hook changes what is averaged: {', '.join(sorted(unknown))}")
+        return False
+    if case.together.is_joined:
+        findings.undecided("ranks may run out of data, so that a step need not be one of all ranks")
         return False
     found = diagnosis.explain(case)
     if isinstance(found, str):
@@ -135,6 +164,11 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         return True
     passes = len(window.backwards)
     if passes > 1 and kappa.contains(1 / passes, error):
+        divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
+        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided):
+            says = f"each loss was divided by {passes}, and so was the sum of their gradients"
+            findings.add(_finding(case, "watch/divided-once", says))
+            return False
         findings.note("the sum over micro-batches is divided by their number, by hand")
         return True
     if ranks > 1 and kappa.contains(1 / ranks, error):

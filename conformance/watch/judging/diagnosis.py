@@ -40,6 +40,10 @@ def explain(case: Case) -> Finding | System | str:
             )
             found.waits = case.step.type != "ZeroRedundancyOptimizer"
             return found
+        apart = case.factors_of_ranks
+        if len({*apart}) > 1 and _is_known(case.fits(case.clipped_apart)):
+            by = ", ".join(f"{factor:.3g}" for factor in apart)
+            return _found(case, "watch/one-factor", f"each rank clipped its own gradients, by {by}, and then averaged")
     for choose in (case.with_old, case.own_with_old):
         if _has_old(case) and (factor := case.fits(choose)) is not None and factor.is_known:
             return _found(

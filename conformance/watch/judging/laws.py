@@ -31,6 +31,18 @@ LAWS: dict[str, Law] = {
             "accumulate under `no_sync()` in all micro-batches but the last, and go through the wrapper in all of them",
         ),
         Law(
+            "watch/backward-once",
+            "A loss MUST go backward once in a window.",
+            "Its gradient is added up again, so that earlier micro-batches count more.",
+            "`loss.backward()` of each micro-batch by itself, and `.item()` or `.detach()` for a running total",
+        ),
+        Law(
+            "watch/divided-once",
+            "The sum over the micro-batches of a window MUST be divided by their number at most once.",
+            "The update is too small by their number.",
+            "divide either each loss or the gradients",
+        ),
+        Law(
             "watch/cleared",
             "Gradients MUST be cleared between a step and the next backward pass.",
             "The step uses gradients of earlier windows again, of weights that no longer are.",

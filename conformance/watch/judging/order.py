@@ -22,6 +22,9 @@ def judge(window: Window, findings: Findings) -> None:
     if not places or step.closure:
         return
     first, last = min(places), max(places)
+    again = [backward for backward in window.backwards.values() if backward.contains]
+    if again and len(window.backwards) > 1:
+        found("watch/backward-once", "a backward pass goes through the loss of an earlier one again", again[0].site)
     for at, schedule in window.schedules:
         if at > first and schedule.before != schedule.after:
             found(

@@ -60,6 +60,7 @@ class Window:
     captured: bool = False
     first: int | None = None
     shards: dict[int, int] = field(default_factory=dict)
+    shard: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -262,6 +263,7 @@ class Stream:
             first=min((self._first[number] for number in parameters if number in self._first), default=None),
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
+            shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},
             names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
         )
         for backward in reached:

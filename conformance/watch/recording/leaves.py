@@ -89,7 +89,8 @@ class Leaves:
             self.close()
         self._dtype = dtype
         parameter = known.reference()
-        if parameter is not None and parameter.grad is None:
+        # FSDP2 keeps what is not reduced yet elsewhere.
+        if parameter is not None and parameter.grad is None and sharded is None:
             self._fresh.append(known.number)
         take = self._recording.sketching.take
         with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():

@@ -14,15 +14,15 @@ from conformance.watch.sketch import WIDTH, Sketching, Taken
 
 class Known:
     """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
-    whole."""
+    whole. piece: which of them is on this rank."""
 
-    __slots__ = ("handle", "is_cut_otherwise", "number", "pieces", "reference")
+    __slots__ = ("handle", "is_cut_otherwise", "number", "piece", "pieces", "reference")
 
     def __init__(self, number: int, parameter: torch.Tensor) -> None:
         self.number = number
         self.reference = weakref.ref(parameter)
         self.handle: Any = None
-        self.pieces, self.is_cut_otherwise = _pieces(parameter)
+        self.pieces, self.piece, self.is_cut_otherwise = _pieces(parameter)
 
 
 class Parameters:
@@ -54,7 +54,12 @@ class Parameters:
             shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
             self._note(
                 records.Parameter(
-                    known.number, list(parameter.shape), str(parameter.dtype)[6:], shards, self._name(parameter)
+                    known.number,
+                    list(parameter.shape),
+                    str(parameter.dtype)[6:],
+                    shards,
+                    self._name(parameter),
+                    known.piece,
                 )
             )
         return known
@@ -101,19 +106,22 @@ def own(tensor: Any) -> torch.Tensor:
     return local
 
 
-def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """The rows of each shard, and whether the layout is another one: only rows in one dimension of ranks are followed,
-    beside whole copies."""
+def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, bool]:
+    """The rows of each shard, the number of this rank's, and whether the layout is another one.
+
+    Only rows in one dimension of ranks are followed, beside whole copies.
+    """
     placements = getattr(parameter, "placements", None)
     if placements is None:
         # FSDP before FSDP2 keeps flat parameters, or views of its shard of them.
-        return (), any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
+        return (), 0, any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     cut = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
     if not cut:
-        return (), False
+        return (), 0, False
     if len(cut) > 1 or not placements[cut[0]].is_shard(0):
-        return (), True
+        return (), 0, True
     rows, ranks = parameter.shape[0], mesh.size(cut[0])
     size = -(-rows // ranks)
-    return tuple((min(rows, rank * size), min(rows, (rank + 1) * size)) for rank in range(ranks)), False
+    pieces = tuple((min(rows, rank * size), min(rows, (rank + 1) * size)) for rank in range(ranks))
+    return pieces, mesh.get_local_rank(cut[0]), False

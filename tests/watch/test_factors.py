@@ -1,0 +1,46 @@
+"""Factors that a script must not use: of one rank alone, or twice."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, Script, total
+
+
+def laws(script):
+    return {law for law, _ in script.findings().causes}
+
+
+def test_each_rank_clips_before_the_average():
+    script = Script()
+    computed = script.backward()
+    for stream, norm in zip(script.streams, (4.0, 8.0), strict=True):
+        stream.append(records.Clipped("norm", script.numbers, 1.0, norm, len(script.numbers), LINE))
+    clipped = [total([computed[0]], 1 / (4 + 1e-6)), total([computed[1]], 1 / (8 + 1e-6))]
+    script.step([total(clipped, 0.5)] * 2)
+    assert laws(script) == {"watch/one-factor"}
+
+
+def test_one_rank_uses_less_of_the_sum():
+    script = Script()
+    computed = script.backward()
+    script.step([total(computed, 0.5), total(computed, 0.2)])
+    assert laws(script) == {"watch/one-factor"}
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.25, "DOES NOT CONFORM"), (1.0, "CONFORMS")])
+def test_losses_and_their_sum_are_divided(factor, expected):
+    script = Script(ranks=1)
+    computed = [script.backward(factors=[factor]) for _ in range(4)]
+    script.step([total([of_rank for [of_rank] in computed], 0.25)])
+    assert verdict(script.findings()) == expected
+
+
+def test_a_loss_that_goes_backward_again():
+    script = Script(ranks=1)
+    computed = [script.backward(), script.backward()]
+    [last] = [one for one in script.streams[0] if isinstance(one, records.Backward) and one.backward == 2]
+    last.contains = True
+    script.step([total([of_rank for [of_rank] in computed])])
+    assert laws(script) == {"watch/backward-once"}
