@@ -92,7 +92,7 @@ class _Taken:
     """A step, the previous one, its number, and the calls of one scheduler between them.
 
     left_out: the windows since the previous step in which only other optimizers stepped.
-    place: where the scheduler is by then. earlier: of the same optimizer and scheduler, the last one first.
+    place: where the scheduler is by then. earlier: the one before, of the same optimizer and scheduler.
     """
 
     step: Step
@@ -101,7 +101,7 @@ class _Taken:
     calls: Sequence[Schedule]
     left_out: int
     place: int
-    earlier: Sequence[_Taken]
+    earlier: _Taken | None
 
     def calls_once(self, *, may_skip: bool) -> bool:
         """Whether it was called for the previous step, and for none or all of the windows without one since, where
@@ -123,7 +123,8 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
     found: defaultdict[int, list[_Taken]] = defaultdict(list)
     for (_, optimizer), made in sorted(calls.items(), key=lambda item: item[0][0]):
         previous: Step | None = None
-        used, number, left_out, earlier = 0, _begun(rank), 0, tuple[_Taken, ...]()
+        taken: _Taken | None = None
+        used, number, left_out = 0, _begun(rank), 0
         for window in rank.windows:
             step = next((event for event in window.of(Step) if event.optimizer == optimizer), None)
             if step is None:
@@ -132,9 +133,8 @@ def _taken(rank: Rank) -> Mapping[int, Sequence[_Taken]]:
             began = used
             while used < len(made) and made[used].seq < step.seq:
                 used += 1
-            place = _begun(rank) + used
-            earlier = (_Taken(step, previous, number, made[began:used], left_out, place, earlier), *earlier)
-            found[window.number].append(earlier[0])
+            taken = _Taken(step, previous, number, made[began:used], left_out, _begun(rank) + used, taken)
+            found[window.number].append(taken)
             previous, number, left_out = step, number + 1, 0
     return found
 
@@ -144,7 +144,10 @@ def _off_before(window: Window, taken: _Taken) -> _Taken | None:
     one's is wrong."""
     if not taken.calls_once(may_skip=False) or not _has_rate(window.plan, taken.step, taken.place):
         return None
-    return next((one for one in taken.earlier if not one.calls_once(may_skip=False)), None)
+    one = taken.earlier
+    while one is not None and one.calls_once(may_skip=False):
+        one = one.earlier
+    return one
 
 
 def _begun(rank: Rank) -> int:
