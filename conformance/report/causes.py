@@ -192,8 +192,9 @@ def _explains(case: CaseRecord, name: str) -> bool:
 
 
 def _speaks_against(case: CaseRecord, name: str) -> bool:
-    """Whether the bug, or the pair of bugs, would show in this case and make other numbers."""
-    return not _explains(case, name) and bool(_shown(case, name))
+    """Whether the bug, or the pair of bugs, would show in this case and make other numbers. Where the ranks have come
+    apart there is another bug, which does."""
+    return case.diverged is None and not _explains(case, name) and bool(_shown(case, name))
 
 
 def _shown(case: CaseRecord, name: str) -> list[str]:

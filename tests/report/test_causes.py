@@ -45,6 +45,12 @@ def test_a_bug_that_a_case_with_right_numbers_rules_out_is_not_named() -> None:
     assert named(wrong("sum"), case(2, 1)) == [(UNKNOWN, 1)]
 
 
+def test_ranks_that_come_apart_have_another_bug_and_speak_against_none() -> None:
+    apart = {"verdict": "DIVERGED", "diverged": {"step": 1, "weights": [[1.0], [2.0]]}, "ruled_out": ["sum"]}
+    found = named(wrong("sum"), wrong("sum", layout=(2, 3)), wrong(layout=(2, 4), **apart))
+    assert found == [("The trainer sums.", 2), (UNKNOWN, 1)]
+
+
 def test_bugs_that_no_case_tells_apart_are_not_decided_between() -> None:
     assert named(wrong("sum", "twice")) == [
         ("The trainer sums, or divides twice, or something else that makes the same numbers here.", 1)
