@@ -64,7 +64,9 @@ def help_of(*command: str) -> str:
 
 
 def options_of(words: list[str]) -> list[str]:
-    return [word.split("=")[0] for word in words if word.startswith("--") and word != "--"]
+    """Those of the command itself: after `--` comes another one."""
+    words = words[: words.index("--")] if "--" in words else words
+    return [word.split("=")[0] for word in words if word.startswith("--")]
 
 
 def check_conformance(words: list[str], sessions: list[str]) -> None:

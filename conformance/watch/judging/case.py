@@ -14,8 +14,8 @@ from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
 from conformance.watch.records import Clipped
 
-_BY_HAND = 4
-"""Elementwise roundings that a script may add: a division by the ranks, the loss scale, a clip factor."""
+_BY_HAND = 3
+"""Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
 
 HOOKS = {
     "allreduce_hook": 0.0,
@@ -83,7 +83,6 @@ class Case:
         self.step = step
         self.roundoff = max(
             ROUNDOFF.get(step.dtype, COARSEST),
-            self.lossy,
             *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
             ROUNDOFF["float64"],
         )
@@ -100,8 +99,13 @@ class Case:
         for number in self.parameters:
             used, total = self.window.used[number], Sum(choose(number))
             local = total.sketch(self.shard(number))
-            roundings = max(0, total.terms - 1) + (2 if self.together.ranks > 1 else 0) + len(self.clips) + _BY_HAND
-            spread = bound.of_sum(roundings, self.roundoff, local[2]) + bound.of_sketch(self.roundoff, local[2])
+            roundings = max(0, total.terms - 1) + len(self.clips) + _BY_HAND
+            # Compressed for the way alone: a cast, the sum over ranks, a division.
+            spread = (
+                bound.of_sum(roundings, self.roundoff, local[2])
+                + bound.of_sum(self.together.ranks + 1, self.lossy, local[2])
+                + bound.of_sketch(self.roundoff, local[2])
+            )
             # What is much smaller than all else may have underflowed on the way.
             slack = (
                 bound.of_sketch(self.roundoff, abs(used[2]))
