@@ -46,6 +46,20 @@ def test_noted_once_the_state_is_loaded(record):
     assert "lr" not in weight["settings"]
 
 
+def test_noted_once_where_the_backward_is_in_a_closure(record):
+    recording = record(resumed_at=1, life={**LIFE, "resume_from": "/nowhere"})
+    model = recording.task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    for window in recording.task.windows():
+
+        def closure(window=window):
+            return sum(recording.task.loss(model(batch.inputs), batch) for batch in window).backward()
+
+        optimizer.step(closure)
+    [event] = [event for event in recording.events if event["event"] == "optimizer_state"]
+    assert [one["state"] for one in event["kept"]] == [{}, {}]
+
+
 @pytest.mark.parametrize(("how", "is_watched"), [("unpickled", True), ("copied", False), ("of another class", False)])
 def test_a_model_that_is_restored_as_a_whole(record, how, is_watched):
     """Whatever its values are, where a copy that is made in the process must have those of the task's model."""

@@ -28,9 +28,12 @@ def observe(recording: Recording) -> Seams:
     def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if id(optimizer) not in begun:
             _note(recording, optimizer)
-            # A step before any backward only makes a state to load into.
-            if recording.has_gradients:
-                begun.add(id(optimizer))
+        has_begun(optimizer, args, kwargs)
+
+    def has_begun(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A step before any backward only makes a state to load into.
+        if recording.has_gradients:
+            begun.add(id(optimizer))
 
     def set_state(original: Callable[..., None], module: torch.nn.Module, state: dict[str, Any]) -> None:
         original(module, state)
@@ -45,6 +48,8 @@ def observe(recording: Recording) -> Seams:
         yield register_optimizer_step_post_hook(harmless(after))
     else:
         yield register_optimizer_step_pre_hook(harmless(before))
+        # With a closure, the first backward is inside the step.
+        yield register_optimizer_step_post_hook(harmless(has_begun))
         yield replaced(torch.nn.Module, "__setstate__", set_state)
 
 
