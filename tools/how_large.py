@@ -145,15 +145,24 @@ def by_epoch(step: int, ahead: int = 0) -> float:
     return float(0.2 * 0.5 ** (epoch + (ahead if epoch >= 2 else 0)))
 
 
-def resumed(seed: int, wrong: tuple[int, ...], begins_again: bool = False) -> float:
-    """From its middle on, each of these epochs has the order of epoch 0, or it begins again."""
+def at_epochs(step: int) -> float:
+    """Resumed in its middle, the schedule goes on at step 5, which is the number of the epoch."""
+    return decay(step if step < STEPS // 2 else step - STEPS // 2 + EPOCHS // 2)
+
+
+def first_again(step: int) -> float:
+    """Resumed in its middle, one epoch has the first rate."""
+    return by_epoch(0 if step * EPOCHS // STEPS == EPOCHS // 2 else step)
+
+
+def resumed(seed: int, wrong: tuple[int, ...], begins_again: bool = False, start: int = SAMPLES // 2) -> float:
+    """From `start` on, the middle, each of these epochs has the order of epoch 0, or it begins again."""
     problem = Problem(seed)
     optimizer = sgd(problem)
-    half = SAMPLES // 2
     for epoch in range(EPOCHS):
         order = problem.order(epoch)
         if epoch in wrong:
-            order = torch.cat([order[:half], order if begins_again else problem.order(0)[half:]])
+            order = torch.cat([order[:start], order if begins_again else problem.order(0)[start:]])
         for numbers in order.split(MICRO_BATCH * WINDOW):
             problem.loss(numbers).backward()
             optimizer.step()
@@ -303,6 +312,9 @@ RUNS: dict[str, tuple[Callable[..., float], tuple[Any, ...], tuple[Any, ...]]] =
     "schedule by micro-batch": (scheduled, (decay,), (lambda step: decay(step * WINDOW + WINDOW - 1),)),
     "schedule on a skip": (scheduled, (lambda step: warm_up(max(step - 5, 0)), 5), (warm_up, 5)),
     "schedule an epoch ahead": (scheduled, (by_epoch,), (lambda step: by_epoch(step, 1),)),
+    "schedule by step goes on at the number of epochs": (scheduled, (decay,), (at_epochs,)),
+    "schedule resumed with its first rate for an epoch": (scheduled, (by_epoch,), (first_again,)),
+    "each epoch in the order of the first": (resumed, ((),), (tuple(range(1, EPOCHS)), False, 0)),
     "one epoch resumed in another order": (resumed, ((),), ((4,),)),
     "each epoch resumed in another order": (resumed, ((),), (tuple(range(1, EPOCHS)),)),
     "half of an epoch again": (resumed, ((),), ((4,), True)),

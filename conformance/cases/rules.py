@@ -254,11 +254,14 @@ RULES: tuple[Rule, ...] = (
     Rule("many-tensors", ("fp32",), frozenset({_ACC2}), resumed_at=3),
     Rule("many-tensors", ("fp32",), frozenset({_W2_ACC2}), resumed_at=1),
     *(Rule("many-tensors", ("fp32",), _ACCUMULATED, resumed_at=stop, thorough=True) for stop in (1, 3)),
+    # Some save at the end of an epoch alone, and go wrong elsewhere where they accumulate.
+    Rule("many-tensors", ("fp32",), frozenset({(1, 1), _W2}), resumed_at=3),
     # Parameters are unfrozen at window 2: earlier, right before it, and after that.
     *(Rule("unfrozen", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (1, 2, 3)),
     Rule("frozen", ("fp32",), _ACCUMULATED, resumed_at=3),
     # At the end of the first epoch, and in the middle of the second.
     *(Rule("epoch-schedule", ("fp32",), _ACCUMULATED, resumed_at=stop) for stop in (2, 3)),
+    Rule("epoch-schedule", ("fp32",), frozenset({(1, 1)}), resumed_at=2),
     # Windows times accumulation are more micro-batches than there were, and the samples that were read are fewer.
     Rule("short-epochs", ("fp32",), _ACCUMULATED, resumed_at=3),
     Rule("sampler-drops", ("fp32",), frozenset({_W2_ACC2}), resumed_at=4),
