@@ -6,40 +6,35 @@ It clips by value alone, and divides by the accumulation whatever samples weigh.
 import os
 from typing import Any
 
-import torch
 from pytorch_accelerated import Trainer
-from pytorch_accelerated.callbacks import get_default_callbacks
+from pytorch_accelerated.callbacks import SaveTrainingStateCallback, get_default_callbacks
+from torch.nn.functional import mse_loss
 
 from conformance import Task, trainer
+from conformance.frameworks.whole_epochs import epochs_until_stop
+
+SUPPORTED: Any = {"backends": ("single", "ddp"), "precisions": ("fp64", "fp32", "bf16"), "clips": ("value",)}
 
 
-@trainer(
-    backends=("single", "ddp"),
-    precisions=("fp64", "fp32", "bf16"),
-    clips=("value",),
-    own_order=True,
-    requires=("pytorch_accelerated",),
-)
+@trainer(**SUPPORTED, own_order=True, resume=True, requires=("pytorch_accelerated",))
 def train(task: Task) -> None:
     if task.world_size == 1:
         os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.
     os.environ["ACCELERATE_USE_CPU"] = str(task.device.type == "cpu")
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if task.precision == "bf16" else "no"
     model = task.model()
-    loader: dict[str, Any] = {"num_workers": 0}
-    if not task.own_order:
-        loader["sampler"] = task.global_sampler()
-    Trainer(
-        model,
-        torch.nn.functional.mse_loss,
-        task.optimizer(model.parameters()),
-        callbacks=get_default_callbacks(progress_bar=False),
-    ).train(
+    callbacks = get_default_callbacks(progress_bar=False)
+    if task.checkpoint_dir is not None:
+        # What it saves at the end says of no epoch that it is over.
+        callbacks += (SaveTrainingStateCallback(str(task.checkpoint_dir), save_every_n_epochs=1, save_at_end=False),)
+    order: dict[str, Any] = {} if task.own_order else {"sampler": task.global_sampler()}
+    Trainer(model, mse_loss, task.optimizer(model.parameters()), callbacks).train(
         task.dataset(),
-        num_epochs=len(list(task.epochs())),
+        num_epochs=epochs_until_stop(task),
         per_device_batch_size=task.micro_batch_size,
         gradient_accumulation_steps=task.accumulation,
         gradient_clip_value=task.clip.threshold if task.clip else None,
         create_scheduler_fn=task.scheduler,
-        train_dataloader_kwargs=loader,
+        train_dataloader_kwargs={"num_workers": 0, **order},
+        resume_from=max(task.resume_from.glob("epoch_*")) if task.resume_from else None,
     )

@@ -1,4 +1,4 @@
-"""The adapter for pytorch-accelerated conforms in all that it declares, but for two things that are the Trainer's."""
+"""The adapter for pytorch-accelerated conforms in all that it declares, but for what is the Trainer's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ UNHARMED = "single-acc2-fp32-many-clip-value"
 
 def test_every_verdict(judged):
     """Known: it clips after each micro-batch, and divides by the accumulation in a short last window too."""
+    judged = [case for case in judged if case.resumed_at is None]
     clipped = {case.id for case in judged if case.accumulation > 1 and "clip" in case.workload} - {UNHARMED}
     divided = {case.id for case in judged if is_divided_by_the_nominal_length(case)}
     failed = {case.id: case for case in judged if not case.verdict.startswith("PASS")}
@@ -17,6 +18,13 @@ def test_every_verdict(judged):
     assert {case.id for case in failed.values() if "clip/once-per-window" in laws_of(case)} == clipped
     assert {case.id for case in failed.values() if case.explained_by == ("nominal-length",)} == divided
     assert {case.backend for case in judged} == {"single", "ddp"}
+
+
+def test_no_training_that_is_resumed_goes_on_where_it_was(judged):
+    """Known: it repeats the epoch that it had finished, and refuses all checkpoints but the first."""
+    verdicts = {case.id: case.verdict for case in judged if case.resumed_at is not None}
+    assert verdicts.pop("ddp-w2-acc2-fp32-sampler-pads-resumed-at-4") == "CRASH"
+    assert {*verdicts.values()} == {"FAIL (numerics)"}
 
 
 def laws_of(case):
