@@ -1,17 +1,16 @@
-"""Poutyne: `Model.fit_generator`, one process, with its callbacks for clipping and schedules, which count epochs.
+"""Poutyne: a `ModelBundle`, one process, with Poutyne's callbacks for clipping and schedules, which count epochs.
 
-It sees one micro-batch and counts samples, so a loss that is weighted has no place. Checkpoints are of whole epochs.
+It sees one micro-batch and counts samples, so a loss that is weighted has no place.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
-import torch
-from poutyne import Callback, ClipNorm, ClipValue, LambdaLR, Model
+from poutyne import Callback, ClipNorm, ClipValue, LambdaLR, ModelBundle
+from torch.nn import MSELoss
 from torch.utils.data import DataLoader
 
 from conformance import Task, trainer
+from conformance.frameworks.whole_epochs import epochs_until_stop
 
 
 class SetEpoch(Callback):
@@ -23,25 +22,22 @@ class SetEpoch(Callback):
         self.sampler.set_epoch(epoch_number - 1)
 
 
-@trainer(
-    precisions=("fp64", "fp32"),
-    schedules=("epoch",),
-    own_order=True,
-    unused_parameters=True,
-    sparse=True,
-    buffers=True,
-    requires=("poutyne",),
-)
+WHOLE: Any = dict.fromkeys(("own_order", "unused_parameters", "sparse", "buffers", "resume"), True)
+
+
+@trainer(precisions=("fp64", "fp32"), schedules=("epoch",), requires=("poutyne", "pandas"), **WHOLE)
 def train(task: Task) -> None:
     network, sampler = task.model(), None if task.own_order else task.sampler()
     optimizer = task.optimizer(network.parameters())
-    callbacks = [LambdaLR(task.scheduler(optimizer).lr_lambdas)]
-    if sampler is not None:
-        callbacks.append(SetEpoch(sampler))
+    callbacks: list[Callback] = [] if sampler is None else [SetEpoch(sampler)]
     if task.clip is not None:
         clip = ClipNorm if task.clip.kind == "norm" else ClipValue
         callbacks.append(clip(network.parameters(), task.clip.threshold))
+    folder = task.checkpoint_dir or task.resume_from
+    parts: Any = {"optimizer": optimizer, "loss_function": MSELoss(), "device": task.device}
+    # With logging it saves after each epoch, and goes on from what it finds in the folder.
+    bundle = ModelBundle.from_network(str(folder), network, logging=folder is not None, monitoring=False, **parts)
     loader = DataLoader(task.dataset(), task.micro_batch_size, shuffle=task.own_order, sampler=sampler)
-    settings = {"epochs": len(list(task.epochs())), "batches_per_step": task.accumulation, "verbose": False}
-    model = Model(network, optimizer, torch.nn.MSELoss(), device=task.device)
-    model.fit_generator(loader, callbacks=callbacks, **settings)
+    settings: Any = {"epochs": epochs_until_stop(task), "batches_per_step": task.accumulation, "verbose": False}
+    schedules = [LambdaLR(task.scheduler(optimizer).lr_lambdas)]
+    bundle.train(loader, callbacks=callbacks, lr_schedulers=schedules, disable_tensorboard=True, **settings)
