@@ -7,6 +7,7 @@ from pathlib import Path
 
 from conformance.watch import records
 from conformance.watch.judging.judge import Judge, Launch
+from conformance.watch.parts import following_part
 
 _AT_ONCE = 2000
 """Lines of one process, before it is the next one's turn."""
@@ -21,7 +22,7 @@ class Reader:
 
     def read(self) -> bool:
         """Read what is new; returns whether there was something."""
-        for path in sorted(self._folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        for path in sorted(self._folder.glob("*.0.jsonl"), key=lambda path: path.stat().st_mtime):
             if path not in self._open:
                 self._open[path] = _File(path)
         found = [file.read(self._judge) for file in self._open.values()]
@@ -42,7 +43,10 @@ class Reader:
 
 
 class _File:
+    """What one process writes, in one file after the other; those that are read are removed."""
+
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: TextIOWrapper = path.open(encoding="ascii")
         self._rest = ""
         self._launch: Launch | None = None
@@ -59,7 +63,7 @@ class _File:
         if self._launch is not None and self._launch.is_ahead(self._rank):
             return False
         for count in range(_AT_ONCE):
-            line = self._rest + self._file.readline()
+            line = self._rest + self._line()
             if not line.endswith("\n"):
                 self._rest = line
                 return count > 0
@@ -70,3 +74,15 @@ class _File:
             elif self._launch is not None:
                 self._launch.feed(self._rank, record)
         return True
+
+    def _line(self) -> str:
+        """The next line, or what there is of it."""
+        following = following_part(self._path)
+        is_complete = following.exists()
+        line = self._file.readline()
+        if line or not is_complete:
+            return line
+        self._file.close()
+        self._path.unlink()
+        self._path, self._file = following, following.open(encoding="ascii")
+        return self._file.readline()

@@ -29,6 +29,10 @@ def judge(together: Together, findings: Findings) -> None:
                 tuple(rates),
             )
         )
+    scales = {window.rank: window.scales for window in here}
+    if any(of_rank != scales[first.rank] for of_rank in scales.values()):
+        says = "the loss scales are " + ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in scales.items())
+        findings.add(_of(first, "watch/one-scale", says, tuple(scales)))
     _weights(here, findings)
 
 

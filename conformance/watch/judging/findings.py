@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.watch.judging.laws import LAWS, Law
 from conformance.watch.records import Site
+
+_NUMBERS = re.compile(r"\d")
 
 
 @dataclass
@@ -63,8 +66,10 @@ class Findings:
             cause.ranks |= set(finding.ranks)
             cause.count += 1
 
-    def undecided(self, why: str) -> None:
-        self.open[why] = self.open.get(why, 0) + 1
+    def undecided(self, why: str, count: int = 1) -> None:
+        """Reasons that differ in their numbers are one, with those of the first time."""
+        known = next((one for one in self.open if _NUMBERS.split(one, 1)[0] == _NUMBERS.split(why, 1)[0]), why)
+        self.open[known] = self.open.get(known, 0) + count
 
     def note(self, what: str) -> None:
         self.notes[what] = self.notes.get(what, 0) + 1

@@ -151,7 +151,7 @@ class Launch:
         for system in own.unsolved:
             self._solve(system)
         for why, count in own.open.items():
-            findings.open[why] = findings.open.get(why, 0) + count
+            findings.undecided(why, count)
         for what in own.notes:
             findings.note(what)
         apart = False

@@ -104,7 +104,7 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/one-scale",
-            "All backward passes of a window MUST carry the same loss scale.",
+            "All backward passes of a window MUST carry the same loss scale, on all ranks.",
             "One division cannot undo several scales.",
             "call `scaler.update()` once per step, after it",
         ),

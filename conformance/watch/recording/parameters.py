@@ -50,6 +50,8 @@ class Parameters:
         known = self._known.get(id(parameter))
         if known is None or known.reference() is not parameter:
             known = self._known[id(parameter)] = Known(self._count, parameter)
+            # Another one may get its identity later.
+            weakref.finalize(parameter, self._forget, id(parameter), known).atexit = False
             self._count += 1
             shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
             self._note(
@@ -63,6 +65,10 @@ class Parameters:
                 )
             )
         return known
+
+    def _forget(self, identity: int, known: Known) -> None:
+        if self._known.get(identity) is known:
+            del self._known[identity]
 
     def numbers(self, tensors: Iterable[Any]) -> list[int]:
         """Those of the tensors that are known."""

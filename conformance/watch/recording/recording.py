@@ -14,6 +14,7 @@ import torch
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.site import Sites
 from conformance.watch import records
+from conformance.watch.parts import MOST_BYTES, first_part, following_part
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
@@ -99,6 +100,10 @@ class Recording:
             self._open()
         self._file.writelines(records.encoded(record, finish) for record in waiting)
         self._file.flush()
+        if self._file.tell() > MOST_BYTES:
+            self._file.close()
+            self._path = following_part(self._path)
+            self._file = self._path.open("w", encoding="ascii")
 
     def end(self) -> None:
         """There is nothing more to come."""
@@ -115,12 +120,9 @@ class Recording:
 
     def _open(self) -> None:
         launch, rank, world = surroundings.of_process()
-        path = Path(self._folder, f"{os.getpid()}.jsonl")
-        # Written under another name first: who reads the folder finds its first line in it.
-        self._file = path.with_suffix(".new").open("w", encoding="ascii")
+        self._path = first_part(Path(self._folder), os.getpid())
+        self._file = self._path.open("w", encoding="ascii")
         self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch)))
-        self._file.flush()
-        path.with_suffix(".new").rename(path)
 
 
 def unwrapped(optimizer: Any) -> Any:
