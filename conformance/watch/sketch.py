@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -114,5 +113,5 @@ class Sketching:
 def _signs(number: int, length: int) -> torch.Tensor:
     """(2, length), int8: always the same for a number, without a draw from the script's generators."""
     generator = torch.Generator().manual_seed(1_000_003 + number)
-    drawn: Any = torch.randint(0, 2, (2, length), generator=generator, dtype=torch.int8, device="cpu")
+    drawn: torch.Tensor = torch.randint(0, 2, (2, length), generator=generator, dtype=torch.int8, device="cpu")
     return drawn * 2 - 1

@@ -306,7 +306,7 @@ class Stream:
         """What all optimizers that step have behind them."""
         oldest = min(self._last.values(), default=0)
         for log in (self._log.clips, self._log.unscales, self._log.schedules, self._log.captured):
-            del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]  # type: ignore[arg-type]
+            del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)
             self._backwards.pop(backward, None)

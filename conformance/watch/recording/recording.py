@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Recording:
         self._folder = folder
         self.settings = settings
         self._file: Any = None
+        self._is_over = False
         self._waiting: list[records.Record] = []
         self._said: set[str] = set()
         self.numbers = Numbers()
@@ -49,7 +51,8 @@ class Recording:
         self.before_writing: list[Callable[[], None]] = []
 
     def note(self, record: records.Record) -> None:
-        self._waiting.append(record)
+        if not self._is_over:
+            self._waiting.append(record)
 
     def once(self, record: records.Record) -> None:
         """Note a record, unless one that says the same was noted."""
@@ -116,7 +119,7 @@ class Recording:
     def abandon(self) -> None:
         """Write nothing more."""
         self._waiting.clear()
-        self.note = self.flush = lambda *_: None  # type: ignore[method-assign]
+        self._is_over = True
 
     def _open(self) -> None:
         launch, rank, world = surroundings.of_process()
@@ -131,9 +134,9 @@ def unwrapped(optimizer: Any) -> Any:
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
-def _tensors(record: records.Record) -> Iterable[torch.Tensor]:
-    for name in record.__slots__ if not isinstance(record.__slots__, str) else ():
-        value = getattr(record, name)
+def _tensors(record: records.Record) -> Iterator[torch.Tensor]:
+    for field in fields(record):
+        value = getattr(record, field.name)
         if isinstance(value, torch.Tensor):
             yield value
 
