@@ -9,7 +9,7 @@ from rich.console import Console
 from conformance.cli.exits import CONFORMING
 
 SUMMARY = "list the laws that trainers are held to"
-DESCRIPTION = "List the laws that trainers are held to."
+DESCRIPTION = "List the laws that trainers are held to, and those of scripts that are watched."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
     from conformance.laws.explain import listing
+    from conformance.watch.listing import listing as of_watch
 
     console.print(listing())
+    console.print(of_watch())
     return CONFORMING
