@@ -79,6 +79,9 @@ class Losses:
         if not within:
             self._findings.note(f"the mean over ranks is one of means over different numbers of targets: {size}")
             return
+        if not any(_is_ragged([one.targets or 0 for one in window.backwards.values()]) for window in windows):
+            self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
+            return
         first = windows[0]
         counts = sorted({one.targets for one in passes if one.targets})
         self._findings.add(
@@ -112,6 +115,12 @@ class Losses:
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
+
+
+def _is_ragged(targets: list[int]) -> bool:
+    """Whether they differ in another way than by a smaller last batch of the data."""
+    *before, last = targets
+    return len({*before}) > 1 or last > max(before, default=last)
 
 
 def factor_of(backward: records.Backward) -> float:

@@ -1,0 +1,25 @@
+"""A mean of means over micro-batches that are not equally large."""
+
+import pytest
+
+from .scripts import Script, total
+
+
+@pytest.mark.parametrize(
+    ("targets", "broken"),
+    [
+        ((4, 4, 4), set()),
+        ((4, 4, 2), set()),  # the last batch of the data
+        ((2, 4, 4), {"watch/mean-of-all"}),
+        ((4, 3, 4), {"watch/mean-of-all"}),
+    ],
+)
+def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [script.backward(factors=[1 / 3], targets=count) for count in targets]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert {law for law, _ in findings.causes} == broken
+    assert bool(findings.notes) == (targets[-1] < targets[0])
