@@ -13,7 +13,7 @@ from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.results.records import Quantity, Vector
 from conformance.verdict.comparison import outside, same
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.judge import Judgement
+from conformance.verdict.judgement import Judgement
 from conformance.workloads.problem import Problem
 
 

@@ -16,7 +16,7 @@ from conformance.repro.proof import is_shown, run
 from conformance.repro.script import function_in, script
 from conformance.repro.showing import CannotShow, shown
 from conformance.repro.sources import CannotCopy, Source
-from conformance.verdict.judge import Judgement
+from conformance.verdict.judgement import Judgement
 
 _TITLE = '''"""{title}
 {where}

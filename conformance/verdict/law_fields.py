@@ -10,8 +10,8 @@ from conformance.laws import timeline as drawn
 from conformance.laws.fitting import fitted
 from conformance.laws.run import Run
 from conformance.results.records import PASSED, Finding, Join, Moment, Timeline
-from conformance.trace.events.event import Event
-from conformance.verdict.judge import Judgement
+from conformance.trace.events import Event
+from conformance.verdict.judgement import Judgement
 from conformance.verdict.paths import text_of
 
 

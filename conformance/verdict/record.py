@@ -13,7 +13,7 @@ from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import CaseRecord, Vector, Verdict
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.judge import Judgement
+from conformance.verdict.judgement import Judgement
 from conformance.verdict.law_fields import findings, timeline
 from conformance.verdict.paths import shortened
 from conformance.verdict.traffic import traffic

@@ -13,7 +13,7 @@ from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, ScalerHistory, Step
 from conformance.repro.showing import CannotShow, Ending, Numbers, shown
 from conformance.verdict.evidence import Attempt
-from conformance.verdict.judge import Judgement
+from conformance.verdict.judgement import Judgement
 from conformance.workloads.precision import PRECISIONS
 
 WINDOWS = 3

@@ -15,7 +15,8 @@ from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, ScalerHistory, Trajectory
 from conformance.oracle.rounding import nearest
 from conformance.runner.outcome import Outcome, RankOutcome
-from conformance.verdict.judge import Judgement, judge
+from conformance.verdict.judge import judge
+from conformance.verdict.judgement import Judgement
 from conformance.workloads.layout import EACH_SAMPLE, Window
 from conformance.workloads.precision import PRECISIONS
 

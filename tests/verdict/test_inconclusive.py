@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from conformance.oracle.affine import Unbounded
-from conformance.oracle.power import OneSampleMoved
+from conformance.oracle.power import OneSampleMoved, Power
 from conformance.oracle.recurrence import Recurrence
-from conformance.verdict import judge as judging
-from conformance.verdict.judge import Power
+from conformance.verdict import passing
+from conformance.verdict.answers import trajectory_of
 from conformance.verdict.record import record
 
 SCALES = (Fraction(128),) * 3 + (Fraction(64),) * 3
@@ -46,7 +46,7 @@ def test_perturbed_answer_that_has_no_finite_bound(follow, monkeypatch):
 def test_gap_that_is_too_small(follow, monkeypatch):
     run = follow("ddp-w2-fp32-adamw")
     found = run.judged().power
-    monkeypatch.setattr(judging, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
+    monkeypatch.setattr(passing, "power", lambda *arguments, **options: Power(Fraction(99, 100), found.fault))
     judgement = run.judged()
     assert judgement.verdict == "INCONCLUSIVE"
     assert judgement.headline == TOO_WIDE
@@ -87,7 +87,7 @@ def test_what_is_wrong_without_any_bound_still_fails(follow, monkeypatch, broken
 
     run = follow("ddp-w2-fp32-momentum")
     monkeypatch.setattr(Recurrence, "run", unbounded)
-    judging._trajectory.cache_clear()
+    trajectory_of.cache_clear()
     if broken == "guard":
         for event in run.everywhere("topology", 0):
             event["world_size"] = 1

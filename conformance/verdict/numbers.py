@@ -1,0 +1,253 @@
+"""The verdict by evidence, guards and numbers, before the laws are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from conformance.cases.case import Case
+from conformance.laws.run import Run
+from conformance.oracle.accepted_readings import Reading
+from conformance.oracle.affine import Unbounded
+from conformance.oracle.recurrence import Trajectory
+from conformance.results.records import PAIR, PASSED
+from conformance.runner.outcome import Outcome
+from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
+from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
+from conformance.verdict.crashes import number_of_parameters, parameters_without_gradients, parts_of_batches
+from conformance.verdict.diagnosis import Suspects, suspects
+from conformance.verdict.ending import ending
+from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.guards import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Guard, first_wrong, guards
+from conformance.verdict.joined_ranks import with_joined_ranks
+from conformance.verdict.judgement import Judgement
+from conformance.verdict.lives import evidence
+from conformance.verdict.passing import passed
+from conformance.verdict.precision_check import ignored_precision
+from conformance.verdict.resuming import how_resumed, may_come_of_it, other_window
+from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
+from conformance.workloads.workload import SGD, Clip
+
+_BEGAN_HIGHER = (
+    "window 0 was skipped, though nothing overflows at the task's loss scale of {:g}, and the trainer's own cannot be "
+    "seen: begin with `task.loss_scale`, or scale with `task.grad_scaler()`"
+)
+
+
+def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
+    ranks = with_joined_ranks(evidence(case, outcome, runs), case.problem.windows)
+    ended, context = ending(ranks, outcome), how_resumed(case, outcome.altered)
+    if ended is not None:
+        lost = other_window(case, ranks) if len(runs) > 1 else None
+        after = "this was after training had been stopped and resumed"
+        notes = [f"{after}: {lost}" if lost else after] if len(runs) > 1 else []
+        if ended[0] == "CRASH":
+            notes += parameters_without_gradients(case.problem.workload.model)
+        verdict, headline = ended
+        if verdict == "CRASH":
+            workload = case.problem.workload
+            headline += parts_of_batches(workload, headline) + number_of_parameters(workload.model, headline)
+        if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
+            headline += f"; {context}"
+        return Judgement(verdict, headline, ranks, notes=notes)
+    judgement = Judgement("FAIL (numerics)", "", ranks, guards=guards(case, ranks))
+    judgement.divergence = first_divergence(ranks)
+    wrong = _without_oracle(judgement)
+    try:
+        _numbers(case, judgement, wrong, declares)
+    except Unbounded as error:
+        judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
+        wrong.append(f"no finite error bound: {error}; take the cases that are exact for an answer")
+    _make_up_for_unseen(judgement, wrong)
+    _give_way(judgement, wrong)
+    if wrong:
+        judgement.headline, judgement.notes = wrong[0], wrong[1:]
+    at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.holds]
+    if context is not None and judgement.headline in at_seam:
+        judgement.headline += f"; {context}"
+    judgement.notes += [
+        f"rank {rank.outcome.rank} {rank.outcome.exit}; its evidence was complete, so the verdict stands"
+        for rank in ranks
+        if rank.outcome.exit != "exited 0"
+    ]
+    return judgement
+
+
+def _without_oracle(judgement: Judgement) -> list[str]:
+    """What is wrong whatever the right numbers are: guards that do not hold, or ranks that differ."""
+    broken = [guard for guard in judgement.guards if not guard.holds]
+    wrong = [guard.text for guard in broken if not guard.may_be_unseen and not guard.gives_way][:1]
+    if judgement.divergence is not None:
+        judgement.verdict = "DIVERGED"
+        wrong.append(f"the ranks hold different weights after window {judgement.divergence.window}")
+    return wrong
+
+
+def _make_up_for_unseen(judgement: Judgement, wrong: list[str]) -> None:
+    """Ranks that each computed their own share and have the right numbers did exchange them, in whatever way. Ranks
+    with wrong numbers may have exchanged them, too, if their gradients came from elsewhere."""
+    if judgement.verdict not in PASSED and all(rank.took_gradients for rank in judgement.ranks):
+        judgement.guards = tuple(guard for guard in judgement.guards if guard.holds or guard.name != COLLECTIVES)
+    unseen = [guard for guard in judgement.guards if not guard.holds and guard.may_be_unseen]
+    if not unseen:
+        return
+    if judgement.verdict not in PASSED:
+        # What another guard has found comes first.
+        at = int(any(not guard.holds and not guard.may_be_unseen for guard in judgement.guards))
+        wrong[at:at] = [guard.text for guard in unseen]
+    elif all(rank.trained for rank in judgement.ranks):
+        shown = [replace(guard, holds=True, observed="shown by the numbers") for guard in unseen]
+        judgement.guards = tuple(
+            next((one for one in shown if one.name == guard.name), guard) for guard in judgement.guards
+        )
+    else:
+        judgement.notes.append(judgement.headline)
+        judgement.verdict = "INCONCLUSIVE"
+        judgement.headline = (
+            f"{unseen[0].text}, and which samples each rank trained on cannot be seen either; average through "
+            "torch.distributed, or pass the model the inputs as they are in the batch"
+        )
+
+
+def _give_way(judgement: Judgement, wrong: list[str]) -> None:
+    """Drop guards that say nothing against right numbers, or let them explain wrong ones."""
+    broken = [guard for guard in judgement.guards if not guard.holds and guard.gives_way]
+    if judgement.verdict in PASSED:
+        judgement.guards = tuple(guard for guard in judgement.guards if guard not in broken)
+    elif wrong:
+        others = any(not guard.holds and not guard.gives_way for guard in judgement.guards)
+        wrong[int(others) : int(others)] = [guard.text for guard in broken]
+
+
+def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mapping[str, str]) -> None:
+    """Compare with the oracle, and append what is wrong to ``wrong``. Of readings that make the same numbers, as where
+    a last window is filled up with its own samples, it is the one that the trainer declares.
+
+    Raises:
+        Unbounded: the precision has no finite error bound here.
+    """
+    problem, ranks, known = case.problem, judgement.ranks, len(wrong)
+    workload, scaled = problem.workload, problem.precision.scaled
+    accepted, history = accepted_by(problem, ranks, carries=declares.get("last_window") == "carry")
+    for reading in sorted(accepted, key=lambda one: one.denies(declares)) if not wrong else ():
+        trajectory = trajectory_of(reading, history)
+        if _fits(judgement, trajectory, is_linear=isinstance(workload.optimizer, SGD)):
+            judgement.trajectory, judgement.reading, judgement.ways = trajectory, reading, reading.ways
+            if scaled:
+                _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
+                if not wrong and may_begin_higher(trajectory, ranks):
+                    judgement.verdict = "INCONCLUSIVE"
+                    wrong.append(_BEGAN_HIGHER.format(float(workload.scale.init_scale)))
+                    return
+            ignored = ignored_precision(reading, trajectory, ranks)
+            wrong += [ignored] if ignored else []
+            if not wrong:
+                passed(reading, trajectory, judgement)
+            return
+    answers = [(reading, trajectory_of(reading, history)) for reading in accepted]
+    strictest, right = _closest(answers, ranks)
+    judgement.trajectory = right
+    judgement.difference = first_difference(ranks, right.steps)
+    if judgement.difference is not None:
+        wrong.append(
+            _describe(judgement.difference, workload.model.elements, right.steps[judgement.difference.step].window)
+        )
+        diverged = judgement.divergence is not None
+        judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
+        if not judgement.suspects.explained_by and len(right.steps) < len(answers[0][1].steps):
+            judgement.suspects = _with_short_windows(*answers[0], judgement.suspects, ranks, diverged)
+        if right.certificate.exact and not judgement.suspects.explained_by:
+            judgement.suspects = _by_weights_alone(strictest, right, ranks, diverged) or judgement.suspects
+        is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
+        guard = first_wrong(case, ranks, judgement.difference, right)
+        # One factor for all windows says more.
+        is_known |= guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
+        if guard is not None and not is_known and all(other.holds for other in judgement.guards):
+            judgement.guards += (guard,)
+    elif not wrong:
+        what = "changes of the weights" if ranks[0].steps_by_hand else "optimizer steps"
+        wrong.append(f"{len(ranks[0].steps)} {what} instead of {len(right.steps)}")
+    if scaled:
+        _judge_scaler(right, workload.clip, judgement, wrong, first=known)
+
+
+def _judge_scaler(
+    right: Trajectory,
+    clip: Clip | None,
+    judgement: Judgement,
+    wrong: list[str],
+    *,
+    first: int = 0,
+    fit: bool = False,
+) -> None:
+    """A step along gradients that overflowed explains what is wrong in the numbers, from the ``first`` line on.
+    ``fit``: the numbers are right."""
+    stepped = stepped_overflow(right, judgement.ranks)
+    if stepped is not None:
+        judgement.guards += (Guard("overflows are skipped", False, "always", stepped, stepped),)
+        wrong.insert(first, stepped)
+    wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault not in wrong]
+
+
+def _closest(
+    trajectories: Sequence[tuple[Reading, Trajectory]], ranks: Sequence[RankEvidence]
+) -> tuple[Reading, Trajectory]:
+    """The strictest answer with as many steps; but if ranks have run out of data, the one that the numbers leave last,
+    as which divisor is theirs is open until then."""
+
+    def left(one: tuple[Reading, Trajectory]) -> tuple[int, int, int]:
+        difference = first_difference(ranks, one[1].steps)
+        assert difference is not None
+        return difference.step, difference.rank, difference.index
+
+    joining = [one for one in trajectories if "last_batch=join" in one[0].ways]
+    if not joining or any(first_difference(ranks, right.steps) is None for _, right in joining):
+        as_many = (one for one in trajectories if len(one[1].steps) == len(ranks[0].steps))
+        return next(as_many, trajectories[0])
+    return max(joining, key=left)
+
+
+def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> bool:
+    """Whether the ranks' numbers are those of ``trajectory``. Where these are exact, or linear in the gradients as with
+    SGD, the weights decide: a gradient that does not fit has been read where the step did not use it, or has something
+    in it that the optimizer would add, such as weight decay. AdamW hides what gradients are multiplied by."""
+    if matches(judgement.ranks, trajectory.steps):
+        return True
+    without = without_gradients(judgement.ranks)
+    if not (trajectory.certificate.exact or is_linear) or not matches(without, trajectory.steps):
+        return False
+    judgement.ranks = without
+    return True
+
+
+def _with_short_windows(
+    reading: Reading, right: Trajectory, found: Suspects, ranks: Sequence[RankEvidence], diverged: bool
+) -> Suspects:
+    """What a trainer that has as few steps as one that drops short windows may have done with them instead."""
+    difference = first_difference(ranks, right.steps)
+    if difference is None:
+        return found
+    of_all = suspects(reading, right, difference, ranks, diverged)
+    return of_all if any(PAIR not in name for name in of_all.explained_by) else found
+
+
+def _by_weights_alone(
+    reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool
+) -> Suspects | None:
+    """What exact weights alone say: the gradients may have in them what an optimizer would add. None if they name no
+    fault."""
+    without = without_gradients(ranks)
+    difference = first_difference(without, right.steps)
+    found = None if difference is None else suspects(reading, right, difference, without, diverged)
+    return found if found and any(PAIR not in name for name in found.explained_by) else None
+
+
+def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:
+    parameter = parameters[difference.index]
+    what = f"the gradient of {parameter} is" if difference.quantity == "gradient" else f"{parameter} becomes"
+    when = f"step {difference.step}" + (f" (window {window})" if window != difference.step else "")
+    expected = float(difference.expected)
+    digits = 9 if difference.observed is None or f"{difference.observed:.9g}" != f"{expected:.9g}" else 17
+    seen = "missing" if difference.observed is None else f"{difference.observed:.{digits}g}"
+    allowed = f" ± {float(difference.bound):.2g}" if difference.bound else ""
+    return f"{when}, rank {difference.rank}: {what} {seen}, expected {expected:.{digits}g}{allowed}"
