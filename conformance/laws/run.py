@@ -182,7 +182,7 @@ class _ByClass(dict[type[Event], Any]):
         return found
 
 
-class _Events:
+class Events:
     """Consecutive events of one rank, indexed by class."""
 
     def __init__(self, events: tuple[Event, ...]) -> None:
@@ -202,20 +202,25 @@ class _Events:
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
+    @cached_property
+    def forwards(self) -> Sequence[Forward]:
+        """The training forwards."""
+        return [event for event in self.of(Forward) if not event.extra]
+
     def has(self, kinds: Iterable[type[Event]]) -> bool:
         """Whether some event is of one of these classes, which have no subclasses."""
         return any(map(self._of.__getitem__, kinds))
 
 
-class Window(_Events):
+class Window(Events):
     """One accumulation window of one rank.
 
     events: from its first training forward, or the first sign of its gradients, up to the next window's.
     index: its position among the rank's windows.
     ended: whether the rank finished or began its next window, so that the events of this one are complete. Of a window
     inside which training is resumed they never are.
-    forwards: its training forwards; none if the trainer computes without the model's `forward`. backwards: the
-    beginnings of its backward passes, those of other models left out.
+    forwards: none if the trainer computes without the model's `forward`. backwards: the beginnings of its backward
+    passes, those of other models left out.
     attempts: optimizer steps, including those that a GradScaler skipped.
     """
 
@@ -226,7 +231,6 @@ class Window(_Events):
         self.number, self.rank, self.index = number, rank, index
         self.run, self.plan = rank.run, rank.run.plan
         self.ended = ended and not (self.plan.spec.get("resumed_inside") and number == self.plan.spec["resumed_at"])
-        self.forwards = [event for event in self.of(Forward) if not event.extra]
         others = backwards_of_others(rank)
         self.backwards = [event for event in self.of(BackwardBegin) if event.backward not in others]
         self.attempts = self.of(Attempt)
@@ -287,7 +291,7 @@ class Window(_Events):
         return following.forwards[0] if following.forwards else None
 
 
-class Rank(_Events):
+class Rank(Events):
     """All events of one rank. ``setup`` holds those before its first window.
 
     Windows in which it has run out of data, and other ranks have not, are none of its ``windows``.
@@ -424,7 +428,7 @@ def backwards_of_others(rank: Rank) -> frozenset[int]:
 
     If forwards train, these are the backwards that reached others only; else no backward can be told from another.
     """
-    trained = {event.forward for event in rank.of(Forward) if not event.extra}
+    trained = {event.forward for event in rank.forwards}
     ends = rank.of(BackwardEnd)
     if all(trained.isdisjoint(end.forwards) for end in ends):
         return frozenset()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from conformance.runner.outcome import Outcome
+from conformance.trace import events as trace
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.verdict.paths import LIBRARIES, nameless
 from conformance.verdict.waiting import waits_for
@@ -46,18 +47,17 @@ def ending(
 def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
     """Whether a rank has made an optimizer step, or has begun a second window, as after a step that is not seen."""
     return any(
-        rank.attempts or _has_moved(rank) or any(_is_after_a_step(event) for event in rank.outcome.events)
+        rank.attempts
+        or _has_moved(rank)
+        or rank.events.has((trace.Report, trace.ForeignOptimizer))
+        or any(event.window for event in rank.events.of(trace.Forward))
         for rank in ranks
     )
 
 
-def _is_after_a_step(event: Mapping[str, Any]) -> bool:
-    return event["event"] in ("report", "foreign_optimizer") or (event["event"] == "forward" and event["window"])
-
-
 def _has_moved(rank: RankEvidence) -> bool:
     """Whether its weights are others than when it began to train."""
-    before = next((event["weights"] for event in rank.outcome.events if event["event"] == "start"), None)
+    before = next((event.weights for event in rank.events.of(trace.Start)), None)
     after = (rank.raised or {}).get("weights")
     return None not in (before, after) and before != after
 

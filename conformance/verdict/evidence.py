@@ -7,11 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+from conformance.laws.run import Events
 from conformance.results.records import Vector
 from conformance.runner.outcome import RankOutcome
+from conformance.trace import events as trace
 from conformance.workloads.layout import Window
 
 # Growth and backoff factor, and the interval of growth, of apex's LossScaler (apex/amp/scaler.py).
@@ -90,25 +93,29 @@ class RankEvidence:
         """Whether it has this element of the weights itself."""
         return self.shard is None or element in self.shard
 
+    @cached_property
+    def events(self) -> Events:
+        """What it sent."""
+        return _events(self.outcome)
+
     @property
     def steps_by_hand(self) -> bool:
         """Whether no step of torch's optimizers was seen: then attempts are changes of the weights."""
-        return not any(event["event"] in ("step", "skip") for event in self.outcome.events)
+        return not self.events.of(trace.Attempt)
 
     @property
     def steps(self) -> tuple[Attempt, ...]:
         return tuple(attempt for attempt in self.attempts if attempt.stepped)
 
-    def taken(self, number: int) -> Mapping[str, Any] | None:
+    def taken(self, number: int) -> trace.Step | None:
         """The last event of its step ``number``; None if no optimizer of torch's took it."""
         window = self.steps[number].seen_in
-        events = [one for one in self.outcome.events if one["event"] == "step" and one["window"] == window]
-        return events[-1] if events else None
+        return next((event for event in reversed(self.events.of(trace.Step)) if event.window == window), None)
 
     @property
     def scalars_in_tensors(self) -> bool:
         """Whether torch computed the scalars of a step, such as AdamW's bias corrections, as tensors."""
-        return any(event.get("scalars_in_tensors") for event in self.outcome.events if event["event"] == "step")
+        return any(event.scalars_in_tensors for event in self.events.of(trace.Step))
 
     @property
     def trained_collectively(self) -> bool:
@@ -121,128 +128,142 @@ class RankEvidence:
     @property
     def averaged_early(self) -> bool:
         """Whether gradients were exchanged in a window before its last micro-batch."""
-        last: dict[int, int] = {}
-        exchanged: list[tuple[int, int]] = []
-        for event in self.outcome.events:
-            position = event["window"], event["micro_batch"]
-            if None in position:
-                continue
-            if event["event"] == "forward":
-                last[position[0]] = max(position[1], last.get(position[0], 0))
-            elif event.get("of") == "gradients":
-                exchanged.append(position)
-        return any(micro_batch < last.get(window, 0) for window, micro_batch in exchanged)
+        last: dict[int | None, int] = {}
+        for forward in self.events.of(trace.Forward):
+            if forward.window is not None and forward.micro_batch is not None:
+                last[forward.window] = max(forward.micro_batch, last.get(forward.window, 0))
+        return any(
+            one.of == "gradients" and one.micro_batch is not None and one.micro_batch < last.get(one.window, 0)
+            for one in self.events.of(trace.Exchange)
+        )
+
+
+def _events(outcome: RankOutcome) -> Events:
+    return Events(tuple(map(trace.read, outcome.events)))
 
 
 def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
     """The evidence in ``outcome``, of one life; ``windows`` are those that the case plans for it."""
-    events = outcome.events
-    steps, by_apex = _scaled_by_apex(events)
+    events = _events(outcome)
+    apex_scales, apex_updates = _scaled_by_apex(events)
+    # None if they could not be read: then a part of the recorder has failed.
+    final_weights = next((event.weights for event in events.of(trace.Finished)), None)
     return RankEvidence(
         outcome=outcome,
-        attempts=_attempts(steps, outcome.rank, windows),
-        world_size=next((one["world_size"] for one in events if one["event"] == "topology" and one["via"]), None),
-        updates=(*map(_update, _updates(events)), *by_apex),
+        attempts=_attempts(events.of(trace.Attempt), apex_scales, outcome.rank, windows),
+        world_size=next((one.world_size for one in events.of(trace.Topology) if one.via), None),
+        updates=(*map(_update, _updates(events)), *apex_updates),
         collectives=_collectives(events),
-        # None if they could not be read: then a part of the recorder has failed.
-        final_weights=next(
-            (event["weights"] and values(event["weights"]) for event in events if event["event"] == "finished"), None
-        ),
-        raised=next((event for event in events if event["event"] == "raised"), None),
-        other_optimizer=next((event for event in events if event["event"] == "foreign_optimizer"), None),
-        observer_failed=next((event for event in events if event["event"] == "observer_failed"), None),
-        trained=_trained(events),
+        final_weights=values(final_weights) if final_weights else None,
+        raised=_first(outcome, "raised"),
+        other_optimizer=_first(outcome, "foreign_optimizer"),
+        observer_failed=_first(outcome, "observer_failed"),
+        trained=_trained(events, cleared(outcome.events)),
         contributed=_contributed(events),
-        shard=next((frozenset(event["held"]) for event in events if event.get("held") is not None), None),
-        took_gradients=any(event["event"] == "gradient_change" and event["factor"] is None for event in events),
+        shard=next((frozenset(event.held) for event in events.of(trace.Shards) if event.held is not None), None),
+        took_gradients=any(event.factor is None for event in events.of(trace.GradientChange)),
     )
 
 
-def _attempts(events: list[dict[str, Any]], rank: int, windows: Sequence[Window]) -> tuple[Attempt, ...]:
+def _first(outcome: RankOutcome, kind: str) -> dict[str, Any] | None:
+    return next((event for event in outcome.events if event["event"] == kind), None)
+
+
+def _attempts(
+    events: Sequence[trace.Attempt],
+    apex_scales: Mapping[int, trace.Number | None],
+    rank: int,
+    windows: Sequence[Window],
+) -> tuple[Attempt, ...]:
     """The attempts in order. A custom scaler's skips are not recorded, nor are the steps of an optimizer that is not
     torch's; they leave a gap that the forwards reveal, by their rows or by their number."""
     ends = list(accumulate(len(window.shares[rank]) for window in windows))
     together = list(_together(list(_without_idle(events))))
     attempts: list[Attempt] = []
     for parts in together:
-        working = [part for part in parts if not part.get("idle")] or parts
+        working = [part for part in parts if not _is_idle(part)] or parts
         last = working[-1]
         following = attempts[-1].window + 1 if attempts else windows[0].index
-        seen_in = last["window"]
         if len(together) >= len(windows):
             window = following
-        elif seen_in is not None and seen_in >= following:
-            window = seen_in
+        elif last.window is not None and last.window >= following:
+            window = last.window
         else:
-            window = windows[ends.index(last["forwards"])].index if last["forwards"] in ends else following
+            window = windows[ends.index(last.forwards)].index if last.forwards in ends else following
+        gradients = [values(part.gradients) for part in (*working, *parts) if part.gradients is not None]
+        assert last.weights is not None
+        scale = apex_scales.get(last.seq) if last.scale is None else last.scale
         attempts.append(
             Attempt(
                 window=window,
-                seen_in=seen_in,
-                stepped=all(part["event"] == "step" for part in working),
-                gradients=None
-                if any(part["gradients"] is None for part in parts)
-                else overlaid([values(part["gradients"]) for part in (*working, *parts)]),
-                weights=values(last["weights"]),
-                scale=None if last["scale"] is None else float(last["scale"]),
-                gradients_finite=all(part.get("gradients_finite", True) for part in parts),
+                seen_in=last.window,
+                stepped=all(isinstance(part, trace.Step) for part in working),
+                gradients=overlaid(list(map(values, gradients)))
+                if len(gradients) == len(working) + len(parts)
+                else None,
+                weights=values(last.weights),
+                scale=None if scale is None else float(scale),
+                gradients_finite=all(part.gradients_finite for part in parts if isinstance(part, trace.Skip)),
             )
         )
     return tuple(attempts)
 
 
-def _updates(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _updates(events: Events) -> Sequence[trace.Update]:
     """Those of the scalers that step the model, if that is seen: another network may have a scaler of its own."""
-    scalers = {event["scaler"] for event in events if event["event"] in ("scaler_step", "unscale")}
-    updates = [event for event in events if event["event"] == "update"]
-    return [event for event in updates if event["scaler"] in scalers] if scalers else updates
+    scalers = {event.scaler for event in events.of(trace.ScalerStep)}
+    scalers |= {event.scaler for event in events.of(trace.Unscale)}
+    return [one for one in events.of(trace.Update) if one.scaler in scalers or not scalers]
 
 
-def _scaled_by_apex(events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Update]]:
-    """The steps and skips with apex's loss scale for each, where it had one; and the updates of that scale.
+def _scaled_by_apex(events: Events) -> tuple[dict[int, trace.Number | None], list[Update]]:
+    """By the `seq` of each step and skip apex's loss scale for it, where it had one; and the updates of that scale.
 
     apex updates the scale whenever `scale_loss` unscales: once a window with `delay_unscale`, else in each backward.
     """
-    steps: list[dict[str, Any]] = []
+    scales: dict[int, trace.Number | None] = {}
     updates: list[Update] = []
-    exits: list[dict[str, Any]] = []
-    scale = None
-    for event in events:
-        if event["event"] == "scale_loss_exit" and event["scale"] is not None and not event["delay_unscale"]:
-            exits.append(event)
-        elif event["event"] in ("step", "skip"):
+    exits: list[tuple[trace.Number, trace.Number]] = []
+    scale: trace.Number | None = None
+    for event in events.events:
+        if isinstance(event, trace.ScaleLossExit) and not event.delay_unscale:
+            if event.scale is not None and event.scale_after is not None:
+                exits.append((event.scale, event.scale_after))
+        elif isinstance(event, trace.Attempt):
             if exits:
-                scale = exits[0]["scale"]
-                updates.append(Update(float(scale), float(exits[-1]["scale_after"]), *_APEX_RULE))
+                (scale, _), (_, after) = exits[0], exits[-1]
+                updates.append(Update(float(scale), float(after), *_APEX_RULE))
                 exits = []
-            steps.append(event if event["scale"] is not None else {**event, "scale": scale})
-    return steps, updates
+            scales[event.seq] = scale
+    return scales, updates
 
 
-def _without_idle(events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _is_idle(event: trace.Attempt) -> bool:
+    return isinstance(event, trace.Step) and event.idle
+
+
+def _without_idle(events: Sequence[trace.Attempt]) -> Iterator[trace.Attempt]:
     """The steps without those that changed nothing before any training, or beside another one of their optimizer.
 
     Such as those by which a fresh optimizer gets a state to load into, and those after gradients were cleared. Beside
     one of another optimizer, gradients of zero are the gradients of what it holds.
     """
-    known = {(event["forwards"], event["optimizer"]) for event in events if not event.get("idle")}
+    known = {(event.forwards, event.optimizer) for event in events if not _is_idle(event)}
     at_work = {forwards for forwards, _ in known} | {0}
     for event in events:
-        step = event["forwards"], event["optimizer"]
-        if event.get("idle") and event["forwards"] in at_work:
-            if step in known or not event["forwards"]:
+        step = event.forwards, event.optimizer
+        if _is_idle(event) and event.forwards in at_work:
+            if step in known or not event.forwards:
                 continue
             known.add(step)
         yield event
 
 
-def _together(events: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _together(events: Sequence[trace.Attempt]) -> Iterator[list[trace.Attempt]]:
     """Merge the steps of optimizers that share the model into one attempt: each steps once after one forward."""
-    parts: list[dict[str, Any]] = []
+    parts: list[trace.Attempt] = []
     for event in events:
-        if parts and (
-            event["forwards"] != parts[0]["forwards"] or event["optimizer"] in {part["optimizer"] for part in parts}
-        ):
+        if parts and (event.forwards != parts[0].forwards or event.optimizer in {part.optimizer for part in parts}):
             yield parts
             parts = []
         parts.append(event)
@@ -255,29 +276,29 @@ def overlaid(layers: Sequence[Vector]) -> Vector:
     return tuple(next((value for value in column if value is not None), None) for column in zip(*layers, strict=True))
 
 
-def _collectives(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def _collectives(events: Events) -> dict[str, dict[str, int]]:
     counts: dict[str, Counter[str]] = {}
-    is_split = any(event["event"] == "shards" for event in events)
-    for event in events:
-        if event["event"] in ("collective", "send", "receive"):
-            entry = counts.setdefault(event.get("op", event["event"]), Counter(count=0, bytes=0, training=0))
-            # Ranks gather parameters that are split over them, which averages nothing.
-            gathers = is_split and event["of"] == "parameters" and "allgather" in event.get("op", "")
-            trains = event["phase"] == "training" and event["bytes"] > 0 and not gathers
-            entry.update(count=1, bytes=event["bytes"], training=int(trains))
+    is_split = bool(events.of(trace.Shards))
+    for event in events.of(trace.Exchange):
+        name = event.op if isinstance(event, trace.Collective) else event.event
+        entry = counts.setdefault(name, Counter(count=0, bytes=0, training=0))
+        # Ranks gather parameters that are split over them, which averages nothing.
+        gathers = is_split and event.of == "parameters" and "allgather" in name
+        trains = event.phase == "training" and event.bytes > 0 and not gathers
+        entry.update(count=1, bytes=event.bytes, training=int(trains))
     return {op: dict(entry) for op, entry in counts.items()}
 
 
-def _trained(events: Sequence[dict[str, Any]]) -> Mapping[int, frozenset[int]] | None:
-    unused = cleared(events)
+def _trained(events: Events, unused: set[int]) -> Mapping[int, frozenset[int]] | None:
+    """``unused``: the forwards whose gradients were cleared."""
     rows, used = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
-    for event in events:
-        if event["event"] == "forward" and not event.get("extra"):
-            if not event["rows"] or None in event["rows"]:
-                return None
-            rows[event["window"]].update(event["rows"])
-            if event["forward"] not in unused:
-                used[event["window"]].update(event["rows"])
+    for event in events.forwards:
+        own = [row for row in event.rows if row is not None]
+        if not own or len(own) < len(event.rows) or event.window is None:
+            return None
+        rows[event.window].update(own)
+        if event.forward not in unused:
+            used[event.window].update(own)
     # Where all gradients were cleared, they are kept elsewhere.
     return {at: frozenset(used.get(at) or every) for at, every in rows.items()}
 
@@ -296,26 +317,26 @@ def cleared(events: Sequence[dict[str, Any]]) -> set[int]:
     return unused
 
 
-def _contributed(events: Sequence[dict[str, Any]]) -> bool | None:
+def _contributed(events: Events) -> bool | None:
     given = [
         event
-        for event in events
-        if event.get("zeros") is not None
-        and event["phase"] == "training"
-        and not event.get("op", "").startswith(("broadcast", "scatter"))
+        for event in events.of(trace.Contribution)
+        if event.zeros is not None
+        and event.phase == "training"
+        and not (isinstance(event, trace.Collective) and event.op.startswith(("broadcast", "scatter")))
     ]
-    return any(not event["zeros"] for event in given) if given else None
+    return any(not event.zeros for event in given) if given else None
 
 
-def _update(event: dict[str, Any]) -> Update:
+def _update(event: trace.Update) -> Update:
     return Update(
-        float(event["scale_before"]),
-        float(event["scale_after"]),
-        float(event["growth_factor"]),
-        float(event["backoff_factor"]),
-        event["growth_interval"],
-        event.get("given", False),
-        event["scaler"],
+        float(event.scale_before),
+        float(event.scale_after),
+        float(event.growth_factor),
+        float(event.backoff_factor),
+        event.growth_interval,
+        event.given,
+        event.scaler,
     )
 
 

@@ -12,6 +12,7 @@ from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
+from conformance.trace.events import Collective, Finished, Start, StateInit, Step
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside, same
 from conformance.verdict.evidence import RankEvidence, exactly, named, values
@@ -81,7 +82,7 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     if case.resumed_at is not None:
         checks += [*goes_on, _restores_scale]
     checks += [_step_count, _moved, _left_alone]
-    if any(one.get("copies") for rank in ranks for one in rank.outcome.events):
+    if any(event.copies for rank in ranks for event in rank.events.of(Finished)):
         checks.append(_copies)
     return tuple(check(case, ranks) for check in checks)
 
@@ -241,8 +242,8 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     ]
     text = f"the weights of {named(still)} never changed"
     seen = [step.gradients for rank in ranks if rank.outcome.rank in still for step in rank.steps]
-    events = [event for rank in ranks if rank.outcome.rank in still for event in rank.outcome.events]
-    if any(event.get("of_replaced") for event in events):
+    taken = [event for rank in ranks if rank.outcome.rank in still for event in rank.events.of(Step)]
+    if any(event.of_replaced for event in taken):
         text += (
             "; the optimizer was made before the parameters were sharded, and holds those that the model had then: "
             "make it after `fully_shard`"
@@ -317,7 +318,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
     taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
     if taken is None:
         return _wrong_in_part(case, ranks[difference.rank], difference, right)
-    rate, asked = taken["lr"], _rate(case, difference.step, right)
+    rate, asked = taken.lr, _rate(case, difference.step, right)
     if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
         window, seen = expected.window, number(float(rate))
         return Guard(
@@ -328,7 +329,7 @@ def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differenc
             f"the step of window {window} has the learning rate {seen}, and not {number(asked)}",
             gives_way=True,
         )
-    if taken["weights"] is None or outside(expected.weights, values(taken["weights"])) is not None:
+    if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return _wrong_in_part(case, ranks[difference.rank], difference, right)
     return Guard(
         "weights stay as they are stepped",
@@ -351,9 +352,9 @@ def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
 def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     for rank in ranks:
         planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
-        for event in rank.outcome.events:
-            if event["event"] == "state_init" and event["weights"] and other_than([planned], event["weights"]):
-                at = " ({}:{})".format(*event["where"]) if event["where"] else ""
+        for event in rank.events.of(StateInit):
+            if event.weights and other_than([planned], event.weights):
+                at = " ({}:{})".format(*event.where) if event.where else ""
                 return Guard(
                     WEIGHTS,
                     False,
@@ -372,19 +373,14 @@ def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     starts = [[float(value) for value in case.problem.workload.start_of(rank)] for rank in range(case.world_size)]
     mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
     for rank in ranks:
-        reduced = None
-        for event in rank.outcome.events:
-            if event["event"] == "collective" and event["of"] == "parameters" and event["reduce"]:
-                reduced = event
-            if event["event"] == "start":
-                break
-        else:
+        begun = next(iter(rank.events.of(Start)), None)
+        before = rank.events.of(Collective, before=begun)
+        reduced = [event for event in before if event.of == "parameters" and event.reduce]
+        if begun is None or not begun.weights or not reduced:
             continue
-        if not reduced or not event["weights"]:
-            continue
-        other = other_than([mean], event["weights"])
-        if other and all(other_than([start], event["weights"]) for start in starts):
-            at = " ({}:{})".format(*reduced["where"]) if reduced["where"] else ""
+        other = other_than([mean], begun.weights)
+        if other and all(other_than([start], begun.weights) for start in starts):
+            at = " ({}:{})".format(*reduced[-1].where) if reduced[-1].where else ""
             return Guard(
                 WEIGHTS,
                 False,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from conformance.results.records import Vector
+from conformance.trace import events as trace
 from conformance.verdict.evidence import Attempt, RankEvidence, values
 from conformance.workloads.layout import Window
 
@@ -35,13 +36,12 @@ def _served(
         return
     # Only a next forward shows what came of a step without an optimizer of torch's. What a rank ends with counts.
     own = max(one.index for one in windows if one.index < window.index and one.shares[number])
-    if own in others and not any(event["event"] in ("step", "skip") for event in rank.outcome.events):
+    if own in others and rank.steps_by_hand:
         yield others[own]
     yield replace(others[window.index], weights=weights, scale=None)
 
 
 def _shown_after(rank: RankEvidence, window: Window) -> Vector | None:
     """The weights with which a rank goes on after a window in which it has no samples."""
-    forwards = (event for event in rank.outcome.events if event["event"] == "forward" and event.get("weights"))
-    later = (values(event["weights"]) for event in forwards if (event["window"] or 0) > window.index)
-    return next(later, rank.final_weights)
+    forwards = (event for event in rank.events.of(trace.Forward) if (event.window or 0) > window.index)
+    return next((values(event.weights) for event in forwards if event.weights), rank.final_weights)

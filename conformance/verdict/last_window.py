@@ -109,8 +109,7 @@ def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Number
 
 def _rows(rank: RankEvidence) -> _Rows:
     """Those of its training forwards, in order."""
-    forwards = (event for event in rank.outcome.events if event["event"] == "forward" and not event.get("extra"))
-    return [row for event in forwards for row in event["rows"]]
+    return [row for event in rank.events.forwards for row in event.rows]
 
 
 def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> defaultdict[int | None, list[int]]:

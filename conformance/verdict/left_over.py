@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from conformance.cases.case import Case
+from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Forward, ZeroGrad
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
 
 Rows: TypeAlias = Sequence[int | None]
-Backward: TypeAlias = tuple[dict[str, Any], Rows]
+Backward: TypeAlias = tuple[BackwardEnd, Rows]
 
 
 def left_over(case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats: bool = False) -> str | None:
@@ -26,7 +27,7 @@ def left_over(case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats
         left = _left(rank, window, planned)
         again = any(row in planned for _, rows in left for row in rows)
         if left and (again or not repeats):
-            where = left[0][0]["where"]
+            where = left[0][0].where
             at = " ({}:{})".format(*where) if where else ""
             several = f"{len(left)} backwards" if left[1:] else "a backward"
             return (
@@ -41,15 +42,17 @@ def _left(rank: RankEvidence, window: int, planned: Counter[int]) -> Sequence[Ba
     for life in rank.lives or (rank,):
         rows: dict[int, Rows] = {}
         waiting: list[Backward] = []
-        for event in life.outcome.events:
-            if event["event"] == "forward":
-                rows[event["forward"]] = event["rows"]
-            elif event["event"] == "backward_end" and event["forwards"]:
-                waiting.append((event, [*chain.from_iterable(rows.get(forward, ()) for forward in event["forwards"])]))
-            elif event["event"] in ("step", "skip") and event["window"] == window:
+        for event in life.events.events:
+            if isinstance(event, Forward):
+                rows[event.forward] = event.rows
+            elif isinstance(event, BackwardEnd) and event.forwards:
+                waiting.append((event, [*chain.from_iterable(rows.get(forward, ()) for forward in event.forwards)]))
+            elif isinstance(event, Attempt) and event.window == window:
                 return _before(planned, waiting)
-            elif event["event"] in ("step", "skip", "zero_grad") or event.get("gradients") in ("none", "zero"):
+            elif isinstance(event, Attempt | ZeroGrad) or (
                 # A backward that finds none shows that those before left none, as with frozen parameters.
+                isinstance(event, BackwardBegin) and event.gradients in ("none", "zero")
+            ):
                 waiting.clear()
     return ()
 

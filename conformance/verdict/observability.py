@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
+from conformance.trace import events as trace
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.last_window import row_numbers
 from conformance.verdict.reported import is_at_start, never_written, unreported
 from conformance.verdict.resuming import resumed_unseen
 from conformance.verdict.shards import hole
 
-_TRAINING = ("backward_begin", "autograd_grad", "step", "skip")
+_TRAINING = (trace.BackwardBegin, trace.AutogradGrad, trace.Step, trace.Skip)
 
 
 def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
@@ -37,7 +38,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         return unseen
     for rank in ranks:
         held = [attempt.weights for attempt in rank.attempts] + ([rank.final_weights] if rank.final_weights else [])
-        took_model = any(event["event"] == "model" for event in rank.outcome.events)
+        took_model = bool(rank.events.of(trace.Model))
         is_split = rank.shard is None and any(None in weights for weights in held)
         if took_model and is_split and not rank.reported:
             return (
@@ -46,8 +47,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
                 "run a path that keeps whole weights, such as DDP, or report them with `task.report`"
             )
     for rank in ranks:
-        kinds = {event["event"] for event in rank.outcome.events}
-        if "fork" in kinds and not rank.attempts and kinds.isdisjoint(_TRAINING):
+        if rank.events.of(trace.Fork) and not rank.attempts and not rank.events.has(_TRAINING):
             return (
                 f"rank {rank.outcome.rank} started another process and computed no gradients in its own; what another "
                 "process does cannot be seen, so train in the one that calls the function under `@trainer`"
@@ -58,7 +58,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in processes:
         final = rank.final_weights
         # A rank without the model has no weights.
-        if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):
+        if not final or None in final or rank.events.of(trace.Step):
             continue
         if never_written(case, rank):
             return (
@@ -105,9 +105,9 @@ def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 def _are_placed(case: Case, rank: RankEvidence) -> bool:
     """Whether the training forwards of each window are of rows of its batch, or of as many rows as planned."""
     rows = defaultdict[int, list[int | None]](list)
-    for event in rank.outcome.events:
-        if event["event"] == "forward" and not event.get("extra"):
-            rows[event["window"]] += event["rows"]
+    for event in rank.events.forwards:
+        if event.window is not None:
+            rows[event.window] += event.rows
     windows, of = case.problem.windows, row_numbers(case.problem)
     batches = {window.index: {of[sample.x] for sample in window.batch} for window in windows}
     number = rank.outcome.rank

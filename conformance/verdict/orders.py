@@ -43,8 +43,7 @@ def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | N
     before = [window for window in case.problem.windows[:stop] if window.epoch == epoch]
     row_of, found = rows(spec), set(range(workload.epochs + 1))
     for number, life in enumerate(lives):
-        forwards = [one for one in life.outcome.events if one["event"] == "forward" and not one.get("extra")]
-        read = list(chain.from_iterable(one["rows"] for one in forwards))
+        read = [row for event in life.events.forwards for row in event.rows]
         done = sum(len(micro_batch) for window in before for micro_batch in window.shares[number])
         for other in list(found):
             own = [row_of[sample] for sample in order_of(spec, number, other)[done:]]
@@ -96,10 +95,9 @@ def _is_its_own(case: Case, rank: RankEvidence) -> bool:
     for window in case.problem.windows:
         if rank.outcome.rank < window.world_size:
             own[window.epoch].append({row_of[window.batch[at].x] for at in chain(*window.shares[rank.outcome.rank])})
-    for one in rank.outcome.events:
-        if one["event"] == "forward" and not one.get("extra"):
-            while epoch in own and not any(share.issuperset(one["rows"]) for share in own[epoch]):
-                epoch += 1
+    for event in rank.events.forwards:
+        while epoch in own and not any(share.issuperset(event.rows) for share in own[epoch]):
+            epoch += 1
     return epoch == max(own, default=None)
 
 

@@ -10,6 +10,7 @@ from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.oracle.rounding import nearest
+from conformance.trace.events import Forward
 from conformance.verdict.comparison import matches
 from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.precision import Precision
@@ -38,9 +39,8 @@ def ignored_precision(reading: Reading, right: Trajectory, ranks: Sequence[RankE
 
 def of_hidden_masters(precision: Precision, right: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
     """Whether the weights are the right ones at the end and, until then, these rounded to the compute format."""
-    events = (event for rank in ranks for event in rank.outcome.events)
     # Until the first step, masters look like any other tensor.
-    is_rounded = any(event.get("rounded") and event["window"] for event in events)
+    is_rounded = any(event.rounded and event.window for rank in ranks for event in rank.events.of(Forward))
     if not precision.mixed or not right.steps or not is_rounded:
         return False
     unit = precision.compute.unit_roundoff

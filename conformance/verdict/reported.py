@@ -10,7 +10,7 @@ from conformance.cases.case import Case
 from conformance.laws.run import Rank, Run, Window
 from conformance.oracle.rounding import nearest
 from conformance.results.records import Vector
-from conformance.trace.events import Report
+from conformance.trace.events import Forward, Report, Step
 from conformance.trace.events import Vector as Reported
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, values
@@ -65,7 +65,7 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
 def never_written(case: Case, rank: RankEvidence) -> bool:
     """Whether the model's own parameters end as they began, though the rank has trained: forwards get others then."""
     final = rank.final_weights
-    if not final or None in final or any(event["event"] == "step" for event in rank.outcome.events):
+    if not final or None in final or rank.events.of(Step):
         return False
     return is_at_start(case, rank) and any(not same(step.weights, final) for step in rank.steps)
 
@@ -85,7 +85,7 @@ def _completed(
 ) -> RankEvidence:
     hidden = _hidden(case, rank, runs)
     attempts = {attempt.window: attempt for attempt in rank.attempts if attempt.window not in hidden}
-    is_rounded = any(event.get("rounded") for event in rank.outcome.events)
+    is_rounded = any(event.rounded for event in rank.events.of(Forward))
     compute = case.arithmetic.compute if case.arithmetic.mixed else None
     shown = {} if rank.shard is not None else _shown(rank, runs, hidden)
     unseen: Vector = (None,) * case.problem.workload.model.size
@@ -141,7 +141,7 @@ def _stays(case: Case, life: RankEvidence, windows: Sequence[Window]) -> bool:
     """Whether the parameters end as they were when training began, and forwards of later windows, if there are any,
     used others, in a life without a step of an optimizer of torch's."""
     final = life.final_weights
-    if not final or None in final or any(event["event"] == "step" for event in life.outcome.events):
+    if not final or None in final or life.events.of(Step):
         return False
     begun = windows[0].forwards[0].weights if windows[0].forwards else None
     if begun is None:
@@ -154,7 +154,7 @@ def _stays(case: Case, life: RankEvidence, windows: Sequence[Window]) -> bool:
 def _left(life: RankEvidence, hidden: Set[int], attempts: Mapping[int, Attempt]) -> Vector | None:
     """The weights that a life ends with, those reported of its last window if these are not shown."""
     final = life.final_weights
-    windows = {event["window"] for event in life.outcome.events if event["window"] is not None}
+    windows = {event.window for event in life.events.events if event.window is not None}
     known = [attempts[step].weights for step in sorted(attempts) if step <= max(windows, default=step)]
     is_unseen = final is None or None in final or not windows.isdisjoint(hidden)
     return known[-1] if is_unseen and known else final

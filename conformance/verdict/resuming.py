@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.oracle.overflow import Scaler
+from conformance.trace import events as trace
 from conformance.trace.events import Number, Vector
 from conformance.trace.lives import as_resumed
 from conformance.trace.state.torchs import KEPT_BY_TORCH
@@ -105,16 +106,16 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         if not rank.lives or _windows(rank.lives[1]):
             continue
-        first, second = ({event["event"] for event in life.outcome.events} for life in rank.lives)
-        if "model" not in first:
+        first, second = (life.events for life in rank.lives)
+        if not first.of(trace.Model):
             continue
-        if "model" not in second:
+        if not second.of(trace.Model):
             return (
                 f"rank {rank.outcome.rank} resumed without calling task.model(), so what it trained cannot be seen; "
                 "load the weights of the checkpoint into the module that task.model() returns"
             )
         # Those of the watched model have windows.
-        if second & {"backward_begin", "autograd_grad", "foreign_optimizer"}:
+        if second.has((trace.BackwardBegin, trace.AutogradGrad, trace.ForeignOptimizer)):
             return (
                 f"rank {rank.outcome.rank} resumed, and trained another module than task.model() returned, which "
                 "cannot be seen; load the weights of the checkpoint into the one that it returned"
@@ -157,10 +158,7 @@ def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     so."""
     spec = as_resumed(case.spec())
     for rank in ranks if spec["resumed_at"] is not None and not case.resumed_inside else ():
-        events = rank.lives[1].outcome.events if rank.lives else ()
-        first = next(
-            (event["rows"] for event in events if event["event"] == "forward" and not event.get("extra")), None
-        )
+        first = next((event.rows for event in rank.lives[1].events.forwards), None) if rank.lives else None
         found = _micro_batches_of(spec, rank.outcome.rank, first) if first else []
         if found and all(number for _, number in found):
             window, number = min(found, key=lambda one: abs(one[0] - spec["resumed_at"]))
@@ -199,10 +197,9 @@ def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
     found = {}
     for rank in ranks:
         before, after = rank.lives or (None, None)
-        starts = [event for event in after.outcome.events if event["event"] == "start"] if after else []
-        if before and before.final_weights and starts and starts[0]["weights"]:
+        if before and after and before.final_weights and (begun := _begun(rank)):
             ended = [value or 0.0 for value in before.final_weights]
-            if other := other_than([ended], starts[0]["weights"]):
+            if other := other_than([ended], begun):
                 found[rank.outcome.rank] = other
     if not found:
         return None
@@ -218,20 +215,13 @@ def _with_other_weights(ranks: Sequence[int], other: str) -> str:
 
 def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """On which ranks the first backward of the second life adds to gradients; None if on none."""
-    found = (
-        []
-        if case.resumed_inside
-        else [
-            rank.outcome.rank
-            for rank in ranks
-            if rank.lives
-            and next(
-                (one["gradients"] for one in rank.lives[1].outcome.events if one["event"] == "backward_begin"), None
-            )
-            == "some"
-        ]
-    )
-    if not found:
+    found = [
+        rank.outcome.rank
+        for rank in ranks
+        for first in (rank.lives[1].events.of(trace.BackwardBegin)[:1] if rank.lives else ())
+        if first.gradients == "some"
+    ]
+    if not found or case.resumed_inside:
         return None
     return (
         f"the first backward of {named(found)} after the resume adds to gradients that were there before it: clear "
@@ -315,8 +305,8 @@ def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
 
 def _begun(rank: RankEvidence) -> Vector:
     """The weights with which a rank goes on after a resume; none if no forward shows them."""
-    events = rank.lives[1].outcome.events if rank.lives else ()
-    return next((event["weights"] for event in events if event["event"] == "start"), None) or ()
+    starts = rank.lives[1].events.of(trace.Start) if rank.lives else ()
+    return next((event.weights for event in starts), None) or ()
 
 
 def _kept(model: Model, ranks: Sequence[RankEvidence], rank: RankEvidence, number: int) -> dict[int, dict[str, Any]]:
@@ -328,8 +318,7 @@ def _kept(model: Model, ranks: Sequence[RankEvidence], rank: RankEvidence, numbe
 
 
 def _noted(life: RankEvidence) -> dict[int, dict[str, Any]]:
-    kept = [one for event in life.outcome.events if event["event"] == "optimizer_state" for one in event["kept"]]
-    return {one["parameter"]: one for one in kept}
+    return {one["parameter"]: one for event in life.events.of(trace.OptimizerState) for one in event.kept}
 
 
 def _put_together(
@@ -439,13 +428,16 @@ def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:
 
 def _windows(life: RankEvidence) -> list[int]:
     """Those in which a life trained, in order."""
-    return list(dict.fromkeys(event["window"] for event in life.outcome.events if event["window"] is not None))
+    return list(dict.fromkeys(event.window for event in life.events.events if event.window is not None))
 
 
 def _micro_batches(life: RankEvidence) -> list[tuple[int, int]]:
     """Those in which a life trained, in order, each with its window before it."""
-    events = [event for event in life.outcome.events if event["event"] == "backward_begin"]
-    return [(event["window"], event["micro_batch"]) for event in events if event["micro_batch"] is not None]
+    return [
+        (event.window, event.micro_batch)
+        for event in life.events.of(trace.BackwardBegin)
+        if event.window is not None and event.micro_batch is not None
+    ]
 
 
 def _count(windows: int) -> str:

@@ -13,6 +13,7 @@ from conformance.laws.run import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
+from conformance.trace.events import BackwardBegin
 from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.precision import FP32
 from conformance.workloads.problem import Problem
@@ -57,7 +58,7 @@ def scaler_faults(
             faults.append(_stepped(window))
     for rank in ranks:
         # The server keeps the loss scale for its workers.
-        if any(event["event"] in ("step", "skip") for event in rank.outcome.events):
+        if not rank.steps_by_hand:
             faults += (f"rank {rank.outcome.rank} {fault}" for fault in _of_rank(rank, clamped))
     scales = defaultdict[int, set[float]](set)
     for attempt in chain.from_iterable(rank.attempts for rank in ranks):
@@ -72,9 +73,9 @@ def scaler_faults(
 def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
     """What a window's first backward added to, if gradients of the skipped window before it were still there."""
     for rank in ranks:
-        backwards = (one for one in rank.outcome.events if one["event"] == "backward_begin" and one["window"] == window)
-        if (first := next(backwards, None)) is not None and first["gradients"] == "some":
-            at = " ({}:{})".format(*first["where"]) if first["where"] else ""
+        backwards = (one for one in rank.events.of(BackwardBegin) if one.window == window)
+        if (first := next(backwards, None)) is not None and first.gradients == "some":
+            at = " ({}:{})".format(*first.where) if first.where else ""
             return f"its gradients{at} were added to those of window {window - 1}, which nobody cleared"
     return None
 

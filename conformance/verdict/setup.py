@@ -75,7 +75,7 @@ def _other_rows(runs: Sequence[Run]) -> str | None:
     if len({one.plan.world_size for one in runs}) > 1:
         return None
     read = [
-        [tuple(event.rows) for life in of_rank for event in life.of(Forward) if not event.extra]
+        [tuple(event.rows) for life in of_rank for event in life.forwards]
         for of_rank in zip(*(one.ranks for one in runs), strict=True)
     ]
     planned = [list(run.plan.rows(rank)) for rank in range(run.plan.world_size)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from conformance.cases.case import Case
 from conformance.results.records import Vector
+from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, named, values
 
@@ -26,7 +27,7 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Says so if training begins with weights put together from the ranks' own, and not with those of one rank."""
     starts: list[Vector] = [tuple(map(float, case.problem.workload.start_of(at))) for at in range(len(ranks))]
     for rank in ranks:
-        begun = next((values(one["weights"] or ()) for one in rank.outcome.events if one["event"] == "start"), ())
+        begun = next((values(one.weights or ()) for one in rank.events.of(Start)), ())
         columns = list(zip(begun, *starts, strict=False))
         if rank.shard is None or begun in starts or not columns:
             continue
@@ -41,7 +42,7 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 
 def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """Says so if the ranks' models end with different weights, of whose masters each rank has stepped a part."""
-    ends = [next((one["copies"] for one in rank.outcome.events if one.get("copies")), ()) for rank in ranks]
+    ends = [next((one.copies for one in rank.events.of(Finished) if one.copies), ()) for rank in ranks]
     for name, *copies in zip(case.problem.workload.model.elements, *ends, strict=False):
         if len({value for value in copies if value is not None}) > 1:
             return (
@@ -54,10 +55,10 @@ def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
 def without_gradients(ranks: Sequence[RankEvidence]) -> str:
     """Why the shards of ranks have gradients in none of their steps."""
     groups = [
-        event["group"]
+        event.group
         for rank in ranks
-        for event in rank.outcome.events
-        if event["event"] == "collective" and event["of"] == "gradients" and "reduce_scatter" in event["op"]
+        for event in rank.events.of(Collective)
+        if event.of == "gradients" and "reduce_scatter" in event.op
     ]
     if not groups:
         return (
@@ -79,9 +80,9 @@ def kept_over_step(rank: RankEvidence, step: int) -> str | None:
         return None
     last, now = rank.steps[step - 1 : step + 1]
     used: dict[int | None, Vector] = {}
-    for event in rank.outcome.events:
-        if event["event"] == "forward" and not event.get("extra") and event["weights"]:
-            used.setdefault(event["window"], values(event["weights"]))
+    for event in rank.events.forwards:
+        if event.weights:
+            used.setdefault(event.window, values(event.weights))
     weights = used.get(now.seen_in)
     if weights is None or used.get(last.seen_in) != weights or same(weights, last.weights):
         return None

@@ -14,6 +14,7 @@ from typing import Any
 from conformance.laws.run import Rank, Run
 from conformance.oracle.recurrence import Trajectory
 from conformance.results.records import Vector
+from conformance.trace import events as trace
 from conformance.trace.events import Finished, Forward, Report, ScalerStep, Start
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import Attempt, RankEvidence, overlaid, values
@@ -52,11 +53,11 @@ def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | No
 
 def _as_stepped(rank: RankEvidence) -> RankEvidence:
     """With what the optimizer's last step made of the weights, whatever training ends with."""
-    steps = [event for event in rank.outcome.events if event["event"] in ("step", "skip")]
     *earlier, last = rank.attempts
-    if not steps or steps[-1]["window"] != last.seen_in:
-        return rank
-    return replace(rank, attempts=(*earlier, replace(last, weights=values(steps[-1]["weights"]))))
+    for step in rank.events.of(trace.Attempt)[-1:]:
+        if step.window == last.seen_in and step.weights is not None:
+            return replace(rank, attempts=(*earlier, replace(last, weights=values(step.weights))))
+    return rank
 
 
 def _skipped(ranks: Sequence[RankEvidence]) -> set[int | None]:
@@ -148,20 +149,20 @@ def _exchanged(rank: RankEvidence) -> set[int | None]:
     size = max((len(attempt.weights) for attempt in rank.attempts), default=0)
     stepped: int | None = None
     found = set[int | None]()
-    for event in rank.outcome.events:
-        if event["event"] in ("step", "skip"):
-            stepped = event["window"]
-        elif event["event"] == "forward" and not event.get("extra"):
+    for event in rank.events.events:
+        if isinstance(event, trace.Attempt):
+            stepped = event.window
+        elif isinstance(event, Forward) and not event.extra:
             stepped = None
         elif stepped is not None and _may_carry_weights(event, size):
             found.add(stepped)
     return found
 
 
-def _may_carry_weights(event: Mapping[str, Any], size: int) -> bool:
-    if event["event"] not in ("collective", "receive"):
+def _may_carry_weights(event: trace.Event, size: int) -> bool:
+    if not isinstance(event, trace.Collective | trace.Receive):
         return False
-    return event["of"] == "parameters" or (event["of"] is None and event["elements"] >= size)
+    return event.of == "parameters" or (event.of is None and event.elements >= size)
 
 
 def _by_hand(
@@ -195,15 +196,17 @@ def _shown_by(event: Forward | Finished | Report | None) -> Vector | None:
 
 def _within(rank: RankEvidence) -> Iterator[str]:
     """Where weights changed between two forwards of a window, and no step of an optimizer of torch's changed them."""
-    window, has_stepped, before = None, False, list[Any]()
-    for event in rank.outcome.events:
-        has_stepped |= event["event"] in ("step", "skip")
-        if event["event"] == "forward" and not event.get("extra"):
-            shown = event["weights"]
-            if shown is not None and event["window"] == window and not has_stepped and _differ(before, shown):
-                yield f"rank {rank.outcome.rank}, window {window}, before micro-batch {event['micro_batch']}"
+    window: int | None = None
+    has_stepped = False
+    before: Sequence[Any] = ()
+    for event in rank.events.events:
+        has_stepped |= isinstance(event, trace.Attempt)
+        if isinstance(event, Forward) and not event.extra:
+            shown = event.weights
+            if shown is not None and event.window == window and not has_stepped and _differ(before, shown):
+                yield f"rank {rank.outcome.rank}, window {window}, before micro-batch {event.micro_batch}"
             before = before if shown is None else shown
-            window, has_stepped = event["window"], False
+            window, has_stepped = event.window, False
 
 
 def _differ(before: Sequence[Any], shown: Sequence[Any]) -> bool:

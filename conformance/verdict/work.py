@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations, permutations
 
 from conformance.cases.case import Case
+from conformance.trace.events import Forward
 from conformance.verdict.evidence import RankEvidence
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.plan import rows
@@ -76,23 +77,25 @@ def unread(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     A window whose loss is infinite may be left out, and so may samples that weigh nothing. A smaller last batch may be
     if nothing is trained on twice instead.
     """
-    events = [event for rank in ranks for event in rank.outcome.events if event["event"] == "forward"]
-    had = Counter(row for event in events for row in event["rows"])
-    if None in had or not events or not all(event["rows"] for event in events):
+    events = [event for rank in ranks for event in rank.events.of(Forward)]
+    had = Counter[int | None](row for event in events for row in event.rows)
+    if None in had or not events or not all(event.rows for event in events):
         return None
     row_of, windows = rows(case.spec()), case.problem.windows
     asked = {
-        one.index: Counter(row_of[at] for at, sample in zip(one.samples, one.batch, strict=True) if sample.weight)
+        one.index: Counter[int | None](
+            row_of[at] for at, sample in zip(one.samples, one.batch, strict=True) if sample.weight
+        )
         for one in windows
         if not any(map(has_infinite_loss, one.batch))
     }
-    trained = Counter(row for event in events if not event.get("extra") for row in event["rows"])
-    if not trained - sum(asked.values(), Counter[int]()):
+    trained = Counter(row for event in events if not event.extra for row in event.rows)
+    if not trained - sum(asked.values(), Counter[int | None]()):
         asked = {at: one for at, one in asked.items() if len(windows[at].batch) == len(windows[0].batch)}
     if without := [at for at, of_window in asked.items() if of_window.keys() - had.keys()]:
         return f"samples of window{'s' if without[1:] else ''} {', '.join(map(str, without))} went into no forward"
     # Which of several samples with equal inputs went in, nobody can tell.
-    lost = sum((sum(asked.values(), Counter[int]()) - had).values())
+    lost = (sum(asked.values(), Counter[int | None]()) - had).total()
     return f"{lost} sample{'s' * (lost > 1)} went into no forward" if lost else None
 
 

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.cases.case import Case
+from conformance.laws.run import Events
+from conformance.trace.events import read
 from conformance.verdict.shards import copies_apart
 
 CASE = Case("deepspeed", 2, 2, "bf16", "momentum")
@@ -19,6 +21,6 @@ CASE = Case("deepspeed", 2, 2, "bf16", "momentum")
 def test_copies(second, apart):
     """What a rank does not have whole tells nothing."""
     ends = [[1.0, 2.0, 3.0, 4.0], second]
-    ranks = [SimpleNamespace(outcome=SimpleNamespace(events=[{"event": "finished", "copies": end}])) for end in ends]
+    ranks = [SimpleNamespace(events=Events((read({"event": "finished", "copies": end}),))) for end in ends]
     found = copies_apart(CASE, ranks)
     assert found == apart if apart is None else apart in found

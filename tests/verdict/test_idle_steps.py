@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.laws.run import Events
+from conformance.trace.events import read
 from conformance.verdict.idle_steps import idle_after
 
 BACKWARD = {"event": "backward_end"}
@@ -33,4 +35,4 @@ IDLE = [BACKWARD, step(1, [None, None])]
     ],
 )
 def test_the_last_step_that_found_gradients(events, window):
-    assert idle_after(SimpleNamespace(outcome=SimpleNamespace(events=events))) == window
+    assert idle_after(SimpleNamespace(events=Events(tuple(map(read, events))))) == window

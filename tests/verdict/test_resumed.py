@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.laws.run import Events
 from conformance.oracle.faults import CATALOGUE
 from conformance.oracle.faults.resuming_places import WindowLeftOut
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
+from conformance.trace.events import read
 from conformance.verdict.evidence import Update
 from conformance.verdict.judge import judge
 from conformance.verdict.resuming import other_scale, other_state
@@ -488,8 +490,8 @@ def holding(number, *lives):
     def life(shard, momentum):
         state = {"momentum_buffer": momentum, "step": [2.0]}
         kept = [{"parameter": 0, "settings": {}, "values": [0.0] * len(momentum), "state": state}]
-        outcome = SimpleNamespace(events=[{"event": "optimizer_state", "kept": kept}])
-        return SimpleNamespace(shard=frozenset(shard), outcome=outcome, final_weights=None)
+        events = Events((read({"event": "optimizer_state", "kept": kept}),))
+        return SimpleNamespace(shard=frozenset(shard), events=events, final_weights=None)
 
     return SimpleNamespace(lives=tuple(life(*one) for one in lives), outcome=SimpleNamespace(rank=number))
 
@@ -500,7 +502,7 @@ def test_weights_that_another_rank_sends_after_the_last_step(case):
     rank = holding(0, ({0, 1, 2}, [1.0, 2.0, 3.0]), ({0, 1, 2}, [1.0, 2.0, 3.0]))
     for life in rank.lives:
         life.shard, life.final_weights = None, [7.0] * model.size
-    rank.lives[1].outcome.events[0]["kept"][0]["values"] = [7.0] * 3
+    rank.lives[1].events.events[0].kept[0]["values"] = [7.0] * 3
     assert other_state(model, [rank]) is None
     rank.lives[0].final_weights = [0.0] * model.size
     assert "resumed with other values of weight" in other_state(model, [rank])
