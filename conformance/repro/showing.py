@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import get_args
@@ -11,6 +11,7 @@ from typing import get_args
 from conformance.oracle.affine import Enclosure
 from conformance.oracle.recurrence import Recurrence, Step, Trajectory
 from conformance.results.records import Quantity, Vector
+from conformance.trace.events import Raised
 from conformance.verdict.comparison import outside, same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.judgement import Judgement
@@ -77,9 +78,9 @@ def _endings(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
     return [Ending(count, errors) for count in dict.fromkeys([min(ended, windows), windows])]
 
 
-def _error(raised: Mapping[str, str]) -> str:
-    message = raised["message"].splitlines()
-    return f"{raised['type']}: {message[0]}" if message else raised["type"]
+def _error(raised: Raised) -> str:
+    message = raised.message.splitlines()
+    return f"{raised.type}: {message[0]}" if message else raised.type
 
 
 def _right(judgement: Judgement, problem: Problem) -> Trajectory | None:

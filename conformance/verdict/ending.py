@@ -30,11 +30,11 @@ def ending(
     # A peer of a rank that has exited raises too, because of a lost connection, often before the exit is seen.
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
     if first.raised is not None:
-        if not first.raised.get("declined"):
-            return "CRASH", _raised(first)
+        if not first.raised.declined:
+            return "CRASH", _what(first.raised)
         if _has_trained(ranks):
-            return "CRASH", f"{_raised(first)}; {_TOO_LATE}"
-        return "UNSUPPORTED", _message(first) or "the trainer declines this case"
+            return "CRASH", f"{_what(first.raised)}; {_TOO_LATE}"
+        return "UNSUPPORTED", _message(first.raised) or "the trainer declines this case"
     if outcome.timed_out:
         places = groupby(missing, lambda rank: (rank.outcome.exit, _stopped(rank.outcome.stack or "")))
         return "HANG", "; ".join(
@@ -58,21 +58,20 @@ def _has_trained(ranks: Sequence[RankEvidence]) -> bool:
 def _has_moved(rank: RankEvidence) -> bool:
     """Whether its weights are others than when it began to train."""
     before = next((event.weights for event in rank.events.of(trace.Start)), None)
-    after = (rank.raised or {}).get("weights")
+    after = rank.raised and rank.raised.weights
     return None not in (before, after) and before != after
 
 
-def _message(rank: RankEvidence) -> str:
+def _message(raised: trace.Raised) -> str:
     """The reason may be in the first line or in the last."""
-    message = nameless(str((rank.raised or {})["message"]))
+    message = nameless(raised.message)
     return " | ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
-def _raised(rank: RankEvidence) -> str:
-    error, message = rank.raised or {}, _message(rank)
-    what = f"{error['type']}: {message}" if message else str(error["type"])
-    where = _last(_frames(error["traceback"]))
-    return f"rank {rank.outcome.rank} raised {what}" + (f" ({where})" if where else "")
+def _what(raised: trace.Raised) -> str:
+    message, where = _message(raised), _last(_frames(raised.traceback))
+    what = f"{raised.type}: {message}" if message else raised.type
+    return f"rank {raised.rank} raised {what}" + (f" ({where})" if where else "")
 
 
 def _ended(rank: RankEvidence) -> str:

@@ -58,25 +58,16 @@ class Update:
 class RankEvidence:
     """What one rank did, and how it ended.
 
-    ``collectives``: for each operation, sends and receives included, its calls and the bytes that this rank put in;
-    ``training``: calls since its training began. ``trained``: the rows that it trained on in each window; None if a
-    training forward does not show which samples went in. ``contributed``: whether it put anything but zeros into an
-    exchange of gradients; None if none was seen.
+    ``trained``: the rows that it trained on in each window; None if a training forward does not show which samples went
+    in.
     """
 
     outcome: RankOutcome
     attempts: tuple[Attempt, ...]
     world_size: int | None  # None without a process group.
     updates: tuple[Update, ...]
-    collectives: dict[str, dict[str, int]]
     trained: Mapping[int, frozenset[int]] | None
-    contributed: bool | None
     final_weights: Vector | None
-    raised: dict[str, Any] | None
-    other_optimizer: dict[str, Any] | None
-    observer_failed: dict[str, Any] | None
-    took_gradients: bool
-    """The trainer replaced the gradients of its backwards, other than by scaling them."""
     shard: frozenset[int] | None = None
     """The positions of the elements that it holds, where parameters are split over the ranks; what else its attempts
     show is that of the ranks that hold it."""
@@ -97,6 +88,50 @@ class RankEvidence:
     def events(self) -> Events:
         """What it sent."""
         return _events(self.outcome)
+
+    @property
+    def raised(self) -> trace.Raised | None:
+        return next(iter(self.events.of(trace.Raised)), None)
+
+    @property
+    def other_optimizer(self) -> trace.ForeignOptimizer | None:
+        return next(iter(self.events.of(trace.ForeignOptimizer)), None)
+
+    @property
+    def observer_failed(self) -> trace.ObserverFailed | None:
+        return next(iter(self.events.of(trace.ObserverFailed)), None)
+
+    @property
+    def took_gradients(self) -> bool:
+        """Whether the trainer replaced the gradients of its backwards, other than by scaling them."""
+        return any(event.factor is None for event in self.events.of(trace.GradientChange))
+
+    @property
+    def contributed(self) -> bool | None:
+        """Whether it put anything but zeros into an exchange of gradients; None if none was seen."""
+        given = [
+            event.zeros
+            for event in self.events.of(trace.Contribution)
+            if event.zeros is not None
+            and event.phase == "training"
+            and not (isinstance(event, trace.Collective) and event.op.startswith(("broadcast", "scatter")))
+        ]
+        return not all(given) if given else None
+
+    @cached_property
+    def collectives(self) -> dict[str, dict[str, int]]:
+        """For each operation, sends and receives included, its calls, the bytes that this rank put in, and the calls
+        since its ``training`` began."""
+        counts: dict[str, Counter[str]] = {}
+        is_split = bool(self.events.of(trace.Shards))
+        for event in self.events.of(trace.Exchange):
+            name = event.op if isinstance(event, trace.Collective) else event.event
+            entry = counts.setdefault(name, Counter(count=0, bytes=0, training=0))
+            # Ranks gather parameters that are split over them, which averages nothing.
+            gathers = is_split and event.of == "parameters" and "allgather" in name
+            trains = event.phase == "training" and event.bytes > 0 and not gathers
+            entry.update(count=1, bytes=event.bytes, training=int(trains))
+        return {op: dict(entry) for op, entry in counts.items()}
 
     @property
     def steps_by_hand(self) -> bool:
@@ -153,20 +188,10 @@ def read(outcome: RankOutcome, windows: Sequence[Window]) -> RankEvidence:
         attempts=_attempts(events.of(trace.Attempt), apex_scales, outcome.rank, windows),
         world_size=next((one.world_size for one in events.of(trace.Topology) if one.via), None),
         updates=(*map(_update, _updates(events)), *apex_updates),
-        collectives=_collectives(events),
         final_weights=values(final_weights) if final_weights else None,
-        raised=_first(outcome, "raised"),
-        other_optimizer=_first(outcome, "foreign_optimizer"),
-        observer_failed=_first(outcome, "observer_failed"),
         trained=_trained(events, cleared(outcome.events)),
-        contributed=_contributed(events),
         shard=next((frozenset(event.held) for event in events.of(trace.Shards) if event.held is not None), None),
-        took_gradients=any(event.factor is None for event in events.of(trace.GradientChange)),
     )
-
-
-def _first(outcome: RankOutcome, kind: str) -> dict[str, Any] | None:
-    return next((event for event in outcome.events if event["event"] == kind), None)
 
 
 def _attempts(
@@ -276,19 +301,6 @@ def overlaid(layers: Sequence[Vector]) -> Vector:
     return tuple(next((value for value in column if value is not None), None) for column in zip(*layers, strict=True))
 
 
-def _collectives(events: Events) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    is_split = bool(events.of(trace.Shards))
-    for event in events.of(trace.Exchange):
-        name = event.op if isinstance(event, trace.Collective) else event.event
-        entry = counts.setdefault(name, Counter(count=0, bytes=0, training=0))
-        # Ranks gather parameters that are split over them, which averages nothing.
-        gathers = is_split and event.of == "parameters" and "allgather" in name
-        trains = event.phase == "training" and event.bytes > 0 and not gathers
-        entry.update(count=1, bytes=event.bytes, training=int(trains))
-    return {op: dict(entry) for op, entry in counts.items()}
-
-
 def _trained(events: Events, unused: set[int]) -> Mapping[int, frozenset[int]] | None:
     """``unused``: the forwards whose gradients were cleared."""
     rows, used = defaultdict[int, set[int]](set), defaultdict[int, set[int]](set)
@@ -315,17 +327,6 @@ def cleared(events: Sequence[dict[str, Any]]) -> set[int]:
         elif event["event"] in ("step", "skip"):
             waiting.clear()
     return unused
-
-
-def _contributed(events: Events) -> bool | None:
-    given = [
-        event
-        for event in events.of(trace.Contribution)
-        if event.zeros is not None
-        and event.phase == "training"
-        and not (isinstance(event, trace.Collective) and event.op.startswith(("broadcast", "scatter")))
-    ]
-    return any(not event.zeros for event in given) if given else None
 
 
 def _update(event: trace.Update) -> Update:

@@ -25,7 +25,7 @@ from conformance.verdict.buffers import Fate, fate
 from conformance.verdict.diagnosis import HORIZON, Suspects
 from conformance.verdict.draws import resumed_draws
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guards import AVERAGES, BUFFERS, DRAWS, RESTORED, SAMPLES, SHARDS, Guard
+from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, SAMPLES, SHARDS, not_held
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.lives import as_it_ran
 from conformance.verdict.mistakes import look_for_mistake
@@ -151,7 +151,7 @@ def _look_beside_weights(case: Case, judgement: Judgement) -> None:
         if found.unknown is not None and judgement.verdict in PASSED:
             judgement.overrule("INCONCLUSIVE", found.unknown)
         if found.wrong is not None:
-            judgement.guards += (Guard(name, False, expected, found.wrong, found.wrong),)
+            judgement.guards += (not_held(name, expected, found.wrong),)
             judgement.overrule("FAIL (numerics)", found.wrong)
 
 
@@ -187,8 +187,8 @@ def _failed(ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks:
         if rank.observer_failed is not None:
             return (
-                f"the recorder's part `{rank.observer_failed['observer']}` failed in rank {rank.outcome.rank} and was "
-                f"switched off, so the trainer cannot be judged: {rank.observer_failed['error']}; this is a mistake of "
+                f"the recorder's part `{rank.observer_failed.observer}` failed in rank {rank.outcome.rank} and was "
+                f"switched off, so the trainer cannot be judged: {rank.observer_failed.error}; this is a mistake of "
                 "ours, please report it with the traceback below"
             )
     return None

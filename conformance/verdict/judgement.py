@@ -14,7 +14,7 @@ from conformance.results.records import Behaviour, Verdict
 from conformance.verdict.comparison import Difference, Divergence
 from conformance.verdict.diagnosis import Suspects
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guards import Guard
+from conformance.verdict.guard import Guard
 from conformance.verdict.setup import Mistake
 from conformance.workloads.behaviour import Way
 

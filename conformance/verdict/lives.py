@@ -35,7 +35,7 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
 
 def _in_place_of_none(first: RankEvidence) -> RankEvidence:
     """What stands for a rank in a life that does not have it: the numbers of the first rank, which are those of all."""
-    return replace(first, collectives={}, trained=first.trained and {}, contributed=None, changes=())
+    return replace(first, trained=first.trained and {}, changes=())
 
 
 def as_it_ran(case: Case, outcome: Outcome) -> Case:
@@ -92,27 +92,15 @@ def _with_missing(case: Case, attempt: Attempt) -> Attempt:
 
 
 def _joined(rank: RankOutcome, parts: Sequence[RankEvidence]) -> RankEvidence:
-    contributed = [part.contributed for part in parts if part.contributed is not None]
     return replace(
         parts[-1],
         outcome=rank,
         attempts=tuple(attempt for part in parts for attempt in part.attempts),
         updates=tuple(update for part in parts for update in part.updates),
-        collectives=_summed([part.collectives for part in parts]),
         trained=_united([part.trained for part in parts]),
-        contributed=any(contributed) if contributed else None,
-        other_optimizer=next((part.other_optimizer for part in parts if part.other_optimizer), None),
-        observer_failed=next((part.observer_failed for part in parts if part.observer_failed), None),
-        took_gradients=any(part.took_gradients for part in parts),
         changes=tuple(change for part in parts for change in part.changes),
         lives=tuple(parts),
     )
-
-
-def _summed(collectives: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    names = dict.fromkeys(name for one in collectives for name in one)
-    found = {name: [one[name] for one in collectives if name in one] for name in names}
-    return {name: {key: sum(one[key] for one in several) for key in several[0]} for name, several in found.items()}
 
 
 def _united(trained: Sequence[Mapping[int, frozenset[int]] | None]) -> dict[int, frozenset[int]] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.cases.case import Case
 from conformance.results.records import PASSED
-from conformance.verdict.guards import LOSS, WEIGHTS, Guard
+from conformance.verdict.guard import LOSS, WEIGHTS, not_held
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.loss import rounded_loss
 from conformance.verdict.resuming import other_stop
@@ -40,7 +40,7 @@ def look_for_mistake(case: Case, judgement: Judgement) -> None:
     if judgement.suspects.explained_by or broken:
         return
     if (rounded := next(filter(None, map(rounded_loss, judgement.runs[0].ranks)), None)) is not None:
-        judgement.guards += (Guard(LOSS, False, "right to the last bit", rounded, rounded),)
+        judgement.guards += (not_held(LOSS, "right to the last bit", rounded),)
         judgement.overrule("FAIL (numerics)", rounded)
 
 

@@ -18,7 +18,9 @@ from conformance.verdict.crashes import number_of_parameters, parameters_without
 from conformance.verdict.diagnosis import Suspects, suspects
 from conformance.verdict.ending import ending
 from conformance.verdict.evidence import RankEvidence
-from conformance.verdict.guards import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Guard, first_wrong, guards
+from conformance.verdict.first_wrong import first_wrong
+from conformance.verdict.guard import COLLECTIVES, MULTIPLE, PLACE, RESTORED, not_held
+from conformance.verdict.guards import guards
 from conformance.verdict.joined_ranks import with_joined_ranks
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.lives import evidence
@@ -184,7 +186,7 @@ def _judge_scaler(
     ``fit``: the numbers are right."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
-        judgement.guards += (Guard("overflows are skipped", False, "always", stepped, stepped),)
+        judgement.guards += (not_held("overflows are skipped", "always", stepped),)
         wrong.insert(first, stepped)
     wrong += [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault not in wrong]
 

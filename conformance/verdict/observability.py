@@ -70,7 +70,7 @@ def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         if rank.other_optimizer:
             return (
-                f"rank {rank.outcome.rank} stepped parameters of shape {rank.other_optimizer['shapes']} beside the "
+                f"rank {rank.outcome.rank} stepped parameters of shape {rank.other_optimizer.shapes} beside the "
                 "task's model, whose weights changed afterwards, so the steps cannot be compared; put an adapter on "
                 "the module that task.model() returns with `torch.nn.utils.parametrize`, or train its own weights"
             )

@@ -168,7 +168,7 @@ def _rank(rank: RankEvidence) -> records.Rank:
         exit=rank.outcome.exit,
         output=shortened(rank.outcome.output),
         stack=rank.outcome.stack and shortened(rank.outcome.stack),
-        traceback=shortened(failed["traceback"]) if failed else None,
+        traceback=shortened(failed.traceback) if failed else None,
         host=rank.outcome.host,
         collectives={
             op: records.Collective(entry["count"], entry["bytes"]) for op, entry in sorted(rank.collectives.items())

@@ -81,7 +81,7 @@ def may_come_of_it(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     but on other ranks, once it has trained, as the checkpoint is read by then."""
     missing = [rank for rank in ranks if not rank.outcome.finished]
     first = next((rank for rank in missing if rank.outcome.after is None), missing[0])
-    if first.raised is not None and first.raised["type"] in _OF_ITS_CODE:
+    if first.raised is not None and first.raised.type in _OF_ITS_CODE:
         return False
     before, after = case.world_sizes
     return before != after or not (first.lives and _windows(first.lives[1]))

@@ -12,7 +12,7 @@ from conformance.oracle.averaged_weights import AVERAGES_WEIGHTS
 from conformance.oracle.rounding import odd_part
 from conformance.verdict.answers import accepted_by, fit, without_gradients
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.guards import PARAMETERS
+from conformance.verdict.guard import PARAMETERS
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.precision_check import of_hidden_masters
 from conformance.verdict.scaling import is_seen, shows_uneven_scale

@@ -1,0 +1,196 @@
+"""What the first wrong number shows by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import isclose
+
+from conformance.cases.case import Case
+from conformance.oracle.recurrence import Trajectory
+from conformance.trace.events import Collective, Start, StateInit
+from conformance.trace.words import enumerated, number
+from conformance.verdict.comparison import Difference, other_than, outside
+from conformance.verdict.evidence import RankEvidence, exactly, values
+from conformance.verdict.guard import MULTIPLE, PARAMETERS, PLACE, RESTORED, SAMPLES, WEIGHTS, Guard, adds_to, not_held
+from conformance.verdict.left_over import left_over
+from conformance.verdict.orders import in_first_order, resumed_in_other_order
+from conformance.verdict.resuming import between_windows, left_behind, other_gradients, other_state, other_weights
+from conformance.verdict.shards import kept_over_step, split_apart
+from conformance.verdict.work import unread
+
+
+def first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
+    """What the first wrong number shows by itself: weights that changed before training, samples that were never read,
+    a parameter without a gradient on any rank, a gradient that is a multiple of the right one, a step at another
+    learning rate, or weights that were right when the optimizer's step was over."""
+    found = _first_wrong(case, ranks, difference, right)
+    return None if found is None else replace(found, gives_way=True)
+
+
+def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory) -> Guard | None:
+    early = _changed_early(case, ranks) if difference.step == 0 else None
+    if early is not None:
+        return early
+    if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
+        model, is_missing = case.problem.workload.model, difference.observed is None
+        other = other_weights(ranks) or other_gradients(case, ranks)
+        other = other or (left_behind(model, ranks) if is_missing else None) or other_state(model, ranks)
+        if other is not None:
+            return not_held(RESTORED, "on every rank", other)
+    kept = kept_over_step(ranks[difference.rank], difference.step)
+    if kept is not None:
+        return not_held("forwards use what was stepped", "in each window", kept, "what was gathered before")
+    left = left_over(case, ranks, right.steps[difference.step].window)
+    if left is not None:
+        return adds_to(left)
+    order = in_first_order(case, ranks) or resumed_in_other_order(case, ranks)
+    if order is not None:
+        return not_held("order of each epoch", "another one", order, "that of another one")
+    if (off := between_windows(case, ranks)) is not None:
+        return not_held(PLACE, f"window {case.resumed_at}", off)
+    lost = unread(case, ranks)
+    if lost is not None:
+        return not_held(SAMPLES, "in each epoch", f"{lost}; each sample must be trained on once in an epoch", lost)
+    if difference.quantity == "gradient":
+        if difference.observed is None:
+            return _stepped_in_part(case, ranks, difference)
+        rank = ranks[difference.rank]
+        return _multiplied(case, rank, difference, right) or _wrong_in_part(case, rank, difference, right)
+    taken, expected = ranks[difference.rank].taken(difference.step), right.steps[difference.step]
+    if taken is None:
+        return _wrong_in_part(case, ranks[difference.rank], difference, right)
+    rate, asked = taken.lr, _rate(case, difference.step, right)
+    if rate is not None and asked is not None and not isclose(float(rate), asked, rel_tol=1e-6):
+        window, seen = expected.window, number(float(rate))
+        text = f"the step of window {window} has the learning rate {seen}, and not {number(asked)}"
+        return not_held("learning rate of each step", f"{number(asked)} in window {window}", text, seen)
+    if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
+        return _wrong_in_part(case, ranks[difference.rank], difference, right)
+    text = (
+        f"the optimizer's step of window {expected.window} is right, but after it the weights of rank "
+        f"{difference.rank} become others; only steps may change them"
+    )
+    where = f"rank {difference.rank}, after the step of window {expected.window}"
+    return not_held("weights stay as they are stepped", "until the next step", text, where)
+
+
+def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    apart = split_apart(case, ranks)
+    if apart is not None:
+        return not_held(WEIGHTS, "not before training", apart, "before training")
+    return _stepped_early(case, ranks) or _reduced_early(case, ranks)
+
+
+def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    for rank in ranks:
+        planned = [float(value) for value in case.problem.workload.start_of(rank.outcome.rank)]
+        for event in rank.events.of(StateInit):
+            if event.weights and other_than([planned], event.weights):
+                at = " ({}:{})".format(*event.where) if event.where else ""
+                text = (
+                    f"a step with gradients of zero changed the weights before training{at}: it decays them, and "
+                    "AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes the state "
+                    "of a new optimizer"
+                )
+                return not_held(WEIGHTS, "not before training", text, f"rank {rank.outcome.rank}, before training")
+    return None
+
+
+def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
+    """Weights that ranks have reduced before training, to neither the mean of the task's nor those of one rank."""
+    starts = [[float(value) for value in case.problem.workload.start_of(rank)] for rank in range(case.world_size)]
+    mean = [sum(column) / len(starts) for column in zip(*starts, strict=True)]
+    for rank in ranks:
+        begun = next(iter(rank.events.of(Start)), None)
+        before = rank.events.of(Collective, before=begun)
+        reduced = [event for event in before if event.of == "parameters" and event.reduce]
+        if begun is None or not begun.weights or not reduced:
+            continue
+        other = other_than([mean], begun.weights)
+        if other and all(other_than([start], begun.weights) for start in starts):
+            at = " ({}:{})".format(*reduced[-1].where) if reduced[-1].where else ""
+            text = (
+                f"before training the ranks reduced their weights{at}, of which one became {number(other[0])} in place "
+                f"of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
+            )
+            return not_held(WEIGHTS, "not before training", text, f"rank {rank.outcome.rank}, before training")
+    return None
+
+
+def _rate(case: Case, step: int, right: Trajectory) -> float | None:
+    """The learning rate that a step must have; None where parameters have several, or a skipped step leaves it open."""
+    workload = case.problem.workload
+    if workload.groups or right.skips:
+        return None
+    if workload.schedule_by == "epoch":
+        step = next(one.epoch for one in case.problem.windows if one.index == right.steps[step].window)
+    return float(workload.optimizer.lr * (workload.schedule[step] if workload.schedule else 1))
+
+
+def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:
+    at = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
+    model = case.problem.workload.model
+    without = {
+        tensor
+        for index, tensor in enumerate(model.tensor_of)
+        if all(gradients is not None and gradients[index : index + 1] == (None,) for gradients in at)
+    }
+    if not without:
+        return None
+    names = enumerated([model.tensors[tensor].name for tensor in sorted(without)])
+    window = ranks[difference.rank].steps[difference.step].window
+    text = (
+        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; what the forwards use "
+        "must be stepped in each window, by an optimizer that holds it"
+    )
+    return not_held("all parameters stepped", "in each window", text, f"not {names} in window {window}")
+
+
+def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+    """A window whose gradient is a multiple of the right one, after others that are right."""
+    step = right.steps[difference.step]
+    seen = map(exactly, rank.steps[difference.step].gradients or ())
+    pairs = [(one, two) for one, two in zip(seen, step.gradient.center, strict=False) if one != 0 or two]
+    ratios = [one / two for one, two in pairs if one and two]
+    if difference.step == 0 or not 1 < len(ratios) == len(pairs):
+        return None
+    least, most = min(ratios), max(ratios)
+    times = least.limit_denominator(1024)
+    if times <= 0 or most - least > least / 64 or abs(least - 1) < Fraction(1, 16):
+        return None
+    said = times if times.denominator <= 64 else f"{float(least):.3g}"
+    text = (
+        f"the gradients of window {step.window} are {said} times the right ones in every element, and those of the "
+        "windows before are right"
+    )
+    if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
+        text += "; a loss scale that changes must be divided out as it was when the loss was multiplied by it"
+    return not_held(MULTIPLE, "right", text, f"{said} times the right ones")
+
+
+def _wrong_in_part(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+    """Some parameters of many whose numbers alone are wrong."""
+    step, own, model = right.steps[difference.step], rank.steps[difference.step], case.problem.workload.model
+    is_gradient = difference.quantity == "gradient"
+    box, seen = (step.gradient, own.gradients or ()) if is_gradient else (step.weights, own.weights)
+    numbers = zip(model.is_used, model.tensor_of, box.center, box.radius, map(exactly, seen), strict=False)
+    elements = [
+        (tensor, is_used)
+        for is_used, tensor, center, radius, value in numbers
+        if value is None or abs(value - center) > radius
+    ]
+    wrong = {tensor for tensor, _ in elements}
+    # Of two parameters, one may be right by chance.
+    if not wrong or 2 * len(wrong) >= len(model.tensors):
+        return None
+    names = enumerated([model.tensors[tensor].name for tensor in sorted(wrong)])
+    what, when = ("the gradient of ", "in") if is_gradient else ("", "after")
+    are = "is" if is_gradient or len(wrong) == 1 else "are"
+    text = f"{what}{names} {are} wrong {when} window {step.window}, and all other parameters are right"
+    if not any(is_used for _, is_used in elements):
+        text += "; only elements are wrong that the model does not use, and whose gradients are zero"
+    if all(model.tensors[tensor].places > 1 for tensor in wrong):
+        text += f"; the model uses {names} in several places, and it is one parameter for all that"
+    return not_held(PARAMETERS, "right", text, f"not of {names}")
