@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from conformance.oracle.ring import Message, contributions, schedule
+from conformance.oracle.ring import Message, schedule
+from tools.ring import contributions
 
 WORLD_SIZE = 3
 BOX, WHOLE = "#ffffff", "#d5ecdf"

@@ -1,4 +1,4 @@
-"""Ring all-reduce: which rank sends which segment in which step, and what each rank holds after it.
+"""Ring all-reduce: which rank sends which segment in which step.
 
 A gradient is cut into as many segments as there are ranks. In the first N - 1 steps (reduce-scatter) every rank adds
 what it receives, so that rank r ends with the whole sum of segment r. In the next N - 1 steps (all-gather) every rank
@@ -9,14 +9,7 @@ same time: a rank sends 2 (N - 1) / N of the gradient, however many ranks there 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-T = TypeVar("T")
-
-#: pieces[rank][segment]
-Pieces = tuple[tuple[T, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -45,24 +38,3 @@ def schedule(world_size: int) -> tuple[tuple[Message, ...], ...]:
     reduce_scatter = [step(number + 1, True) for number in range(world_size - 1)]
     all_gather = [step(number, False) for number in range(world_size - 1)]
     return (*reduce_scatter, *all_gather)
-
-
-def played(pieces: Sequence[Sequence[T]], add: Callable[[T, T], T]) -> list[Pieces[T]]:
-    """What every rank holds of every segment, at the start (``pieces``) and after each step."""
-    states = [tuple(map(tuple, pieces))]
-    for messages in schedule(len(pieces)):
-        before = states[-1]
-        after = [list(segments) for segments in before]
-        for message in messages:
-            arrived, own = before[message.sender][message.segment], before[message.receiver][message.segment]
-            after[message.receiver][message.segment] = add(own, arrived) if message.adds else arrived
-        states.append(tuple(map(tuple, after)))
-    return states
-
-
-def contributions(world_size: int) -> list[Pieces[tuple[int, ...]]]:
-    """The ranks, ascending, of which each segment that a rank holds contains the gradients: at the start, and after
-    each step.
-    """
-    start = [[(rank,)] * world_size for rank in range(world_size)]
-    return played(start, lambda own, arrived: tuple(sorted(own + arrived)))
