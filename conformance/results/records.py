@@ -1,7 +1,7 @@
 """The lines of a results file, and what is in them.
 
 The format is described here alone: `plain.py` reads and writes what is declared here, and
-`python -m conformance.results.schema` writes SCHEMA.md and schema.json from it.
+`python -m tools.results_schema` writes SCHEMA.md and schema.json from it.
 
 A field with a default may be absent from the file. Vectors have one number for each parameter, in the order of
 `CaseRecord.parameters`. Errors and bounds are absolute, in the unit of the quantity.

@@ -10,9 +10,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from conformance.results import schema
 from conformance.results.plain import ShapeError, record
 from conformance.results.records import KINDS
+from tools import results_schema as schema
 
 SCHEMA = json.loads(schema.SCHEMA.read_text(encoding="utf-8"))
 PROBES: list[Any] = [None, "text", "nan", 1, 1.5, True, [], [1], ["text"], {}, {"a": 1}, {"a": "text"}]
@@ -61,7 +61,7 @@ def test_what_the_writer_writes_is_valid(results_file: Path) -> None:
 
 
 def test_the_schema_is_written_from_the_records() -> None:
-    """Else: python -m conformance.results.schema."""
+    """Else: python -m tools.results_schema."""
     assert schema.SCHEMA.read_text(encoding="utf-8") == schema.in_json()
     assert schema.WORDS.read_text(encoding="utf-8") == schema.in_markdown()
 

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("benchmarks", "conformance", "docs", "fixtures", "tests", "constraints.txt", "noxfile.py", "pyproject.toml")
+COPIED = (
+    "benchmarks",
+    "conformance",
+    "docs",
+    "fixtures",
+    "tests",
+    "tools",
+    "constraints.txt",
+    "noxfile.py",
+    "pyproject.toml",
+)
 PROGRAMS = {"conformance": ["-m", "conformance"], "pytest": ["-m", "pytest"], "python": []}
 
 

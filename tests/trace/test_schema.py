@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from conformance.runner.front.client import ForkServer
 from conformance.trace import file
 from conformance.trace.events import KINDS, Event, check_all, hints
-from conformance.trace.schema import SCHEMA, WORDS, schema, schema_text, words
+from tools.trace_schema import SCHEMA, WORDS, schema, schema_text, words
 
 from ..trainers.tasks import make_spec, overflowing, scaler
 
@@ -40,7 +40,7 @@ def test_the_schema_is_a_json_schema():
 
 @pytest.mark.parametrize(("path", "text"), [(SCHEMA, schema_text()), (WORDS, words(WORDS.read_text()))])
 def test_what_is_generated_is_up_to_date(path, text):
-    assert path.read_text() == text, "python -m conformance.trace.schema"
+    assert path.read_text() == text, "python -m tools.trace_schema"
 
 
 def test_every_kind_is_described():

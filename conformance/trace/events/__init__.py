@@ -2,7 +2,7 @@
 
 A trace holds events as JSON objects with these fields; `read` makes them instances of their classes. The recorder
 writes them (`conformance.trace.recorder`), except for what only a whole trace shows: `conformance.trace.hindsight` adds
-that when a rank has ended. `python -m conformance.trace.schema` renews what is generated from here: the tables of
+that when a rank has ended. `python -m tools.trace_schema` renews what is generated from here: the tables of
 TRACE.md and trace-schema.json.
 
 Weights and gradients are those of the watched model: all elements of its parameters, in the order of

@@ -1,6 +1,6 @@
 """What is generated from the records: SCHEMA.md and schema.json.
 
-``python -m conformance.results.schema`` renews both.
+``python -m tools.results_schema`` renews both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from conformance.results import records
 from conformance.results.plain import NON_FINITE, TOO_LARGE, in_words
 
-WORDS = Path(__file__).with_name("SCHEMA.md")
-SCHEMA = Path(__file__).with_name("schema.json")
+WORDS = Path(records.__file__).with_name("SCHEMA.md")
+SCHEMA = Path(records.__file__).with_name("schema.json")
 INTRODUCTION = f"""# The results file, schema version {records.SCHEMA_VERSION}
 
-Written from `records.py` by `python -m conformance.results.schema`: edit it there.
+Written from `records.py` by `python -m tools.results_schema`: edit it there.
 
 A run writes one file in [JSON Lines](https://jsonlines.org): one JSON object on each line, in pure ASCII. The
 terminal summary and the HTML report are rendered from it alone; `conformance report results.jsonl` renders them again.

@@ -1,6 +1,6 @@
 """What is generated from the classes of events: trace-schema.json, and the tables of events in TRACE.md.
 
-``python -m conformance.trace.schema`` renews both.
+``python -m tools.trace_schema`` renews both.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
+from conformance.trace import file
 from conformance.trace.events import KINDS, Event, Number, Site, hints, is_required
-from conformance.trace.file import SCHEMA_VERSION
 
-SCHEMA = Path(__file__).with_name("trace-schema.json")
-WORDS = Path(__file__).with_name("TRACE.md")
+SCHEMA = Path(file.__file__).with_name("trace-schema.json")
+WORDS = Path(file.__file__).with_name("TRACE.md")
 
 Json: TypeAlias = dict[str, Any]
 
@@ -59,7 +59,7 @@ def schema() -> Json:
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"One line of a trace of trainer-conformance, schema version {SCHEMA_VERSION}",
+        "title": f"One line of a trace of trainer-conformance, schema version {file.SCHEMA_VERSION}",
         "oneOf": [{"$ref": f"#/$defs/{name}"} for name in ("trace", *KINDS)],
         "$defs": {"number": _NUMBER, "site": _SITE, "trace": _header(), "event": event, **kinds},
     }
@@ -85,7 +85,7 @@ def words(text: str) -> str:
 def _header() -> Json:
     properties: Json = {
         "kind": {"const": "trace"},
-        "schema_version": {"const": SCHEMA_VERSION},
+        "schema_version": {"const": file.SCHEMA_VERSION},
         "case": {"type": "string"},
         "rank": _COUNT,
         "events": _COUNT,
