@@ -10,13 +10,11 @@ from itertools import chain
 from conformance.laws.run import Plan, Rank, Window, fact
 from conformance.trace.events import BackwardEnd, Forward, Vector
 from conformance.workloads.plan import rows
+from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 #: The unit roundoff and the least number of the formats that a model computes in.
 FORMATS: Mapping[str, tuple[float, float]] = {
-    "float64": (2.0**-53, 0.0),
-    "float32": (2.0**-24, 2.0**-149),
-    "float16": (2.0**-11, 2.0**-24),
-    "bfloat16": (2.0**-8, 2.0**-133),
+    one.dtype: (float(one.unit_roundoff), float(one.quantum)) for one in (FP64, FP32, FP16, BF16)
 }
 
 
