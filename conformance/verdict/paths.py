@@ -42,7 +42,7 @@ def text_of(path: str, line: int, folder: Path | None) -> str | None:
 
     folder: that of the trainer's file, where its other modules may be.
     """
-    folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([folder] if folder else []))}
+    folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([str(folder)] if folder else []))}
     found = [*{file for one in folders if os.path.isfile(file := os.path.realpath(os.path.join(one, path)))}]
     if len(found) != 1:
         return None
