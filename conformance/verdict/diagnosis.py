@@ -41,6 +41,11 @@ class Suspects:
     gradient_factors: tuple[Fraction, ...] = ()
     step_factors: tuple[Fraction, ...] = ()
 
+    @property
+    def names_one(self) -> bool:
+        """Whether one fault alone makes the numbers."""
+        return any(PAIR not in name for name in self.explained_by)
+
 
 def acquitted(reading: Reading) -> Suspects:
     """What a case with right numbers says, if its power is sufficient: every fault would have shown."""

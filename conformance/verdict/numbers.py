@@ -10,7 +10,7 @@ from conformance.laws.run import Run
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Unbounded
 from conformance.oracle.recurrence import Trajectory
-from conformance.results.records import PAIR, PASSED
+from conformance.results.records import PASSED
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
@@ -156,11 +156,14 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[str], declares: Mappi
         )
         diverged = judgement.divergence is not None
         judgement.suspects = suspects(strictest, right, judgement.difference, ranks, diverged)
+        # Who has as few steps as one that drops short windows may have done something else with them.
         if not judgement.suspects.explained_by and len(right.steps) < len(answers[0][1].steps):
-            judgement.suspects = _with_short_windows(*answers[0], judgement.suspects, ranks, diverged)
+            judgement.suspects = _otherwise(*answers[0], ranks, diverged) or judgement.suspects
+        # The gradients may have in them what an optimizer would add.
         if right.certificate.exact and not judgement.suspects.explained_by:
-            judgement.suspects = _by_weights_alone(strictest, right, ranks, diverged) or judgement.suspects
-        is_known = any(PAIR not in name for name in judgement.suspects.explained_by)
+            alone = _otherwise(strictest, right, without_gradients(ranks), diverged)
+            judgement.suspects = alone or judgement.suspects
+        is_known = judgement.suspects.names_one
         guard = first_wrong(case, ranks, judgement.difference, right)
         # One factor for all windows says more.
         is_known |= guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors)
@@ -222,26 +225,11 @@ def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> b
     return True
 
 
-def _with_short_windows(
-    reading: Reading, right: Trajectory, found: Suspects, ranks: Sequence[RankEvidence], diverged: bool
-) -> Suspects:
-    """What a trainer that has as few steps as one that drops short windows may have done with them instead."""
+def _otherwise(reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool) -> Suspects | None:
+    """What another reading, or less of the evidence, says of the numbers; None if no known fault alone makes them."""
     difference = first_difference(ranks, right.steps)
-    if difference is None:
-        return found
-    of_all = suspects(reading, right, difference, ranks, diverged)
-    return of_all if any(PAIR not in name for name in of_all.explained_by) else found
-
-
-def _by_weights_alone(
-    reading: Reading, right: Trajectory, ranks: Sequence[RankEvidence], diverged: bool
-) -> Suspects | None:
-    """What exact weights alone say: the gradients may have in them what an optimizer would add. None if they name no
-    fault."""
-    without = without_gradients(ranks)
-    difference = first_difference(without, right.steps)
-    found = None if difference is None else suspects(reading, right, difference, without, diverged)
-    return found if found and any(PAIR not in name for name in found.explained_by) else None
+    found = None if difference is None else suspects(reading, right, difference, ranks, diverged)
+    return found if found is not None and found.names_one else None
 
 
 def _describe(difference: Difference, parameters: Sequence[str], window: int) -> str:
