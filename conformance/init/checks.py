@@ -40,7 +40,10 @@ class Checks:
                 why = "no loader was found: take the batches, pairs of x and y, from `TASK.dataloader()` here"
                 yield self._loop(going_back) or going_back, why
             if "loss" in missing:
-                yield going_back, "no loss was found: it must be `torch.nn.functional.mse_loss(outputs, y)`"
+                yield (
+                    going_back,
+                    "no loss was found: it must be that of `torch.nn.functional.mse_loss(outputs, y)`",
+                )
 
     @property
     def backwards(self) -> list[ast.Call]:

@@ -1,4 +1,4 @@
-"""What in a case may have made a trainer crash, in words."""
+"""What a trainer may have crashed on: what a case has, beside what the trainer expected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ from collections.abc import Iterator
 from conformance.trace.words import enumerated
 from conformance.workloads.model import Linear, Model
 from conformance.workloads.workload import Workload
+
+_OF_SHAPES = re.compile(
+    r"shape|size of tensor|dimension|out of (range|bounds)|forward\(\)|scalar type|target size", re.I
+)
+_OF_BATCHES = re.compile(r"batch|data|loader|next\(", re.I)
+
+
+def what_there_is(workload: Workload, headline: str, line: str) -> str:
+    """Of what is not as the trainer expected, in words that follow the headline. ``line``: the text of that in which it
+    crashed."""
+    if parts := _parts_of_batches(workload, headline):
+        # A line that unpacks a batch is not about parameters.
+        return parts if _OF_BATCHES.search(line) else parts + _parameters_of(workload.model, headline)
+    if "to unpack (expected 1" in headline and _OF_BATCHES.search(line):
+        return _unpacked(workload)
+    if _OF_SHAPES.search(headline):
+        return (
+            f"; in this case the model takes inputs of (m, {workload.model.features}) alone, and predictions and "
+            "targets are (m, 1)"
+        )
+    return _parameters_of(workload.model, headline)
 
 
 def parameters_without_gradients(model: Model) -> Iterator[str]:
@@ -20,7 +41,7 @@ def parameters_without_gradients(model: Model) -> Iterator[str]:
         yield f"in this case some samples do not use {enumerated(unused)}, so that `.grad` may be None"
 
 
-def number_of_parameters(model: Model, headline: str) -> str:
+def _parameters_of(model: Model, headline: str) -> str:
     """How many parameters there are, if a trainer crashed on what may be another number of them than it expected."""
     names = [tensor.name for tensor in model.tensors]
     count = len(names)
@@ -34,10 +55,14 @@ def number_of_parameters(model: Model, headline: str) -> str:
     )
 
 
-def parts_of_batches(workload: Workload, headline: str) -> str:
+def _parts_of_batches(workload: Workload, headline: str) -> str:
     """How many there are, if a trainer may have crashed on the weights."""
-    if workload.loss == "weighted" and "too many values to unpack (expected 2" in headline:
+    if workload.loss == "weighted":
+        return _unpacked(workload) if "too many values to unpack (expected 2" in headline else ""
+    return _unpacked(workload) if re.search(r"not enough values to unpack \(expected [3-9], got 2\)", headline) else ""
+
+
+def _unpacked(workload: Workload) -> str:
+    if workload.loss == "weighted":
         return "; in this case the loss is weighted, and a batch is unpacked as `inputs, targets, weights = batch`"
-    if workload.loss != "weighted" and "not enough values to unpack (expected 3, got 2)" in headline:
-        return "; in this case the loss is not weighted, and a batch is unpacked as `inputs, targets = batch`"
-    return ""
+    return "; in this case the loss is not weighted, and a batch is unpacked as `inputs, targets = batch`"

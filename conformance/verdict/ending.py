@@ -74,6 +74,15 @@ def _what(raised: trace.Raised) -> str:
     return f"rank {raised.rank} raised {what}" + (f" ({where})" if where else "")
 
 
+def line_of(ranks: Sequence[RankEvidence]) -> str:
+    """The text of the trainer's line in which the first rank raised that was not cut off by another one."""
+    raised = [rank for rank in ranks if rank.raised is not None]
+    first = next((rank for rank in raised if rank.outcome.after is None), next(iter(raised), None))
+    text = first.raised.traceback if first is not None and first.raised is not None else ""
+    ends = [frame.end() for frame in _FRAME.finditer(text) if _is_trainers(frame)]
+    return text[ends[-1] :].split("\n", 2)[1] if ends and "\n" in text[ends[-1] :] else ""
+
+
 def _ended(rank: RankEvidence) -> str:
     how, output = rank.outcome.exit, rank.outcome.output
     if not how.startswith(("exited", "killed", "aborted")):

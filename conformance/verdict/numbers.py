@@ -14,9 +14,9 @@ from conformance.results.records import PASSED
 from conformance.runner.outcome import Outcome
 from conformance.verdict.answers import accepted_by, trajectory_of, without_gradients
 from conformance.verdict.comparison import Difference, first_difference, first_divergence, matches
-from conformance.verdict.crashes import number_of_parameters, parameters_without_gradients, parts_of_batches
+from conformance.verdict.crashes import parameters_without_gradients, what_there_is
 from conformance.verdict.diagnosis import Suspects, suspects
-from conformance.verdict.ending import ending
+from conformance.verdict.ending import ending, line_of
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guard import COLLECTIVES, MULTIPLE, PLACE, RESTORED, not_held
@@ -47,8 +47,7 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
             notes += parameters_without_gradients(case.problem.workload.model)
         verdict, headline = ended
         if verdict == "CRASH":
-            workload = case.problem.workload
-            headline += parts_of_batches(workload, headline) + number_of_parameters(workload.model, headline)
+            headline += what_there_is(case.problem.workload, headline, line_of(ranks))
         if context is not None and len(runs) > 1 and verdict != "UNSUPPORTED" and may_come_of_it(case, ranks):
             headline += f"; {context}"
         return Judgement(verdict, headline, ranks, notes=notes)
