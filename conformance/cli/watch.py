@@ -6,12 +6,14 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.cli.files import unwritable
 
 if TYPE_CHECKING:
     from conformance.watch.judging.findings import Findings
@@ -39,10 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
+    from conformance.watch.page.page import NAME, write
     from conformance.watch.recording.settings import Settings
     from conformance.watch.verdict import lines, verdict
     from conformance.watch.watching import watch
@@ -50,6 +54,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
     if not script:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
+    if options.output is not None and (reason := unwritable(options.output / NAME)) is not None:
+        return say(f"cannot write {options.output / NAME}: {reason}; name another folder with --output", USAGE)
     try:
         code, findings = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
     except OSError as error:
@@ -57,6 +63,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     _clear_line()
     for line in lines(findings):
         console.print(line, markup=False, soft_wrap=True)
+    if options.output is not None:
+        console.print(f"report: {write(findings, script, options.output)}", markup=False, soft_wrap=True)
     if code:
         say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
         return code if code > 0 else 128 - code

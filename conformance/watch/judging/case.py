@@ -34,6 +34,7 @@ class Together:
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
     factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients.
+    kappas: by rank, the factors over the right ones.
     """
 
     windows: Sequence[Window | None]
@@ -41,6 +42,7 @@ class Together:
     is_joined: bool
     hooks: frozenset[str]
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
+    kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def here(self) -> list[Window]:

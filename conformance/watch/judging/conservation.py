@@ -139,6 +139,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         return False
     scale = window.scales[0] if window.scales else 1.0
     kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
+    case.together.kappas[window.rank].append(1.0 if kappa.contains(1.0, error) else kappa.middle)
     if kappa.contains(1.0, error):
         return True
     if any(window.clips[number][1].how == "value" for number in case.clips) and kappa.high < 1:

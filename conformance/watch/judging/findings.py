@@ -44,7 +44,7 @@ class Cause:
 @dataclass
 class Findings:
     """causes: proofs against the script. open: why steps are undecided, each with how often. notes: what to know.
-    unsolved: systems of equations of steps that say nothing alone.
+    unsolved: systems of equations of steps that say nothing alone. histories: of each optimizer, see `history.py`.
 
     checked, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
     computed.
@@ -54,6 +54,7 @@ class Findings:
     open: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
+    histories: dict[Any, Any] = field(default_factory=dict)
     steps: int = 0
     conserved: int = 0
 

@@ -10,6 +10,7 @@ from conformance.watch.judging import agreement, conservation, coverage, diagnos
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
@@ -141,6 +142,9 @@ class Launch:
         if own.conserved and own.conserved == own.steps and not own.causes:
             self._averages |= self.ranks > 1
             self._losses.judge(together)
+        kappas = together.kappas.get(here[0].rank, [])
+        history = self.findings.histories.setdefault(key, History(key.type))
+        history.add(together, kappas[0] if len({*kappas}) == 1 else None)
         self._take(own, here[0], full=len(here) == self.ranks)
 
     def _take(self, own: Findings, window: Window, *, full: bool) -> None:

@@ -1,0 +1,65 @@
+"""What becomes of an optimizer over a run: the factor, norms, the loss scale and the learning rate, of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import hypot
+
+from conformance.watch.judging.case import Together
+
+_MOST_POINTS = 512
+
+CURVES = {
+    "factor": "used over what is right",
+    "local": "norm of this rank's gradients",
+    "used": "norm of the gradients used",
+    "scale": "loss scale",
+    "rate": "learning rate",
+}
+"""What there is a curve of, in words."""
+
+
+@dataclass
+class Curve:
+    """Points (step, value): all of a short run, every second, fourth ... of a longer one."""
+
+    points: list[tuple[int, float]] = field(default_factory=list)
+    stride: int = 1
+
+    def add(self, step: int, value: float) -> None:
+        if step % self.stride:
+            return
+        self.points.append((step, value))
+        if len(self.points) > _MOST_POINTS:
+            self.stride *= 2
+            self.points = [point for point in self.points if point[0] % self.stride == 0]
+
+
+@dataclass
+class History:
+    """Of one optimizer. curves: by the names of CURVES."""
+
+    type: str
+    curves: dict[str, Curve] = field(default_factory=dict)
+
+    def add(self, together: Together, kappa: float | None) -> None:
+        """A step. kappa: the factor over the right one, if there is one factor."""
+        window = together.here[0]
+        step = window.step
+        if step is None:
+            return
+        values = {
+            "factor": kappa,
+            "local": _norm(one.sketch[..., 2].sum() for of in window.new.values() for one in of),
+            "used": _norm(sketch[2] for sketch in window.used.values()),
+            "scale": window.scales[0] if window.scales and window.scales != [1.0] else None,
+            "rate": step.rates[0] if step.rates else None,
+        }
+        for name, value in values.items():
+            if value is not None:
+                self.curves.setdefault(name, Curve()).add(window.index, float(value))
+
+
+def _norm(norms: Iterable[float]) -> float:
+    return hypot(*map(float, norms))
