@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import hypot
+from math import hypot, nan
 
 from conformance.watch.judging.case import Together
 
@@ -44,13 +44,13 @@ class History:
     curves: dict[str, Curve] = field(default_factory=dict)
 
     def add(self, together: Together, kappa: float | None) -> None:
-        """A step. kappa: the factor over the right one, if there is one factor."""
+        """A step. kappa: the factor over the right one, if there is one factor; else the curve has a gap."""
         window = together.here[0]
         step = window.step
         if step is None:
             return
         values = {
-            "factor": kappa,
+            "factor": nan if kappa is None else kappa,
             "local": _norm(one.sketch[..., 2].sum() for of in window.new.values() for one in of),
             "used": _norm(sketch[2] for sketch in window.used.values()),
             "scale": window.scales[0] if window.scales and window.scales != [1.0] else None,
