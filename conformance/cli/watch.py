@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from conformance.cli.exits import CONFORMING, NOT_CONFORMING, USAGE, say
+from conformance.cli.exits import CONFORMING, INTERRUPTED, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import unwritable
+from conformance.cli.signals import ended_like_ctrl_c
 
 if TYPE_CHECKING:
     from conformance.watch.judging.findings import Findings
@@ -57,14 +58,18 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     if options.output is not None and (reason := unwritable(options.output / NAME)) is not None:
         return say(f"cannot write {options.output / NAME}: {reason}; name another folder with --output", USAGE)
     try:
-        code, findings = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
+        with ended_like_ctrl_c():
+            watched = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
     except OSError as error:
         return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
     _clear_line()
+    code, findings = watched.code, watched.findings
     for line in lines(findings):
         console.print(line, markup=False, soft_wrap=True)
     if options.output is not None:
         console.print(f"report: {write(findings, script, options.output)}", markup=False, soft_wrap=True)
+    if watched.was_interrupted:
+        return say("interrupted; the verdict is on what came before", INTERRUPTED)
     if code:
         say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
         return code if code > 0 else 128 - code

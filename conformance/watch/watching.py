@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import conformance
@@ -17,39 +18,57 @@ from conformance.watch.recording.settings import Settings
 _PAUSE = 0.2
 """Seconds between two looks at what is new."""
 
+_PATIENCE = 30.0
+"""Seconds that a command has to end when it is asked to."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """code: the command's exit code; None if it was ended. was_interrupted: by a signal to us."""
+
+    code: int | None
+    was_interrupted: bool
+    findings: Findings
+
 
 def watch(
     command: Sequence[str],
     see: Callable[[Findings], bool] = lambda findings: False,
     settings: Settings = Settings(),  # noqa: B008  # is frozen
-) -> tuple[int, Findings]:
+) -> Watched:
     """Run a command to its end. `see` is called now and then with what was found until then; if it is true, that is
-    enough, and the command is ended.
+    enough, and the command is ended. KeyboardInterrupt ends it, too.
 
-    Returns its exit code, 0 if it was ended, and the findings. Raises OSError if it cannot be started.
+    Raises OSError if it cannot be started.
     """
     judge = Judge()
     with tempfile.TemporaryDirectory(prefix="conformance-watch-") as folder:
         reader = Reader(Path(folder), judge)
         process = subprocess.Popen(command, env={**environment(folder, os.environ), **settings.variables()})
+        code, was_interrupted = None, False
         try:
-            while True:
+            while code is None and not see(judge.findings):
                 try:
-                    process.wait(_PAUSE)
-                    break
+                    code = process.wait(_PAUSE)
                 except subprocess.TimeoutExpired:
                     reader.read()
-                    if see(judge.findings):
-                        process.terminate()
-                        process.wait()
-                        reader.finish()
-                        return 0, judge.finish()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+        except KeyboardInterrupt:
+            was_interrupted = True
+        finally:
+            _end(process)
         reader.finish()
-        return process.returncode, judge.finish()
+        return Watched(code, was_interrupted, judge.finish(is_whole=code == 0))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have it end, if it has not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def environment(folder: str, given: Mapping[str, str]) -> dict[str, str]:

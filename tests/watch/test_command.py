@@ -1,5 +1,6 @@
 """`conformance watch` of a script: its own output and exit code, and the verdict."""
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -39,6 +40,20 @@ def test_a_right_script_conforms_and_prints_what_it_prints(tmp_path):
 def test_it_watches_as_many_steps_as_asked(tmp_path):
     ended = watched(tmp_path, LOOP, "--steps", "2")
     assert "CONFORMS: in 2 of 2 steps" in ended.stdout
+
+
+def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(LOOP) + "print('ready', flush=True)\nimport time\ntime.sleep(600)\n")
+    command = [sys.executable, "-m", "conformance", "watch", "--", sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.stdout.readline() != "ready\n":
+            pass
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate()
+    assert "CONFORMS: in 3 of 3 steps" in out
+    assert "interrupted" in err
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(

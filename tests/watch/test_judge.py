@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.judge import judged
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, sketches, total
@@ -147,6 +148,16 @@ def test_a_step_on_one_rank_alone():
     used = averaged([script.backward()])
     script.step(used, ranks=[0])
     assert "watch/same-steps" in laws(script)
+
+
+def test_a_step_that_the_end_of_the_script_cut_off_is_not_judged():
+    script = Script()
+    used = averaged([script.backward()])
+    script.step(used)
+    script.clear()
+    script.step(averaged([script.backward()]), ranks=[0])
+    findings = judged(script.streams, is_whole=False)
+    assert (findings.causes, findings.steps, findings.conserved) == ({}, 2, 2)
 
 
 def test_learning_rates_of_the_ranks():

@@ -43,7 +43,8 @@ class Launch:
         self._equal: dict[int, int] = {}
         self._lost: dict[int, list[Cleared]] = defaultdict(list)
         self._cleared: list[Cleared] = []
-        self._different_steps = False
+        self._lacking = 0
+        self._first_lacking: Finding | None = None
         self._is_over = False
 
     def feed(self, rank: int, record: records.Record) -> None:
@@ -81,10 +82,15 @@ class Launch:
         """Whether the other ranks are so far behind that it has to wait."""
         return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
 
-    def finish(self) -> None:
-        """All processes have ended."""
+    def finish(self, *, is_whole: bool) -> None:
+        """All processes have ended. is_whole: of themselves, and well."""
         self._is_over = True
         self._join()
+        if self._first_lacking is not None and is_whole:
+            self.findings.add(self._first_lacking)
+            self.findings.steps += self._lacking
+        elif self._first_lacking is not None:
+            self.findings.note("steps that the end of the script left to some ranks alone are not judged")
         self._decide_waiting()
         self._judge_cleared()
         self._inputs.finish(averages=self._averages)
@@ -120,20 +126,9 @@ class Launch:
             self.findings.steps += sum(window.step is not None for window in here)
             self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
-        if len(here) < self.ranks and not self._is_joined and not self._different_steps:
-            self._different_steps = True
-            missing = tuple(rank for rank, window in enumerate(windows) if window is None)
-            first = here[0]
-            self.findings.add(
-                Finding(
-                    "watch/same-steps",
-                    f"{len(here)} of {self.ranks} ranks take the step, {self.ranks - len(here)} have ended",
-                    first.index,
-                    missing,
-                    first.site,
-                    optimizer=first.optimizer,
-                )
-            )
+        if len(here) < self.ranks and not self._is_joined:
+            self._lack(here, windows)
+            return
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
@@ -146,6 +141,19 @@ class Launch:
         history = self.findings.histories.setdefault(key, History(key.type))
         history.add(together, kappas[0] if len({*kappas}) == 1 else None)
         self._take(own, here[0], full=len(here) == self.ranks)
+
+    def _lack(self, here: list[Window], windows: list[Window | None]) -> None:
+        """A step that not all ranks take: if the script came to its end, the others never will."""
+        self._lacking += sum(window.step is not None for window in here)
+        if self._first_lacking is None:
+            self._first_lacking = Finding(
+                "watch/same-steps",
+                f"{len(here)} of {self.ranks} ranks take the step, {self.ranks - len(here)} have ended",
+                here[0].index,
+                tuple(rank for rank, window in enumerate(windows) if window is None),
+                here[0].site,
+                optimizer=here[0].optimizer,
+            )
 
     def _take(self, own: Findings, window: Window, *, full: bool) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
@@ -253,13 +261,14 @@ class Judge:
                 return launch
         raise AssertionError("there is one launch more than there were")
 
-    def finish(self) -> Findings:
+    def finish(self, *, is_whole: bool = True) -> Findings:
+        """is_whole: whether the command came to its end by itself, and without an error."""
         for launch in self._launches.values():
-            launch.finish()
+            launch.finish(is_whole=is_whole)
         return self.findings
 
 
-def judged(streams: Iterable[Iterable[records.Record]]) -> Findings:
+def judged(streams: Iterable[Iterable[records.Record]], *, is_whole: bool = True) -> Findings:
     """The findings of whole streams, one for each process, each beginning with `Began`."""
     judge = Judge()
     for stream in streams:
@@ -269,4 +278,4 @@ def judged(streams: Iterable[Iterable[records.Record]]) -> Findings:
         launch = judge.begin(began)
         for record in iterator:
             launch.feed(began.rank, record)
-    return judge.finish()
+    return judge.finish(is_whole=is_whole)
