@@ -57,7 +57,8 @@ def test_every_verdict(judged):
     divided = {case.id for case in judged if is_divided_by_the_nominal_length(case)}
     assert failed.keys() == divided | {
         *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-4" for workload in ("many-tensors", "own-order")),
-        *("ddp-w2-acc2-fp32-many-tensors-resumed-at-3", "ddp-w2-acc2-fp32-epoch-schedule-resumed-at-2"),
+        *(f"{path}-fp32-many-tensors-resumed-at-3" for path in ("ddp-w2-acc2", "single-batched")),
+        *(f"{path}-fp32-epoch-schedule-resumed-at-2" for path in ("ddp-w2-acc2", "single-batched")),
     }
     assert failed["ddp-w2-acc2-fp32-many-tensors-resumed-at-4"].explained_by == ("epoch-not-restored",)
     assert {failed[id].explained_by for id in divided} == {("nominal-length",)}
