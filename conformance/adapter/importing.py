@@ -193,7 +193,7 @@ def trainers_in(path: Path) -> list[str]:
         node = body.pop(0)
         if isinstance(node, ast.FunctionDef) and any(map(_is_trainer, node.decorator_list)):
             found.append(node.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_trainer(node.value.func):
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _makes_trainer(node.value):
             found += [target.id for target in node.targets if isinstance(target, ast.Name)]
         elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
             body = [*(one for one in ast.iter_child_nodes(node) if isinstance(one, ast.stmt)), *body]
@@ -201,7 +201,13 @@ def trainers_in(path: Path) -> list[str]:
 
 
 def _is_trainer(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and _last_name(node.func) == "trainer"
+    """`@trainer(...)`, or `@trainer` alone."""
+    return _last_name(node.func if isinstance(node, ast.Call) else node) == "trainer"
+
+
+def _makes_trainer(node: ast.Call) -> bool:
+    """`trainer(...)(function)` or `trainer(function)`, and not `trainer(...)` alone, which makes a decorator."""
+    return bool(node.args) and _is_trainer(node.func)
 
 
 def declaration_in(path: Path) -> Declaration | None:

@@ -22,6 +22,12 @@ if True:
     def second(task): ...
 
 third = trainer(name="third")(functools.partial(helper))
+
+@trainer
+def fourth(task): ...
+
+fifth = conformance.trainer(functools.partial(helper))
+marked = trainer(backends=["ddp"])
 """
 
 
@@ -33,9 +39,9 @@ def several(tmp_path):
 
 
 def test_all_of_a_file(several):
-    assert trainers_in(several) == ["first", "second", "third"]
+    assert trainers_in(several) == ["first", "second", "third", "fourth", "fifth"]
     assert every_trainer([str(several), "all", "ddp"]) == [
-        *(f"{several}:{name}" for name in ("first", "second", "third")),
+        *(f"{several}:{name}" for name in ("first", "second", "third", "fourth", "fifth")),
         "ddp",
     ]
 
