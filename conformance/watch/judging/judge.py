@@ -18,6 +18,9 @@ from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 _OFTEN = 0.2
 """A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose."""
 
+_MOST_WINDOWS = 64
+"""Of those before, whose backward passes are compared."""
+
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
 
@@ -41,6 +44,9 @@ class Launch:
         self._waiting: list[Finding] = []
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
+        self._common: set[int] = set()
+        self._related: set[frozenset[int]] = set()
+        self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost: dict[int, list[Cleared]] = defaultdict(list)
         self._cleared: list[Cleared] = []
         self._lacking = 0
@@ -129,6 +135,7 @@ class Launch:
         if len(here) < self.ranks and not self._is_joined:
             self._lack(here, windows)
             return
+        self._relate(here[0])
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
@@ -136,6 +143,8 @@ class Launch:
         self._sort_cleared(here, is_known=own.conserved == own.steps)
         if own.conserved and own.conserved == own.steps and not own.causes:
             self._averages |= self.ranks > 1
+            if self.ranks > 1:
+                self._common.add(here[0].optimizer)
             self._losses.judge(together)
         kappas = together.kappas.get(here[0].rank, [])
         history = self.findings.histories.setdefault(key, History(key.type))
@@ -212,12 +221,27 @@ class Launch:
                 self._cleared += before
         del self._cleared[1000:]
 
+    def _relate(self, window: Window) -> None:
+        """Optimizers that step on the same backward pass train parts of one model."""
+        passes = {*window.backwards}
+        for other, theirs in self._passes:
+            if passes & theirs:
+                self._related.add(frozenset((other, window.optimizer)))
+        self._passes.append((window.optimizer, passes))
+
+    def _trains_apart(self, optimizer: int) -> bool:
+        """Whether it never averages, beside others that do, and has no backward pass in common with them."""
+        related = any(frozenset((optimizer, other)) in self._related for other in self._common)
+        return bool(self._common) and optimizer not in self._common and not related
+
     def _decide_waiting(self) -> None:
         for finding in self._waiting:
             assert finding.optimizer is not None and finding.step is not None
             apart = self._apart.get(finding.optimizer, [])
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
-            if own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
+            if self._trains_apart(finding.optimizer):
+                self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
+            elif own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
                 self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
             elif finding.waits and not apart:
                 self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")

@@ -1,0 +1,43 @@
+"""Two models of one script: one that all ranks train, and one beside it that each trains for itself."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import SHAPES, Script, total
+
+
+class Beside(Script):
+    """What the ranks do with another model and optimizer, in the streams of a script."""
+
+    def __init__(self, script):
+        super().__init__(script.ranks, drift=0.1)
+        self.streams, self.backwards = script.streams, 1000
+        self.numbers = [100 + number for number in self.numbers]
+        for stream in self.streams:
+            stream += [records.Parameter(100 + n, list(SHAPES[n]), "float32", 1, f"q{n}") for n in range(len(SHAPES))]
+            stream.append(records.Optimizer(1, "Adam", self.numbers))
+
+    def step(self, used):
+        super().step(used)
+        for stream in self.streams:
+            stream[-1].optimizer, stream[-1].type = 1, "Adam"
+
+
+@pytest.mark.parametrize(("shares", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
+def test_a_model_beside_may_be_each_rank_s_own(shares, expected):
+    script = Script()
+    beside = Beside(script)
+    for _ in range(3):
+        computed = script.backward()
+        own = beside.backward()
+        if shares:
+            for stream in script.streams:
+                stream[-1].backward = script.backwards
+                del stream[-2]
+        script.step([total(computed, 0.5)] * 2)
+        beside.step(own)
+        script.clear()
+        beside.clear()
+    assert verdict(script.findings()) == expected
