@@ -308,7 +308,7 @@ def reports(session: nox.Session, report: str) -> None:
     shutil.copy(folder / "conformance-results.jsonl", published.with_suffix(".jsonl"))
     if REPORTS[report].mutants:
         session.run("python", "-m", "fixtures.kill", str(published.with_suffix(".jsonl")))
-    session.run("conformance", "report", f"{published}.jsonl", "--output", f"{published}.html")
+    session.run("conformance", "report", f"{published}.jsonl", "--output", f"{published}.html", success_codes=(0, 1))
     session.run("python", str(ROOT / "tools" / "reports_page.py"))
 
 
@@ -424,4 +424,5 @@ def tests(session: nox.Session) -> None:
     install_wheel(session, "test", "accelerate", "lightning", "horovod")
     session.env["CONFORMANCE_WHEEL"] = str(built_wheel(session))
     # Stealing: what takes longest, runs of the command, stands in few files that one process would do alone at the end.
-    session.run("pytest", "-n", "2", "--dist", "worksteal", *session.posargs)
+    # One more than the cores, as much of the time is waiting: for an import, for ranks that wait for each other.
+    session.run("pytest", "-n", "3", "--dist", "worksteal", *session.posargs)
