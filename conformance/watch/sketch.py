@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-BLOCK = 512
+BLOCK = 1024
 WIDTH = 3
 """Numbers in a sketch."""
 
