@@ -176,7 +176,7 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         says = f"{_micro_batches(dropped)} missing in the step: {table}"
         return _found(case, "watch/every-backward", says, effect)
     if alone and len(ranks) > 1:
-        says = f"{_micro_batches(alone)} not averaged, so only this rank's gradients of it are in its step: {table}"
+        says = f"{_micro_batches(alone)} not averaged: this rank's own gradients alone are in its step: {table}"
         return _found(case, "watch/averaged", says, effect)
     if lost:
         return _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)

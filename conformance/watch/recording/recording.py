@@ -32,7 +32,7 @@ class Recording:
     """
 
     def __init__(self, folder: str, settings: Settings) -> None:
-        self._folder = folder
+        self._path = first_part(Path(folder), os.getpid())
         self.settings = settings
         self._file: Any = None
         self._is_over = False
@@ -123,7 +123,6 @@ class Recording:
 
     def _open(self) -> None:
         launch, rank, world = surroundings.of_process()
-        self._path = first_part(Path(self._folder), os.getpid())
         self._file = self._path.open("w", encoding="ascii")
         self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch)))
 
