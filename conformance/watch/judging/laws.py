@@ -22,7 +22,7 @@ LAWS: dict[str, Law] = {
             "watch/averaged",
             "A step MUST use the average of the gradients of all ranks.",
             "Each rank follows its own data alone, and the ranks' models drift apart.",
-            "call the wrapped model (`ddp(x)`), or `dist.all_reduce(p.grad)` and divide by the world size, each step",
+            "call the wrapped model (`ddp(x)`), outside `no_sync()` in the last micro-batch, or all-reduce `p.grad`",
         ),
         Law(
             "watch/every-backward",
