@@ -36,6 +36,7 @@ class Recording:
         self.settings = settings
         self._file: Any = None
         self._is_over = False
+        self._among: tuple[str, int, int] | None = None
         self._waiting: list[records.Record] = []
         self._said: set[str] = set()
         self.numbers = Numbers()
@@ -53,6 +54,9 @@ class Recording:
     def note(self, record: records.Record) -> None:
         if not self._is_over:
             self._waiting.append(record)
+        if self._file is None and isinstance(record, records.Backward):
+            # A process that never steps writes at its end, when the group of its ranks may be gone.
+            self._among = surroundings.of_process()
 
     def once(self, record: records.Record) -> None:
         """Note a record, unless one that says the same was noted."""
@@ -122,7 +126,8 @@ class Recording:
         self._is_over = True
 
     def _open(self) -> None:
-        launch, rank, world = surroundings.of_process()
+        now = surroundings.of_process()
+        launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
         self._file = self._path.open("w", encoding="ascii")
         self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch)))
 
