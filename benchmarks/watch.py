@@ -19,7 +19,8 @@ from statistics import median
 from conformance.watch.recording.settings import Settings
 from conformance.watch.watching import environment
 
-WARM_UP = 4
+WARM_UP = 18
+"""Steps. Weights are compared before each of the first 16, and later before every tenth."""
 
 SCRIPT = """
 import sys, time
