@@ -3,15 +3,16 @@
 It sees one micro-batch, so a loss that is weighted over the whole window has no place. On a CPU "fp16" has no scale.
 """
 
-from __future__ import annotations
-
+from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtnt import framework
 from torchtnt.framework.auto_unit import AutoUnit
+from torchtnt.framework.callback import Callback
+from torchtnt.framework.callbacks import DistributedCheckpointSaver
 from torchtnt.framework.state import State
 from torchtnt.utils.prepare_module import DDPStrategy
 
@@ -32,24 +33,28 @@ class Unit(AutoUnit[Batch]):
         return self.task.loss(outputs, data), outputs
 
 
-@trainer(
-    backends=("single", "ddp"),
-    precisions=("fp64", "fp32", "bf16"),
-    schedules=("step", "epoch"),
-    own_order=True,
-    unused_parameters=True,
-    sparse=True,
-    buffers=True,
-    requires=("torchtnt",),
-)
+SUPPORTED: Any = {"backends": ("single", "ddp"), "precisions": ("fp64", "fp32", "bf16"), "schedules": ("step", "epoch")}
+SUPPORTED |= dict.fromkeys(("own_order", "resume", "unused_parameters", "sparse", "buffers"), True)
+
+
+@trainer(**SUPPORTED, requires=("torchtnt", "torchdata"))
 def train(task: Task) -> None:
     settings: dict[str, Any] = {"clip_grad_" + task.clip.kind: task.clip.threshold} if task.clip else {}
     if task.world_size > 1:
-        dist.init_process_group(task.collective_backend)
+        torch.distributed.init_process_group(task.collective_backend)
         settings["strategy"] = DDPStrategy(find_unused_parameters=task.unused_parameters)
     settings |= {"step_lr_interval": task.schedule_by, "gradient_accumulation_steps": task.accumulation}
     unit = Unit(task, precision="bf16" if task.precision == "bf16" else None, **settings)
-    own: Any = DistributedSampler(task.dataset(), task.world_size, task.rank)
-    # The loop tells it the epoch.
-    loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=own if task.own_order else task.sampler())
-    framework.train(unit, loader, max_epochs=len(list(task.epochs())))
+    # The loop tells it the epoch, and a checkpoint has the state of a loader that has one.
+    sampler: Any = DistributedSampler(task.dataset(), task.world_size, task.rank) if task.own_order else task.sampler()
+    loader = StatefulDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
+    if task.resume_from is not None:
+        # What it saves last, when `train` ends, says that an epoch was completed, wherever it stopped.
+        DistributedCheckpointSaver.restore(str(min(task.resume_from.iterdir())), unit, train_dataloader=loader)
+    stop, savers = None, list[Callback]()
+    if task.checkpoint_dir is not None:
+        stop = sum(map(len, islice(task.windows(), task.stop_after)))
+        when, often = ("train_steps", stop) if stop % len(loader) else ("epochs", stop // len(loader))
+        settings = {f"save_every_n_{when}": often}
+        savers.append(DistributedCheckpointSaver(str(task.checkpoint_dir), **settings))
+    framework.train(unit, loader, max_epochs=len(list(task.epochs())), max_steps=stop, callbacks=savers)
