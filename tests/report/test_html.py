@@ -173,7 +173,7 @@ def test_several_trainers_have_a_table_on_top(html: str) -> None:
 def test_what_is_explained_comes_first(html: str) -> None:
     titles = re.findall(r'<span class="what">([^<]+)', html.partition('<section id="matrix">')[0])
     unknown = "The numbers are wrong, and no known bug makes them in every case in which it would show."
-    assert titles[-2] == unknown and titles[-1].startswith("the bound is wider than the smallest bug")
+    assert titles[-2] == unknown and titles[-1].startswith("The bound is wider than the smallest bug")
     assert len(set(titles)) == len(titles)
 
 
