@@ -22,10 +22,10 @@ class SetEpoch(Callback):
         self.sampler.set_epoch(epoch_number - 1)
 
 
-WHOLE: Any = dict.fromkeys(("own_order", "unused_parameters", "sparse", "buffers", "resume"), True)
-
-
-@trainer(precisions=("fp64", "fp32"), schedules=("epoch",), requires=("poutyne", "pandas"), **WHOLE)
+@trainer(
+    precisions=("fp64", "fp32"), schedules=("epoch",), own_order=True, unused_parameters=True, sparse=True,
+    buffers=True, resume=True, requires=("poutyne", "pandas"),
+)  # fmt: skip
 def train(task: Task) -> None:
     network, sampler = task.model(), None if task.own_order else task.sampler()
     optimizer = task.optimizer(network.parameters())

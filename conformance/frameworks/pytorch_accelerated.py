@@ -13,10 +13,11 @@ from torch.nn.functional import mse_loss
 from conformance import Task, trainer
 from conformance.frameworks.whole_epochs import epochs_until_stop
 
-SUPPORTED: Any = {"backends": ("single", "ddp"), "precisions": ("fp64", "fp32", "bf16"), "clips": ("value",)}
 
-
-@trainer(**SUPPORTED, own_order=True, resume=True, requires=("pytorch_accelerated",))
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("value",), own_order=True, resume=True,
+    requires=("pytorch_accelerated",),
+)  # fmt: skip
 def train(task: Task) -> None:
     if task.world_size == 1:
         os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.

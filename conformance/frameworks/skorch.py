@@ -28,10 +28,10 @@ class SetEpoch(Callback):
         self.sampler.set_epoch(len(net.history) - 1)
 
 
-SUPPORTED: Any = {"backends": ("single", "ddp"), "precisions": ("fp64", "fp32", "bf16"), "clips": ("norm",)}
-
-
-@trainer(**SUPPORTED, schedules=("step", "epoch"), own_order=True, resume=True, requires=("skorch", "accelerate"))
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("norm",), schedules=("step", "epoch"),
+    own_order=True, resume=True, requires=("skorch", "accelerate"),
+)  # fmt: skip
 def train(task: Task) -> None:
     kind, model, sampler = NeuralNet, task.model(), task.global_sampler()
     settings: dict[str, Any] = {

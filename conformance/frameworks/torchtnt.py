@@ -33,11 +33,11 @@ class Unit(AutoUnit[Batch]):
         return self.task.loss(outputs, data), outputs
 
 
-SUPPORTED: Any = {"backends": ("single", "ddp"), "precisions": ("fp64", "fp32", "bf16"), "schedules": ("step", "epoch")}
-SUPPORTED |= dict.fromkeys(("own_order", "resume", "unused_parameters", "sparse", "buffers"), True)
-
-
-@trainer(**SUPPORTED, requires=("torchtnt", "torchdata"))
+@trainer(
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), schedules=("step", "epoch"),
+    own_order=True, resume=True, unused_parameters=True, sparse=True, buffers=True,
+    requires=("torchtnt", "torchdata"),
+)  # fmt: skip
 def train(task: Task) -> None:
     settings: dict[str, Any] = {"clip_grad_" + task.clip.kind: task.clip.threshold} if task.clip else {}
     if task.world_size > 1:

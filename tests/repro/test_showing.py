@@ -98,7 +98,7 @@ def test_nothing_to_show(found, why):
 
 
 def test_endings():
-    failing = rank(1.0, 2.0, 3.0, raised={"type": "ValueError", "message": "no such thing\nmore"})
+    failing = rank(1.0, 2.0, 3.0, raised=SimpleNamespace(type="ValueError", message="no such thing\nmore"))
     assert shown(judgement(failing, verdict="CRASH"), PROBLEM) == [Ending(3, ("ValueError: no such thing",))]
     hanging = rank(1.0, gradients=(1.0,))
     assert shown(judgement(hanging, verdict="HANG"), PROBLEM) == [Ending(2), Ending(3)]

@@ -25,6 +25,16 @@ def _schedules_epochs(problem: Problem) -> bool:
     return bool(problem.workload.schedules) and problem.workload.schedule_by == "epoch"
 
 
+def _has_other_rates_further_on(problem: Problem) -> bool:
+    """Whether some window has another rate as many places further on as epochs have ended before it."""
+    last = problem.workload.steps - 1
+    return any(
+        schedule[min(step + window.epoch, last)] != schedule[step]
+        for schedule in problem.workload.schedules
+        for step, window in enumerate(problem.windows)
+    )
+
+
 @fault(
     "multiplies gradients by the learning rate before they enter the momentum, which a schedule then does not scale",
     has_momentum,
@@ -95,7 +105,7 @@ class ScheduleOfEpochs(Recurrence):
         return super().place(step - epochs.index(epochs[step]) if step < len(epochs) else 0)
 
 
-@fault("advances the learning-rate schedule after each epoch, too", schedules, has_epochs)
+@fault("advances the learning-rate schedule after each epoch, too", schedules, _has_other_rates_further_on)
 class ScheduleAfterEpochsToo(Recurrence):
     def place(self, step: int) -> int:
         windows = self.problem.windows
