@@ -27,7 +27,7 @@ from conformance.verdict.idle_steps import idle_after
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_orders_of_their_own, resumed_in_other_order
 from conformance.verdict.own_order import each_rank_reads_all, not_once
-from conformance.verdict.resuming import lost_place, other_scale
+from conformance.verdict.resuming import between_windows, lost_place, other_scale
 from conformance.verdict.shards import copies_apart, without_gradients
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
@@ -153,7 +153,11 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         return Guard(SHARDS, True, expected, expected, "")
     if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
         return adds_to(left)
-    return Guard(SHARDS, False, expected, found.text, found.text, may_be_setup=not found.always)
+    text = found.text
+    if case.resumed_at is not None and found.window >= case.resumed_at:
+        # Who has lost the position between two windows reads what seems to be another rank's, where samples are equal.
+        text = between_windows(case, ranks) or text
+    return Guard(SHARDS, False, expected, text, text, may_be_setup=not found.always)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
