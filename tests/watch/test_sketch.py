@@ -13,11 +13,12 @@ def sketch(*tensors):
 
 @pytest.mark.parametrize("shape", [(1,), (7,), (BLOCK,), (3, BLOCK), (5, 17, 13), (BLOCK * 9 + 1,), (0,)])
 def test_a_sketch_is_linear(shape):
+    """Sums of small whole numbers do not round."""
     generator = torch.Generator().manual_seed(3)
-    a, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    a, b = (torch.randint(-9, 10, shape, generator=generator).double() for _ in range(2))
     of_a, of_b, of_sum = sketch(a, b, 2 * a - 3 * b)
-    assert torch.allclose(of_sum[:2], 2 * of_a[:2] - 3 * of_b[:2], rtol=1e-9, atol=1e-9)
-    assert torch.isclose(of_a[2], a.norm())
+    assert torch.equal(of_sum[:2], 2 * of_a[:2] - 3 * of_b[:2])
+    assert torch.equal(of_a[2], torch.linalg.vector_norm(a))
 
 
 def test_it_is_the_projection_on_signs():
@@ -29,7 +30,10 @@ def test_it_is_the_projection_on_signs():
 def test_sparse_and_half_precision_tensors():
     dense = torch.zeros(40, 33)
     dense[[3, 17, 39]] = torch.arange(99.0).reshape(3, 33)
-    assert torch.allclose(sketch(dense.to_sparse(1)), sketch(dense))
+    of_sparse, of_dense = sketch(dense.to_sparse(1)), sketch(dense)
+    assert torch.equal(of_sparse[:, :2], of_dense[:, :2])
+    # Of the 99 squares that the norm in single precision adds up.
+    assert torch.allclose(of_sparse[:, 2], of_dense[:, 2], rtol=100 * 2.0**-24, atol=0)
     assert torch.equal(sketch(dense.bfloat16()), sketch(dense))
 
 

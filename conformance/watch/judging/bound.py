@@ -19,10 +19,5 @@ def of_sum(roundings: int, roundoff: float, norms: float) -> float:
 
 def of_sketch(roundoff: float, norm: float) -> float:
     """Of the sketch of a tensor, which is computed block by block in single precision, or double for doubles."""
-    return (
-        SIGNS
-        * (BLOCK - 1)
-        * max(roundoff if roundoff < ROUNDOFF["float32"] else ROUNDOFF["float32"], 2.0**-53)
-        * _OF_NORM
-        * norm
-    )
+    computed_in = max(min(roundoff, ROUNDOFF["float32"]), ROUNDOFF["float64"])
+    return SIGNS * (BLOCK - 1) * computed_in * _OF_NORM * norm

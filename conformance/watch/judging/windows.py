@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from conformance.watch import records
 from conformance.watch.sketch import WIDTH
+from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
 
 #: Unit roundoffs.
-ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+ROUNDOFF = {one.dtype: float(one.unit_roundoff) for one in (FP64, FP32, FP16, BF16)}
 COARSEST = 2.0**-8
 _MOST_NAMED = 3
 
