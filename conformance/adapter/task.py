@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from conformance.adapter.groups import number_of, parameter_groups
 from conformance.adapter.models import module, parameters
 from conformance.adapter.settings import LossScaling, OptimizerSettings, optimizer_settings
 from conformance.adapter.topology import Topology
+from conformance.adapter.unsupported import Unsupported
 from conformance.workloads.model import model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
@@ -74,7 +76,8 @@ class Task:
     or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`conformance.adapter.settings`).
     learning_rates: of the first group, one for each optimizer step, or for each epoch where `schedule_by` is "epoch".
     loss_name: "mean" or "weighted".
-    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all.
+    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all; epoch_count: passes
+    over the data.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
     clip: None, or what `clip_` does.
     schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that declare it.
@@ -123,6 +126,7 @@ class Task:
         self.accumulation: int = spec["accumulation"]
         self.micro_batch_size: int = spec["micro_batch_size"]
         self.steps: int = spec["steps"]
+        self.epoch_count: int = len(spec["epochs"])
         self.device, self.collective_backend = _place(spec["device"], self.local_rank, topology.local_size(rank))
         self.clip = ClipSpec(**spec["clip"]) if spec["clip"] else None
         self.unfreeze_at: int | None = spec.get("unfreeze_at")
@@ -327,6 +331,18 @@ class Task:
         for number, planned in itertools.groupby(windows, lambda window: window.epoch):
             yield Epoch(number, self._samples, list(planned))
 
+    def epochs_until_stop(self) -> int:
+        """How many epochs to train until `stop_after`, or all, for frameworks that save at the end of an epoch alone.
+
+        Raises `Unsupported` for a stop inside an epoch.
+        """
+        ends = list(itertools.accumulate(len(list(epoch.windows())) for epoch in self.epochs()))
+        if self.stop_after is None:
+            return len(ends)
+        if self.stop_after not in ends:
+            raise Unsupported("a stop inside an epoch, as it saves at the end of an epoch alone")
+        return 1 + ends.index(self.stop_after)
+
     def dataset(self, format: Format | None = None) -> Samples:
         """The samples of one epoch, for loaders of your own: `DataLoader(task.dataset(), task.micro_batch_size,
         sampler=task.sampler())` makes the `Batch`es of this rank, as `set_epoch` of the sampler orders them.
@@ -344,6 +360,12 @@ class Task:
         """Which samples all ranks together read in the epoch that `set_epoch` has named, and in what order, for
         frameworks that take a sampler and deal out its micro-batches to the ranks themselves."""
         return GlobalOrder(self._samples, self._spec)
+
+    def leave_torchrun(self) -> None:
+        """Where there is one process, remove LOCAL_RANK, as if `python script.py` had started it: a framework that finds
+        the variable, as Accelerate does, would use DDP. Does nothing where there are several."""
+        if self.world_size == 1:
+            os.environ.pop("LOCAL_RANK", None)
 
 
 def _folder(path: str | None) -> Path | None:

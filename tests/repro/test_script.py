@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 
 import pytest
 import torch
@@ -108,6 +109,19 @@ def test_a_loop_over_the_data_set_has_whole_epochs():
     assert len(mine["SAMPLES"][0]) == len(spec["samples"]["y"])
     sampler, right = mine["Task"](1).sampler(1), Task(spec, 1).sampler(1)
     assert list(sampler) == list(right)
+
+
+def test_a_script_counts_epochs_as_the_task_does(monkeypatch):
+    case = Case("single", 1, 1, "fp32", "many-tensors", resumed_at=3)
+    text = MINE.replace("RATE *", "task.epochs_until_stop() * task.epoch_count *")
+    text = text.replace("    model =", "    task.leave_torchrun()\n    model =")
+    mine = namespace(written(case, text, windows=5))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    task, right = mine["Task"](0, **mine["STOP"]), Task({**case.spec(), "life": mine["STOP"]}, 0)
+    task.leave_torchrun()
+    assert "LOCAL_RANK" not in os.environ
+    assert task.epochs_until_stop() == right.epochs_until_stop() == 1
+    assert task.epoch_count == right.epoch_count
 
 
 def test_a_case_is_cut_inside_an_epoch_and_after_one():

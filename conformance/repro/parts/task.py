@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import accumulate, chain, zip_longest
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ class Task:
 
     dtype: torch.dtype
     device: torch.device
+    world_size: int
     micro_batch_size: int
+    stop_after: int | None
     loss_scaling: Any
     clip: Any
 
@@ -72,6 +75,10 @@ class Task:
             own = windows[self.rank if rank is None else rank]
             yield Epoch(number, [[batch_of(numbers, self.dtype) for numbers in window] for window in own])
 
+    def epochs_until_stop(self) -> int:
+        ends = list(accumulate(len(windows[self.rank]) for windows in WINDOWS))
+        return len(ends) if self.stop_after is None else 1 + ends.index(self.stop_after)
+
     def dataloader(self, rank: int | None = None, format: Any = None) -> DataLoader[Any]:
         own = (windows[self.rank if rank is None else rank] for windows in WINDOWS)
         batches = [numbers for windows in own for window in windows for numbers in window]
@@ -92,6 +99,10 @@ class Task:
 
     def global_sampler(self) -> GlobalOrder:
         return GlobalOrder(self.dataset())
+
+    def leave_torchrun(self) -> None:
+        if self.world_size == 1:
+            os.environ.pop("LOCAL_RANK", None)
 
 
 class Reporting(Task):
