@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from conformance.laws.chapters import CHAPTERS
 from conformance.laws.explain import HARMLESS
-from conformance.laws.law import CHAPTERS, Law, laws
+from conformance.laws.law import Law, laws
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 

@@ -1,6 +1,7 @@
 """Backends: how the ranks of a case meet and average their gradients, and what they need for it.
 
-The entry in `BACKENDS` is all that the harness knows about a backend.
+To add a backend, add its entry to `BACKENDS`. The world sizes of its `paths` stand in `conformance.cases.rules`; gloo
+or NCCL follows from the device (`Task.collective_backend`); how ranks meet stands in `conformance.launchers`.
 """
 
 from __future__ import annotations

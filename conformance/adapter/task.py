@@ -76,8 +76,8 @@ class Task:
     or "adagrad", `arguments` by torch's names, and these for each of its `groups` (`conformance.adapter.settings`).
     learning_rates: of the first group, one for each optimizer step, or for each epoch where `schedule_by` is "epoch".
     loss_name: "mean" or "weighted".
-    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all; epoch_count: passes
-    over the data.
+    accumulation: micro-batches in a window; micro_batch_size: samples in one; steps: windows in all; epoch_count:
+    passes over the data.
     collective_backend: what to pass to `torch.distributed.init_process_group`.
     clip: None, or what `clip_` does.
     schedule_by: what the learning-rate schedule counts: "step", or "epoch" for trainers that declare it.
@@ -362,8 +362,8 @@ class Task:
         return GlobalOrder(self._samples, self._spec)
 
     def leave_torchrun(self) -> None:
-        """Where there is one process, remove LOCAL_RANK, as if `python script.py` had started it: a framework that finds
-        the variable, as Accelerate does, would use DDP. Does nothing where there are several."""
+        """Where there is one process, remove LOCAL_RANK, as if `python script.py` had started it: a framework that
+        finds the variable, as Accelerate does, would use DDP. Does nothing where there are several."""
         if self.world_size == 1:
             os.environ.pop("LOCAL_RANK", None)
 

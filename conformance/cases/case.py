@@ -86,7 +86,8 @@ class Case:
 
     @property
     def id(self) -> str:
-        """For instance ``ddp-w2-acc2-fp16-clip-value``."""
+        """For instance ``ddp-w2-acc2-fp16-clip-value``. It is never parsed: fields contain hyphens, so a case is found
+        by the ids of those that there are (`conformance.suite.selection`)."""
         return "-".join(self.parts)
 
     @property

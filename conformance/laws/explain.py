@@ -11,7 +11,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from conformance.laws.law import CHAPTERS, Law, laws
+from conformance.laws.chapters import CHAPTERS
+from conformance.laws.law import Law, laws
 
 #: What a law that gives way to right numbers says of them.
 HARMLESS = "The trainer does the same in another way, and this law is not reported."

@@ -13,21 +13,11 @@ from inspect import cleandoc, signature
 from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from conformance.laws import chapters
+from conformance.laws.chapters import CHAPTERS
 from conformance.laws.run import GlobalWindow, Rank, Run, Window
 from conformance.trace.events import Event
 
 Level: TypeAlias = Literal["MUST", "SHOULD"]
-
-CHAPTERS: dict[str, str] = {
-    "acc": "Gradient accumulation",
-    "amp": "Automatic mixed precision",
-    "apex": "NVIDIA apex",
-    "clip": "Gradient clipping",
-    "ddp": "DistributedDataParallel",
-    "hvd": "Horovod",
-    "save": "Checkpoints",
-}
-
 
 #: The source of many laws.
 GUIDE = 'Determined, PyTorchTrial guide, "The Laws of PyTorchTrial"'

@@ -138,9 +138,10 @@ class Plan:
         """The numbers of the samples in each micro-batch that ``rank`` should read in ``window``; () if it has none."""
         return self._numbered[rank].get(window, ())
 
-    def epoch(self, window: int) -> int:
-        """That of a window."""
-        return next(one.epoch for one in self.windows[0] if one.number == window)
+    @cached_property
+    def epochs(self) -> Mapping[int, int]:
+        """The epoch of each window that rank 0 reads."""
+        return {one.number: one.epoch for one in self.windows[0]}
 
     def with_data(self, window: int) -> int:
         """How many ranks should read samples in ``window``."""

@@ -5,6 +5,9 @@ if all terms are multiples of one power of two q and their magnitudes add up to 
 then an integer below 2^p times q, hence representable, so no operation rounds. Otherwise n operations in a row err by
 at most gamma_n = n u / (1 - n u) relative to the sum of the magnitudes (Higham, ASNA 2nd ed., Lemma 3.1 and section
 4.2, valid for every order of summation), plus one quantum for each operation whose result underflows.
+
+Here are gamma_n, the ledger of roundings and the sums of an optimizer. The bound of a gradient is derived in
+`conformance.oracle.gradient`, and what proves it exact in `conformance.oracle.exactness`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The standard workloads by name. Adding one is adding an entry to :data:`STANDARD`."""
+"""The standard workloads by name. To add one, add an entry to `STANDARD`, and a rule to `conformance.cases.rules`,
+which says where it runs. What trains another model than those of `conformance.workloads.model` needs one there.
+"""
 
 from __future__ import annotations
 

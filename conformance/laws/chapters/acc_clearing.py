@@ -217,9 +217,12 @@ def not_cleared_inside(window: Window) -> Outcomes:
 def _has_right_ones(window: Window) -> bool:
     """Whether the step saw the right gradients, or does in another window that is cleared alike: what is wrong with
     those of this one, such as an overflow or a clip by hand, has another cause."""
-    return saw_right_gradients(window) or any(
-        saw_right_gradients(other) and _loses_weight(other) for other in window.rank.windows
-    )
+    return saw_right_gradients(window) or _is_right_though_cleared(window.rank)
+
+
+@fact
+def _is_right_though_cleared(rank: Rank) -> bool:
+    return any(saw_right_gradients(window) and _loses_weight(window) for window in rank.windows)
 
 
 def _kept_elsewhere(window: Window) -> bool:

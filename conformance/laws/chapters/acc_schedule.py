@@ -71,8 +71,8 @@ def schedule_per_step(window: Window) -> Outcomes:
 def schedule_per_epoch(window: Window) -> Outcomes:
     plan = window.plan
     for taken in _taken(window.rank)[window.number] if plan.schedule_by == "epoch" else ():
-        epoch = plan.epoch(window.number)
-        before = epoch if taken.previous is None else epoch - plan.epoch(taken.previous.window or 0)
+        epoch = plan.epochs[window.number]
+        before = epoch if taken.previous is None else epoch - plan.epochs[taken.previous.window or 0]
         # If the learning rate is right, it was set in another way, or the scheduler was resumed.
         if len(taken.calls) == before:
             yield OK

@@ -6,6 +6,8 @@ disabled scaler leaves no events, so they check nothing then.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from conformance.laws.at_outputs import is_of_mean, terms_of
 from conformance.laws.averaging import saw_right_gradients
 from conformance.laws.law import GUIDE, OK, Broken, Outcomes, law
@@ -78,8 +80,17 @@ def _carries_scale(window: Window, end: BackwardEnd) -> bool:
     backwards at this place."""
     if terms_of(window, end):
         return _shows_scale(window, end)
-    others = ((other, one) for other in window.rank.windows for one in other.of(BackwardEnd) if one.where == end.where)
-    return any(_shows_scale(other, one) for other, one in others)
+    return _place(end) in _places_with_scale(window.rank)
+
+
+@fact
+def _places_with_scale(rank: Rank) -> Set[tuple[str | int, ...]]:
+    """Where backwards are called whose gradients at the model's outputs show the loss scale."""
+    return {_place(end) for window in rank.windows for end in window.of(BackwardEnd) if _shows_scale(window, end)}
+
+
+def _place(end: BackwardEnd) -> tuple[str | int, ...]:
+    return tuple(end.where or ())
 
 
 def _shows_scale(window: Window, end: BackwardEnd) -> bool:

@@ -199,8 +199,14 @@ def scaler_with_fp16(window: Window) -> Outcomes:
     # A trainer may scale the loss by hand, and unscale gradients where nobody sees it.
     elif not window.rank.has(_SCALING) and (plain := next((end for end in ends if is_of_mean(window, end)), None)):
         # Such a scale may come down to 1.
-        scales = any(exceeds_mean(other, end) for other in window.rank.windows for end in _in_half(other)[1])
-        yield OK if scales else _not_scaled(next(half[number] for number in plain.forwards if number in half), plain)
+        forward = next(half[number] for number in plain.forwards if number in half)
+        yield OK if _scales_by_hand(window.rank) else _not_scaled(forward, plain)
+
+
+@fact
+def _scales_by_hand(rank: Rank) -> bool:
+    """Whether the gradients at the model's outputs exceed those of the mean in some backward through float16."""
+    return any(exceeds_mean(window, end) for window in rank.windows for end in _in_half(window)[1])
 
 
 def _in_half(window: Window) -> tuple[Mapping[int, Forward], Sequence[BackwardEnd]]:

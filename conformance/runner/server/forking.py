@@ -1,4 +1,8 @@
-"""Whether this process can still be forked into ranks that start clean."""
+"""Whether this process can still be forked into ranks that start clean.
+
+`conformance.runner.zygote.importer` asks after it has imported a trainer, and `conformance.runner.server.server` tells
+why ranks are started by fresh interpreters instead.
+"""
 
 from __future__ import annotations
 
