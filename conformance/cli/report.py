@@ -39,7 +39,7 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
             render_notes(results.header.notes, console)
             render_terminal(results, console, report, options.detail)
             render_html(results, report)
-            formats.write(options, results)
+            formats.write(options, formats.of_run(options, results))
     except (ResultsError, OSError) as error:
         return say(str(error), USAGE)
     console.file.write(printed.get())

@@ -144,6 +144,7 @@ def _run(options: argparse.Namespace, command: str, console: Console) -> int:
 
 def _finish(engine: Engine, folder: RunFolder, console: Console, options: argparse.Namespace) -> int:
     """Put the results in place, report them, and say what went wrong; returns the exit code."""
+    from conformance.report.digest import digest
     from conformance.report.html import render_html
     from conformance.report.terminal import render_terminal
     from conformance.results import ResultsError, read_results
@@ -167,8 +168,8 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         render_terminal(results, console, None if results.footer is None else folder.report, options.detail)
         code = gate.ended(results, options.configuration, console, whole=not options.selects)
         try:
-            formats.write(options, results)
-            formats.in_github_actions(results)
+            formats.write(options, formats.of_run(options, results))
+            formats.in_github_actions(digest(results))
         except ResultsError as error:
             return say(f"{error}; the results are in {folder.results}", HARNESS)
     else:

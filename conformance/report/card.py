@@ -6,7 +6,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from conformance.adapter.loading import place_of
 from conformance.results import Results
@@ -21,38 +21,35 @@ _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
 
 @dataclass(frozen=True)
 class Card:
-    """Attributes:
-    cause: what all of its cases have in common. title: the diagnosis.
+    """What a run and a watch have in common.
+
+    Attributes:
+    rule: the id of the law, or the kind of cause. title: the diagnosis.
     where: the line that broke the law: of the framework, and of the trainer that called it.
-    source: these lines, each with its text as it was when the case ran: `train.py:41` and `loss.backward()`.
-    details: what must hold and what happened instead, or what the smallest case shows. slice: the events that show it.
-    effect: what that does to training. fix: a snippet of Python.
-    cases: all that fail for this cause. scope: their trainers, paths and precisions. example: the smallest of them.
+    own_line: the user's file and the line in it, if the cause has one there.
+    source: these lines, each with its text as it was when it ran: `train.py:41` and `loss.backward()`.
+    details: what must hold and what happened instead. slice: the events that show it.
+    effect: what that does to training. fix: a snippet of Python. advice: the same in words, where there is no snippet.
+    extent: how often it is so. scope: where. commands: what shows it again, each with what it is.
     """
 
-    cause: Cause
+    rule: str
     verdict: str
     title: str
     where: str | None
+    own_line: tuple[str, int] | None
     source: tuple[tuple[str, str], ...]
     details: tuple[str, ...]
     slice: tuple[Moment, ...]
     effect: str | None
     fix: str | None
-    cases: tuple[CaseRecord, ...]
+    extent: str
     scope: str
-    example: CaseRecord
+    commands: tuple[tuple[str, str], ...]
+    advice: str | None = None
 
-    @property
-    def own_line(self) -> tuple[str, int] | None:
-        """The trainer's file, as its target names it, and the line in it, if the cause has one there."""
-        place = place_of(self.example.target)
-        lines = [(path, int(line)) for path, line in _LINE.findall(self.where or "")]
-        own = [line for path, line in lines if place.endswith(".py") and _is_end_of(path, place)]
-        return (place, own[-1]) if own else None
-
-    def lines(self, case: CaseRecord | None = None) -> Iterator[str]:
-        """Plain text, each line safe to print; the last is the command for ``case``, or for the example."""
+    def lines(self) -> Iterator[str]:
+        """Plain text, each line safe to print; the last is the command that shows it again."""
         yield f"{self.verdict}: {visible(self.title)}"
         if self.where:
             yield f"at: {one_line(self.where)}"
@@ -63,8 +60,9 @@ class Card:
         if self.fix:
             yield "fix:"
             yield from (f"  {line}" for line in visible(self.fix).splitlines())
-        yield f"script: {one_line((case or self.example).repro_command)}"
-        yield f"again: {one_line((case or self.example).command)}"
+        if self.advice:
+            yield f"fix: {visible(self.advice)}"
+        yield from (f"{what}: {one_line(command)}" for what, command in self.commands)
 
     def source_lines(self) -> Iterator[str]:
         """The texts of the lines to blame, as compilers show them: `41 | loss.backward()`."""
@@ -74,13 +72,30 @@ class Card:
             yield f"  {line:>{width}} | {one_line(text)}"
 
 
-def cards(results: Results) -> list[Card]:
+@dataclass(frozen=True)
+class CaseCard(Card):
+    """Of cases of a run.
+
+    Attributes:
+    cause: what all of its cases have in common. cases: all that fail for this cause. example: the smallest of them.
+    """
+
+    cause: Cause = field(kw_only=True)
+    cases: tuple[CaseRecord, ...] = field(kw_only=True)
+    example: CaseRecord = field(kw_only=True)
+
+    def of(self, case: CaseRecord) -> Card:
+        """The same with the commands of another one of its cases."""
+        return replace(self, commands=_commands(case))
+
+
+def cards(results: Results) -> list[CaseCard]:
     """The causes of failure of a run, in the order of the report. Trainers that fail for one share its card."""
     alike = _shared(failures(results))
     return [_card(replace(found[0], cases=sum((one.cases for one in found), ()))) for found in alike]
 
 
-def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> Card:
+def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> CaseCard:
     """That of a case that failed, by itself. ``bugs``: the texts of known ones by name."""
     [failure] = failures_of([case], bugs)
     return _card(failure)
@@ -94,23 +109,28 @@ def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
     return groups.values()
 
 
-def _card(failure: Failure) -> Card:
+def _card(failure: Failure) -> CaseCard:
     law, example = next(iter(failure.findings), None), failure.example
     details = [] if failure.explains_itself else [example.headline]
     if law is not None:
         details.insert(0, law.contradiction)
-    return Card(
-        cause=failure.cause,
+    cause, where = failure.cause, law.where if law else None
+    return CaseCard(
+        rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
         title=failure.text,
-        where=law.where if law else None,
+        where=where,
+        own_line=_own_line(example, where),
         source=tuple(_source_of_law(law) if law else _source_of_crash(example)),
         details=(*details, *first_difference(example)),
         slice=law.slice if law else (),
         effect=law.effect if law else None,
         fix=law.fix if law else None,
-        cases=failure.cases,
+        extent=_counted(failure.cases),
         scope=failure.where,
+        commands=_commands(example),
+        cause=cause,
+        cases=failure.cases,
         example=example,
     )
 
@@ -139,7 +159,19 @@ def first_difference(case: CaseRecord) -> Iterator[str]:
         yield f"first difference: {where}: expected {expected}, observed {observed}{allowed}"
 
 
-def counted(cases: Sequence[CaseRecord]) -> str:
+def _own_line(case: CaseRecord, where: str | None) -> tuple[str, int] | None:
+    """The trainer's file, as its target names it, and the line in it."""
+    place = place_of(case.target)
+    lines = [(path, int(line)) for path, line in _LINE.findall(where or "")]
+    own = [line for path, line in lines if place.endswith(".py") and _is_end_of(path, place)]
+    return (place, own[-1]) if own else None
+
+
+def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:
+    return ("script", case.repro_command), ("again", case.command)
+
+
+def _counted(cases: Sequence[CaseRecord]) -> str:
     """How many there are, and the first by name."""
     return f"{plural(len(cases), 'case')}, such as {one_line(cases[0].id)}" if len(cases) > 1 else one_line(cases[0].id)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from conformance.results import Results, ResultsError
@@ -23,7 +23,7 @@ from conformance.workloads.behaviour import WORDS
 
 from . import evidence, grouping, swimlanes, text
 from .behaviour import behaviour
-from .card import Card, cards
+from .card import CaseCard, cards
 from .comparison import Comparison
 from .figure import CLASSES, HEIGHT, WIDTH, drawing
 from .lanes import around_marks, lanes
@@ -65,7 +65,7 @@ def render_html(results: Results, path: str | Path) -> None:
 
 def render_comparison(comparison: Comparison, old: Results, new: Results, path: str | Path) -> None:
     """Writes a page of the differences between two runs to `path`. Raises `ResultsError` if it cannot be written."""
-    template = _base().get_template("comparison.html.j2")
+    template = base().get_template("comparison.html.j2")
     _write(template.render(comparison=comparison, old=old, new=new), path)
 
 
@@ -87,10 +87,10 @@ class Drawings:
         return self.drawn.setdefault(drawn, f"f{len(self.drawn)}")
 
 
-def _base() -> Environment:
-    """What all pages have in common."""
+def base(package: str = "conformance.report") -> Environment:
+    """What all pages have in common. package: whose templates it has beside those of reports."""
     environment = Environment(
-        loader=PackageLoader("conformance.report"),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("conformance.report")]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
@@ -103,12 +103,27 @@ def _base() -> Environment:
         script=Markup(script),
         policy=f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'",
+        drawings=Drawings(),
+        figure_size=(WIDTH, HEIGHT),
+        swimlanes=swimlanes,
+        looks=LOOKS,
+        lanes=lanes,
+        around_marks=around_marks,
+    )
+    environment.filters.update(
+        prose=_prose,
+        number=text.number,
+        size=size,
+        duration=text.duration,
+        plural=text.plural,
+        runs=text.runs,
+        file=lambda where: where.rpartition("/")[2],
     )
     return environment
 
 
 def _environment(results: Results) -> Environment:
-    environment = _base()
+    environment = base()
     found = cards(results)
     numbers = {id(case): number for number, card in enumerate(found, start=1) for case in card.cases}
 
@@ -129,32 +144,17 @@ def _environment(results: Results) -> Environment:
         plot=plot,
         tally=grouping.tally,
         drawing=drawing,
-        drawings=Drawings(),
-        figure_size=(WIDTH, HEIGHT),
-        swimlanes=swimlanes,
         colours=CLASSES,
-        looks=LOOKS,
         shown_looks=SHOWN,
         evidence=evidence,
         ways=WORDS,
         workloads=WORKLOADS,
         distinct=text.distinct,
-        lanes=lanes,
-        around_marks=around_marks,
-    )
-    environment.filters.update(
-        prose=_prose,
-        number=text.number,
-        size=size,
-        duration=text.duration,
-        plural=text.plural,
-        runs=text.runs,
-        file=lambda where: where.rpartition("/")[2],
     )
     return environment
 
 
-def _filters(results: Results, found: Sequence[Card]) -> list[tuple[str, str, list[tuple[str, str]]]]:
+def _filters(results: Results, found: Sequence[CaseCard]) -> list[tuple[str, str, list[tuple[str, str]]]]:
     """What cases can be filtered by: its name in the address, its label, and the values with their texts."""
     rows = [(trainer.name, path.name) for trainer in grouping.trainers(results) for path in trainer.paths]
     named = {"trainer": [trainer for trainer, _ in rows], "path": [path for _, path in rows]}

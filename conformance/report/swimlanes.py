@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from markupsafe import Markup, escape
 
-from conformance.results.records import CaseRecord, Moment
+from conformance.results.records import Finding, Moment, Timeline
 
 from .figure import HEIGHT, RIGHT
 from .lanes import Lanes, lanes
@@ -34,11 +34,9 @@ def legend() -> Markup:
     return Markup("".join(parts) + f'<text class="end" x="{RIGHT}" y="{HEIGHT - 6}">time →</text>')
 
 
-def broken_at(case: CaseRecord) -> dict[tuple[object, ...], str]:
-    """The law that each marked moment of the timeline breaks, by `key`."""
-    return {
-        key(moment): finding.law for finding in reversed(case.findings) for moment in finding.slice if moment.marked
-    }
+def broken_at(findings: Sequence[Finding]) -> dict[tuple[object, ...], str]:
+    """The law that each marked moment of a timeline breaks, by `key`."""
+    return {key(moment): finding.law for finding in reversed(findings) for moment in finding.slice if moment.marked}
 
 
 def key(moment: Moment) -> tuple[object, ...]:
@@ -46,11 +44,11 @@ def key(moment: Moment) -> tuple[object, ...]:
     return moment.rank, moment.event, moment.label, moment.where, moment.micro_batch
 
 
-def drawing(case: CaseRecord) -> Markup | None:
-    """The inside of an `<svg viewBox="0 0 360 216">`; None without a timeline."""
-    if case.timeline is None or not case.timeline.moments:
+def drawing(timeline: Timeline | None, laws: Mapping[tuple[object, ...], str]) -> Markup | None:
+    """The inside of an `<svg viewBox="0 0 360 216">`; None without a timeline. laws: as from `broken_at`."""
+    if timeline is None or not timeline.moments:
         return None
-    laid, laws = lanes(case.timeline), broken_at(case)
+    laid = lanes(timeline)
     broken = {
         laws[key(cell)]: (column, rank)
         for column, row in reversed([*enumerate(laid.rows)])

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rich.columns import Columns
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.text import Text
 
 from conformance.results import Results
 from conformance.results.records import NOT_CONFORMING, NOT_RUN, PASSED
 
 from .behaviour import behaviour, in_terminal
-from .card import Card, cards, counted
+from .card import CaseCard, cards
 from .console import STYLES
 from .findings import coverage, warnings
 from .grouping import Alike, overall, reasons
 from .laws import breaches, checked, unchecked
 from .matrix import tables
+from .printing import print_card, title
 from .summary import extent, scope, scopes, summary
 from .text import one_line, plural, visible
-from .verdicts import LOOKS
 
 #: How much is printed: the verdict and a line for each cause, what a reader needs, or all there is.
 Detail: TypeAlias = Literal["quiet", "normal", "verbose"]
@@ -47,7 +45,7 @@ def render_terminal(
     if detail == "quiet":
         for card in causes:
             cases = one_line(f"  ({plural(len(card.cases), 'case')}: {card.scope})")
-            console.print(Text.assemble(_title(card), (cases, "dim")), soft_wrap=True)
+            console.print(Text.assemble(title(card), (cases, "dim")), soft_wrap=True)
         _print_verdict(results, console)
         return
     for table in tables(results, console, in_full=detail == "verbose"):
@@ -57,7 +55,7 @@ def render_terminal(
         console.print(Columns(counts, padding=(0, 3)))
     shown = causes if detail == "verbose" else causes[:MOST_CAUSES]
     for card in shown:
-        _print_card(card, console)
+        print_card(card, console, _known_bug(card))
     if rest := causes[len(shown) :]:
         cases = plural(sum(len(card.cases) for card in rest), "case")
         console.print(Text(f"\n{plural(len(rest), 'more cause')}, of {cases}: --verbose shows all", "dim"))
@@ -75,30 +73,9 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
             yield Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}")
 
 
-def _print_card(card: Card, console: Console) -> None:
-    console.print()
-    console.print(_title(card))
-    body = [Text(f"{counted(card.cases)}: {one_line(card.scope)}", "dim")]
+def _known_bug(card: CaseCard) -> Iterator[Text]:
     if card.example.explained_by:
-        body.append(Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim"))
-    if card.where:
-        body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
-    body += [Text(line, "green") for line in card.source_lines()]
-    body += [Text(visible(line)) for line in card.details]
-    if card.effect:
-        body.append(Text.assemble(("effect: ", "bold"), visible(card.effect)))
-    console.print(Padding(Group(*body), (0, 0, 0, 2), expand=False))
-    # What may be copied keeps its lines, however long.
-    if card.fix:
-        console.print(Text("  fix:", "bold"))
-        console.print(Text(textwrap.indent(visible(card.fix), "    "), "green"), soft_wrap=True)
-    for command in (card.example.repro_command, card.example.command):
-        console.print(Text(f"  $ {one_line(command)}", "cyan"), soft_wrap=True)
-
-
-def _title(card: Card) -> Text:
-    look = LOOKS[card.verdict]
-    return Text.assemble((f"{look.glyph} {look.verdict}", STYLES[look.tone]), "  ", (one_line(card.title), "bold"))
+        yield Text(f"known bug: {one_line(', '.join(card.example.explained_by))}", "dim")
 
 
 def _print_notices(results: Results, console: Console, detail: Detail) -> None:

@@ -13,6 +13,7 @@ import pytest
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
 from conformance.report.card import cards
+from conformance.report.digest import digest
 from conformance.report.formats.annotations import annotations
 from conformance.report.formats.badge import endpoint, svg
 from conformance.report.formats.junit import junit
@@ -45,7 +46,7 @@ def failing(results) -> Results:
 
 
 def test_markdown_has_each_cause_and_each_count(failing):
-    text = markdown(failing)
+    text = markdown(digest(failing))
     assert text.startswith("## Not conforming\n")
     assert text.count("\n### ") == len(cards(failing))
     for card in cards(failing):
@@ -58,7 +59,7 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     shown = ["   9 | optimizer.step()", "  41 | scaler.step(optimizer)"]
     assert [*card.source_lines()] == shown
     assert "\n".join(shown) in "\n".join(card.lines())
-    assert "\n".join(shown) in markdown(failing)
+    assert "\n".join(shown) in markdown(digest(failing))
     render_html(failing, tmp_path / "page.html")
     assert "\n".join(shown) in (tmp_path / "page.html").read_text()
 
@@ -76,23 +77,23 @@ def test_nothing_of_a_trainer_is_markup(results, hostile):
     case = next(case for case in results.cases if case.verdict == "CRASH")
     wrong = replace(case, headline=hostile + "```\n# heading", findings=(), command=f"conformance run '{hostile}```'")
     run = replace(results, cases=(wrong,))
-    text = markdown(run)
+    text = markdown(digest(run))
     assert "\x1b" not in text and "\n# heading" not in text and "<script" not in text.replace("\\<", "")
     assert ElementTree.fromstring(junit(run)).findall(".//failure")
-    jsonschema.validate(json.loads(sarif(run)), SCHEMA)
-    assert len(list(annotations(run))) == len(cards(run)) and "\n" not in "".join(annotations(run))
+    jsonschema.validate(json.loads(sarif(digest(run))), SCHEMA)
+    assert len(list(annotations(digest(run)))) == len(cards(run)) and "\n" not in "".join(annotations(digest(run)))
     ElementTree.fromstring(svg(run))
 
 
 def test_an_annotation_is_at_the_line_of_the_trainer(failing):
-    lines = list(annotations(failing))
+    lines = list(annotations(digest(failing)))
     assert len(lines) == len(cards(failing))
     [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
     assert "%0A" in line and "again: conformance run" in line
 
 
 def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
-    found = json.loads(sarif(failing))
+    found = json.loads(sarif(digest(failing)))
     jsonschema.validate(found, SCHEMA)
     [run] = found["runs"]
     assert len(run["results"]) == len(cards(failing))
@@ -106,7 +107,7 @@ def test_sarif_is_valid_and_names_the_law_and_the_line(failing):
 
 
 def test_a_schema_that_it_breaks_is_noticed(failing):
-    found = json.loads(sarif(failing))
+    found = json.loads(sarif(digest(failing)))
     del found["runs"][0]["tool"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(found, SCHEMA)
@@ -147,12 +148,12 @@ def test_a_job_of_github_actions(failing, tmp_path: Path, monkeypatch, capsys):
     (summary := tmp_path / "summary.md").write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    in_github_actions(failing)
-    assert summary.read_text() == "# Before\n" + markdown(failing)
+    in_github_actions(digest(failing))
+    assert summary.read_text() == "# Before\n" + markdown(digest(failing))
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    in_github_actions(failing)
-    assert capsys.readouterr().out.splitlines() == list(annotations(failing))
+    in_github_actions(digest(failing))
+    assert capsys.readouterr().out.splitlines() == list(annotations(digest(failing)))
 
 
 def test_the_commands_write_them(results_file, tmp_path: Path, capsys):

@@ -5,19 +5,17 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 
 from collections.abc import Iterator
 
-from conformance.results import Results
-
-from ..card import cards, counted
+from ..digest import Digest
 
 
-def annotations(results: Results) -> Iterator[str]:
+def annotations(digest: Digest) -> Iterator[str]:
     """A line for each cause, for standard output."""
-    for card in cards(results):
+    for card in digest.cards:
         at = {"title": f"{card.verdict}: {card.title}"}
         if card.own_line is not None:
             at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
         properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in at.items())
-        text = "\n".join([*list(card.lines())[1:], counted(card.cases)])
+        text = "\n".join([*list(card.lines())[1:], card.extent])
         yield f"::error {properties}::{_escaped(text)}"
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, CaseRecord
 
-from ..card import Card, cards
+from ..card import CaseCard, cards
 from ..grouping import grouped
 from ..text import visible
 
@@ -38,7 +38,7 @@ def junit(results: Results) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _test(case: CaseRecord, card: Card | None) -> ElementTree.Element:
+def _test(case: CaseRecord, card: CaseCard | None) -> ElementTree.Element:
     name, classname = _text(case.id), f"{_text(case.trainer)}.{case.path}"
     test = ElementTree.Element("testcase", name=name, classname=classname, time=_seconds([case]))
     properties = ElementTree.SubElement(test, "properties")
@@ -48,7 +48,7 @@ def _test(case: CaseRecord, card: Card | None) -> ElementTree.Element:
         ElementTree.SubElement(test, "skipped", message=_text(f"{case.verdict}: {case.headline}"))
     elif card is not None:
         failure = ElementTree.SubElement(test, "failure", type=case.verdict, message=_text(card.title))
-        failure.text = _text("\n".join(card.lines(case)))
+        failure.text = _text("\n".join(card.of(case).lines()))
     return test
 
 

@@ -1,23 +1,20 @@
-"""The report of a run as Markdown, for the summary of a job or a pull request."""
+"""The report as Markdown, for the summary of a job or a pull request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conformance.results import Results
-
-from ..card import Card, cards, counted
-from ..grouping import overall
-from ..summary import extent, summary
+from ..card import Card
+from ..digest import Digest
 from ..text import one_line, visible
 
 #: More than this many causes, and a reader opens the report.
 _MOST = 20
 
 
-def markdown(results: Results) -> str:
+def markdown(digest: Digest) -> str:
     """GitHub's flavour."""
-    return "\n".join(_lines(results)) + "\n"
+    return "\n".join(_lines(digest)) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -25,21 +22,19 @@ def escaped(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|~&" else sign for sign in one_line(text))
 
 
-def _lines(results: Results) -> Iterator[str]:
-    whole = summary(results)
-    yield f"## {whole.title}\n"
-    yield escaped(whole.detail) + "\n"
-    if results.cut_off:
-        yield f"**Incomplete: {escaped(results.cut_off)}. This is not evidence of conformance.**\n"
-    found = cards(results)
-    for card in found[:_MOST]:
+def _lines(digest: Digest) -> Iterator[str]:
+    yield f"## {digest.summary.title}\n"
+    yield escaped(digest.summary.detail) + "\n"
+    if digest.cut_off:
+        yield f"**Incomplete: {escaped(digest.cut_off)}. This is not evidence of conformance.**\n"
+    for card in digest.cards[:_MOST]:
         yield from _card(card)
-    if len(found) > _MOST:
-        yield f"and {len(found) - _MOST} causes more, in the report\n"
-    yield "| Verdict | Cases |\n| --- | ---: |"
-    yield from (f"| {look.glyph} {look.verdict} | {count} |" for look, count in overall(results))
-    if (ran := extent(results)) is not None:
-        yield f"\n{escaped(ran)}"
+    if len(digest.cards) > _MOST:
+        yield f"and {len(digest.cards) - _MOST} causes more, in the report\n"
+    yield f"| Verdict | {digest.unit} |\n| --- | ---: |"
+    yield from (f"| {escaped(what)} | {count} |" for what, count in digest.tally)
+    if digest.extent is not None:
+        yield f"\n{escaped(digest.extent)}"
 
 
 def _card(card: Card) -> Iterator[str]:
@@ -53,7 +48,10 @@ def _card(card: Card) -> Iterator[str]:
         yield f"**Effect** {escaped(card.effect)}\n"
     if card.fix:
         yield f"**Fix**\n\n{_fenced(card.fix, 'python')}\n"
-    yield f"{escaped(counted(card.cases))}\n\n{_fenced(card.example.command, 'sh')}\n"
+    if card.advice:
+        yield f"**Fix** {escaped(card.advice)}\n"
+    _, again = card.commands[-1]
+    yield f"{escaped(card.extent)}\n\n{_fenced(again, 'sh')}\n"
 
 
 def _code(text: str) -> str:
