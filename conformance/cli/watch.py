@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from conformance.cli.exits import CONFORMING, INTERRUPTED, NOT_CONFORMING, USAGE, say
+from conformance.cli import formats
+from conformance.cli.exits import CONFORMING, HARNESS, INTERRUPTED, NOT_CONFORMING, USAGE, say
 from conformance.cli.files import unwritable
 from conformance.cli.signals import ended_like_ctrl_c
+from conformance.results import ResultsError
 
 if TYPE_CHECKING:
     from conformance.watch.judging.findings import Findings
@@ -43,13 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=_count, default=1, metavar="N", help="look at one window of N")
     parser.add_argument("--stop", action="store_true", help="end the script at the first violation")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for a report in HTML (default: none)")
+    formats.add_arguments(parser, formats.OF_A_WATCH)
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="what starts the script")
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.watch.page.page import NAME, write
+    from conformance.report.formats.markdown import markdown
+    from conformance.report.formats.sarif import sarif
     from conformance.watch.recording.settings import Settings
-    from conformance.watch.verdict import lines, verdict
+    from conformance.watch.report.digest import digest
+    from conformance.watch.report.html import NAME, write
+    from conformance.watch.report.junit import junit
+    from conformance.watch.report.terminal import render
+    from conformance.watch.verdict import verdict
     from conformance.watch.watching import watch
 
     script = options.script[1:] if options.script[:1] == ["--"] else options.script
@@ -57,6 +65,8 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say("there is no command to watch; write: conformance watch -- python train.py", USAGE)
     if options.output is not None and (reason := unwritable(options.output / NAME)) is not None:
         return say(f"cannot write {options.output / NAME}: {reason}; name another folder with --output", USAGE)
+    if (reason := formats.unwritable_file(options)) is not None:
+        return say(reason, USAGE)
     try:
         with ended_like_ctrl_c():
             watched = watch(script, _live(monotonic(), stop=options.stop), Settings(options.steps, options.every))
@@ -64,12 +74,26 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
         return say(f"{script[0]} cannot be started: {error.strerror}", USAGE)
     _clear_line()
     code, findings = watched.code, watched.findings
-    for line in lines(findings):
-        console.print(line, markup=False, soft_wrap=True)
-    if options.output is not None:
-        console.print(f"report: {write(findings, script, options.output)}", markup=False, soft_wrap=True)
+    render(findings, script, console)
+    whole = digest(findings, script)
+    try:
+        if options.output is not None:
+            console.print(f"\nReport: {write(findings, script, options.output)}", markup=False, soft_wrap=True)
+        formats.write(
+            options,
+            {
+                "markdown": lambda: markdown(whole),
+                "junit": lambda: junit(findings, script),
+                "sarif": lambda: sarif(whole),
+            },
+        )
+        formats.in_github_actions(whole)
+    except (OSError, ResultsError) as error:
+        return say(f"the report cannot be written: {error}", HARNESS)
     if watched.was_interrupted:
         return say("interrupted; the verdict is on what came before", INTERRUPTED)
+    if code is None:
+        say("the script was ended at the first violation (--stop)", NOT_CONFORMING)
     if code:
         say(f"the script itself failed with exit code {code}: {shlex.join(script)}", code)
         return code if code > 0 else 128 - code

@@ -31,7 +31,7 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
     bounds = [sign * p.bound for p in points if p.bound for sign in (1, -1)]
     off = [p.error for p in points if p.error is not None]
     errors = symmetric([*off, *bounds], *ERRORS, linear_below=0 if plot.unit else None)
-    parts = [_frame(values, VALUES), _frame(errors, ERRORS), _steps(across, plot.by_window)]
+    parts = [frame(values, VALUES), frame(errors, ERRORS), _steps(across, plot.by_window)]
     unit = f" in {plot.unit}" if plot.unit else ""
     parts.append(f'<text class="fn" x="{LEFT + 4}" y="{ERRORS[1] - 5}">observed − expected{unit}</text>')
     if plot.first_difference is not None:
@@ -43,7 +43,7 @@ def drawing(plot: Plot, skips: Iterable[int] = ()) -> Markup:
     return Markup("".join(parts))
 
 
-def _frame(axis: Axis, span: tuple[int, int]) -> str:
+def frame(axis: Axis, span: tuple[int, int]) -> str:
     """Grid lines and labels of a panel."""
     lines = "".join(f"M{LEFT} {axis(value)}H{RIGHT}" for value, _ in axis.ticks)
     labels = "".join(f'<text x="{LEFT - 6}" y="{axis(value) + 3}">{label}</text>' for value, label in axis.ticks)
@@ -51,24 +51,29 @@ def _frame(axis: Axis, span: tuple[int, int]) -> str:
     return f'<path class="fg" d="{lines}"/><g class="fy">{labels}</g>{spine}'
 
 
+def steps(across: Axis, y: int) -> str:
+    """The labels of an axis of steps."""
+    labels = "".join(f'<text x="{across(value)}" y="{y}">{label}</text>' for value, label in across.ticks)
+    return f'<g class="fx">{labels}</g>'
+
+
 def _steps(across: Axis, by_window: bool) -> str:
-    labels = "".join(f'<text x="{across(value)}" y="{HEIGHT - 6}">{label}</text>' for value, label in across.ticks)
     noun = "window" if by_window else "step"
-    return f'<g class="fx">{labels}</g><text class="fn end" x="{RIGHT}" y="{VALUES[0] + 12}">{noun} →</text>'
+    return f'{steps(across, HEIGHT - 6)}<text class="fn end" x="{RIGHT}" y="{VALUES[0] + 12}">{noun} →</text>'
 
 
 def _series(series: Series, bounded: bool, across: Axis, values: Axis, errors: Axis) -> str:
-    expected = _line(across, values, ((p.at, p.expected) for p in series.points))
+    expected = line(across, values, ((p.at, p.expected) for p in series.points))
     limits = [(p.at, p.bound) for p in series.points if bounded]
-    bound = _line(across, errors, limits) + _line(across, errors, ((at, -b if b else b) for at, b in limits))
-    observed, lost = _dots(across, values, VALUES[1], ((p.at, p.observed) for p in series.points))
+    bound = line(across, errors, limits) + line(across, errors, ((at, -b if b else b) for at, b in limits))
+    observed, lost = dots(across, values, VALUES[1], ((p.at, p.observed) for p in series.points))
     # An error of zero has no dot of its own: it would hide those that are not.
-    off, far = _dots(across, errors, ERRORS[1], ((p.at, p.error or None) for p in series.points))
+    off, far = dots(across, errors, ERRORS[1], ((p.at, p.error or None) for p in series.points))
     paths = (("fe", expected), ("fb", bound), ("fo", observed + off), ("fw", lost + far))
     return "".join(f'<path class="{name}" d="{path}"/>' for name, path in paths if path)
 
 
-def _line(across: Axis, up: Axis, points: Iterable[tuple[int, float | None]]) -> str:
+def line(across: Axis, up: Axis, points: Iterable[tuple[int, float | None]]) -> str:
     """A line through the finite points, broken where there is none."""
     path: list[str] = []
     last: tuple[int, int] | None = None
@@ -82,7 +87,7 @@ def _line(across: Axis, up: Axis, points: Iterable[tuple[int, float | None]]) ->
     return "".join(path)
 
 
-def _dots(across: Axis, up: Axis, top: int, points: Iterable[tuple[int, float | None]]) -> tuple[str, str]:
+def dots(across: Axis, up: Axis, top: int, points: Iterable[tuple[int, float | None]]) -> tuple[str, str]:
     """A dot a finite value; a cross at the `top` of the panel for each that is infinite or not a number."""
     dots, crosses = [], []
     last: tuple[int, int] | None = None

@@ -12,7 +12,8 @@ from conformance.watch.judging.judge import Judge
 from conformance.watch.reading import Reader
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
-from conformance.watch.verdict import lines, verdict
+from conformance.watch.report.digest import lines
+from conformance.watch.verdict import verdict
 
 
 @contextmanager

@@ -29,6 +29,16 @@ class Began(Record):
 
 
 @dataclass(slots=True)
+class Source(Record):
+    """Before the first record of a line: its text, and where the file is that sites name `file`."""
+
+    file: str
+    line: int
+    path: str
+    text: str
+
+
+@dataclass(slots=True)
 class Parameter(Record):
     """A parameter that an optimizer holds. shards: into how many pieces each local gradient is cut; 0 for a layout
     that sketches do not follow. shard: which of them is on this rank."""
@@ -39,6 +49,13 @@ class Parameter(Record):
     shards: int
     name: str | None
     shard: int = 0
+
+
+@dataclass(slots=True)
+class Named(Record):
+    """The names that parameters have in a model, which went forward after an optimizer was given them."""
+
+    names: dict[str, str]
 
 
 @dataclass(slots=True)

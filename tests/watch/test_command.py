@@ -33,13 +33,13 @@ def test_a_right_script_conforms_and_prints_what_it_prints(tmp_path):
     ended, plain = watched(tmp_path, LOOP), watched(tmp_path, LOOP, watch=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.startswith(plain.stdout)
-    assert "CONFORMS: in 3 of 3 steps" in ended.stdout
+    assert "CONFORMS: In 3 of 3 steps" in ended.stdout
     assert ended.stderr == ""
 
 
 def test_it_watches_as_many_steps_as_asked(tmp_path):
     ended = watched(tmp_path, LOOP, "--steps", "2")
-    assert "CONFORMS: in 2 of 2 steps" in ended.stdout
+    assert "CONFORMS: In 2 of 2 steps" in ended.stdout
 
 
 def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
@@ -51,7 +51,7 @@ def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
             pass
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate()
-    assert "CONFORMS: in 3 of 3 steps" in out
+    assert "CONFORMS: In 3 of 3 steps" in out
     assert "interrupted" in err
     assert process.returncode == 130
 
@@ -59,7 +59,11 @@ def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("source", "code", "says"),
     [
-        (LOOP.replace("optimizer.zero_grad()", "pass"), 1, ["watch/cleared  ", "train.py:8, rank 0"]),
+        (
+            LOOP.replace("optimizer.zero_grad()", "pass"),
+            1,
+            ["(watch/cleared)", "at: train.py:8", "8 | optimizer.step()", "rank 0"],
+        ),
         (LOOP + "    raise SystemExit(7)", 7, ["the script itself failed with exit code 7"]),
         ("print(1)", 1, ["no step of a torch optimizer was seen"]),
     ],

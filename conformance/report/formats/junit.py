@@ -21,7 +21,7 @@ _PROPERTIES = ("verdict", "backend", "layout", "world_size", "accumulation", "pr
 def junit(results: Results) -> str:
     """A suite for each trainer."""
     of_case = {id(case): card for card in cards(results) for case in card.cases}
-    root = ElementTree.Element("testsuites", name=results.header.tool)
+    suites = []
     for trainer, own in grouped(results.cases, lambda case: case.trainer).items():
         counts = {
             "tests": str(len(own)),
@@ -30,25 +30,37 @@ def junit(results: Results) -> str:
             "skipped": str(sum(case.verdict in NOT_RUN for case in own)),
             "time": _seconds(own),
         }
-        named = {"name": _text(trainer), "timestamp": results.header.started}
-        suite = ElementTree.SubElement(root, "testsuite", named | counts)
+        named = {"name": text(trainer), "timestamp": results.header.started}
+        suite = ElementTree.Element("testsuite", named | counts)
+        suites.append(suite)
         for case in own:
             suite.append(_test(case, of_case.get(id(case))))
+    return document(results.header.tool, suites)
+
+
+def document(tool: str, suites: Sequence[ElementTree.Element]) -> str:
+    root = ElementTree.Element("testsuites", name=tool)
+    root.extend(suites)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def failing(test: ElementTree.Element, kind: str, message: str, details: str) -> None:
+    """Have a test fail."""
+    failure = ElementTree.SubElement(test, "failure", type=kind, message=text(message))
+    failure.text = text(details)
+
+
 def _test(case: CaseRecord, card: CaseCard | None) -> ElementTree.Element:
-    name, classname = _text(case.id), f"{_text(case.trainer)}.{case.path}"
+    name, classname = text(case.id), f"{text(case.trainer)}.{case.path}"
     test = ElementTree.Element("testcase", name=name, classname=classname, time=_seconds([case]))
     properties = ElementTree.SubElement(test, "properties")
     for one in _PROPERTIES:
-        ElementTree.SubElement(properties, "property", name=one, value=_text(str(getattr(case, one))))
+        ElementTree.SubElement(properties, "property", name=one, value=text(str(getattr(case, one))))
     if case.verdict in NOT_RUN:
-        ElementTree.SubElement(test, "skipped", message=_text(f"{case.verdict}: {case.headline}"))
+        ElementTree.SubElement(test, "skipped", message=text(f"{case.verdict}: {case.headline}"))
     elif card is not None:
-        failure = ElementTree.SubElement(test, "failure", type=case.verdict, message=_text(card.title))
-        failure.text = _text("\n".join(card.of(case).lines()))
+        failing(test, case.verdict, card.title, "\n".join(card.of(case).lines()))
     return test
 
 
@@ -56,6 +68,6 @@ def _seconds(cases: Sequence[CaseRecord]) -> str:
     return f"{sum(case.seconds or 0.0 for case in cases):.3f}"
 
 
-def _text(text: str) -> str:
+def text(text: str) -> str:
     """Without the two characters that `visible` leaves and XML forbids."""
     return visible(text).replace("\ufffe", "").replace("\uffff", "")

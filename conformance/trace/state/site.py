@@ -75,6 +75,10 @@ class Sites:
         self._last = found
         return found
 
+    def path(self, file: str) -> str:
+        """Where the file is that sites name so."""
+        return os.path.abspath(next((path for path, name in self._files.items() if name == file), file))
+
     def _of_user(self, frame: FrameType) -> _Code | None:
         """What there is to know of a frame's code, seen for the first time; None if it is not the user's."""
         itself = frame.f_code

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import hypot, isfinite, sqrt
+
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
@@ -15,24 +17,30 @@ def judge(together: Together, findings: Findings) -> None:
     first = here[0]
     if len({window.step is None for window in here}) > 1:
         skipped = tuple(window.rank for window in here if window.step is None)
-        findings.add(_of(first, "watch/same-steps", "some ranks step, and others leave the step out", skipped))
+        says = "some ranks step, and others leave the step out"
+        effect = f"the weights of {len(skipped)} of {together.ranks} ranks stay where they are"
+        findings.add(_of(first, "watch/same-steps", says, skipped, effect))
         return
     if first.step is None:
         return
     if len({window.step.rates.__repr__() for window in here if window.step}) > 1:
         rates = {window.rank: window.step.rates for window in here if window.step}
+        sizes = [abs(rate) for of_rank in rates.values() for rate in of_rank[:1] if rate]
         findings.add(
             _of(
                 first,
                 "watch/same-rates",
                 "the learning rates are " + ", ".join(f"{rate} on rank {rank}" for rank, rate in rates.items()),
                 tuple(rates),
+                f"a rank steps {max(sizes) / min(sizes):.3g} times as far as another one" if sizes else None,
             )
         )
     scales = {window.rank: window.scales for window in here}
     if any(of_rank != scales[first.rank] for of_rank in scales.values()):
         says = "the loss scales are " + ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in scales.items())
-        findings.add(_of(first, "watch/one-scale", says, tuple(scales)))
+        every = [scale for of_rank in scales.values() for scale in of_rank]
+        effect = f"a rank counts up to {max(every) / min(every):g} times as much as another one"
+        findings.add(_of(first, "watch/one-scale", says, tuple(scales), effect))
     _weights(here, findings)
 
 
@@ -55,9 +63,19 @@ def _weights(here: list[Window], findings: Findings) -> None:
                 "watch/same-weights",
                 f"{len(apart)} of {len(first.weights)} parameters differ between ranks {when}: {first.named(apart)}",
                 tuple(window.rank for window in here),
+                _how_far(here, apart),
             )
         )
 
 
-def _of(window: Window, law: str, says: str, ranks: tuple[int, ...]) -> Finding:
-    return Finding(law, says, window.index, ranks, window.site, optimizer=window.optimizer)
+def _how_far(here: list[Window], apart: list[int]) -> str | None:
+    """The square of a projection on random signs is, on average, the square of the norm."""
+    first = here[0].weights
+    square = max(sum((other.weights[n][j] - first[n][j]) ** 2 / 2 for n in apart for j in (0, 1)) for other in here[1:])
+    size = hypot(*(first[n][2] for n in apart))
+    share = sqrt(square) / size if size else 0.0
+    return f"these weights differ by about {share:.2g} of their size" if share and isfinite(share) else None
+
+
+def _of(window: Window, law: str, says: str, ranks: tuple[int, ...], effect: str | None) -> Finding:
+    return Finding(law, says, window.index, ranks, window.site, effect, window.optimizer)

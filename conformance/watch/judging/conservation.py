@@ -48,6 +48,7 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
                     first.index,
                     (lowest, highest),
                     first.site,
+                    f"the gradients of rank {lowest} are {ratio:.3g} of those of rank {highest}",
                     optimizer=first.optimizer,
                 )
             )
@@ -57,14 +58,17 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
     step = window.step
     assert step is not None
 
-    def found(law: str, says: str) -> None:
-        findings.add(Finding(law, says, window.index, (window.rank,), window.site, optimizer=window.optimizer))
+    def found(law: str, says: str, effect: str) -> None:
+        findings.add(Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer))
 
+    held = len(step.parameters)
     if not step.used:
-        found("watch/has-gradient", "a step without any gradient")
+        found("watch/has-gradient", "a step without any gradient", f"0 of {held} parameters move along a gradient")
         return False
-    if any(not np.isfinite(sketch).all() for sketch in window.used.values()):
-        found("watch/finite", "a step on gradients that are not finite")
+    wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
+    if wrong:
+        effect = f"the gradients of {wrong} of {held} parameters are NaN or infinite"
+        found("watch/finite", "a step on gradients that are not finite", effect)
         return False
     if any(shards == 0 for shards in window.shards.values()):
         findings.undecided("parameters are split over ranks in a way that sketches do not follow")
@@ -72,7 +76,8 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
     if not window.new and not step.closure and not window.captured:
         used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
         if used and all(_is_as_it_was(window.old.get(number), sketch) for number, sketch in used.items()):
-            found("watch/fresh", "a step without a backward pass since the last one")
+            effect = "the weights move along one gradient twice"
+            found("watch/fresh", "a step without a backward pass since the last one", effect)
         elif used:
             findings.undecided("gradients come from elsewhere than a backward pass through these parameters")
         return False
@@ -131,11 +136,9 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     window, step, ranks = case.window, case.step, case.together.ranks
     error = max(1e-5, 16 * case.roundoff)
     if len(window.scales) > 1:
-        findings.add(
-            _finding(
-                case, "watch/one-scale", f"backward passes of one window carry the loss scales {_list(window.scales)}"
-            )
-        )
+        says = f"backward passes of one window carry the loss scales {_list(window.scales)}"
+        ratio = max(window.scales) / min(window.scales)
+        findings.add(_finding(case, "watch/one-scale", says, f"some gradients count {ratio:g} times as much as others"))
         return False
     scale = window.scales[0] if window.scales else 1.0
     kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
@@ -147,16 +150,12 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         return False
     if scale != 1.0:
         if kappa.contains(scale, error):
-            findings.add(_finding(case, "watch/unscaled", f"the step uses gradients of the loss times {scale:g}"))
+            says = f"the step uses gradients of the loss times {scale:g}"
+            findings.add(_finding(case, "watch/unscaled", says, _off(scale)))
             return False
         if kappa.contains(1 / scale, error):
-            findings.add(
-                _finding(
-                    case,
-                    "watch/unscaled",
-                    f"the step uses gradients that were divided by the loss scale {scale:g} twice",
-                )
-            )
+            says = f"the step uses gradients that were divided by the loss scale {scale:g} twice"
+            findings.add(_finding(case, "watch/unscaled", says, _off(1 / scale)))
             return False
     if ranks > 1 and kappa.contains(float(ranks), error):
         findings.note(
@@ -168,23 +167,25 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
         if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided):
             says = f"each loss was divided by {passes}, and so was the sum of their gradients"
-            findings.add(_finding(case, "watch/divided-once", says))
+            findings.add(_finding(case, "watch/divided-once", says, _off(1 / passes)))
             return False
         findings.note("the sum over micro-batches is divided by their number, by hand")
         return True
     if ranks > 1 and kappa.contains(1 / ranks, error):
-        findings.add(
-            _finding(case, "watch/averaged-once", f"the sum over {ranks} ranks was divided by {ranks * ranks}")
-        )
+        says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
+        findings.add(_finding(case, "watch/averaged-once", says, _off(1 / ranks)))
         return False
     findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
     return False
 
 
-def _finding(case: Case, law: str, says: str, effect: str | None = None) -> Finding:
-    return Finding(
-        law, says, case.window.index, (case.window.rank,), case.window.site, effect, optimizer=case.window.optimizer
-    )
+def _off(factor: float) -> str:
+    return f"the gradients used are {factor:.3g} of what they should be"
+
+
+def _finding(case: Case, law: str, says: str, effect: str) -> Finding:
+    window = case.window
+    return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)
 
 
 def _list(values: Sequence[float]) -> str:

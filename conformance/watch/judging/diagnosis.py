@@ -6,7 +6,9 @@ neither explains is undecided: the script may have changed gradients by hand, an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import hypot
 from typing import TypeAlias
 
 import numpy as np
@@ -36,19 +38,20 @@ def explain(case: Case) -> Finding | System | str:
                 case,
                 "watch/averaged",
                 "the step uses this rank's gradients alone",
-                "the gradients of the other ranks are missing",
+                f"the gradients of 1 of {case.together.ranks} ranks are in the update of rank {case.window.rank}",
             )
             found.waits = case.step.type != "ZeroRedundancyOptimizer"
             return found
         apart = case.factors_of_ranks
         if len({*apart}) > 1 and _is_known(case.fits(case.clipped_apart)):
             by = ", ".join(f"{factor:.3g}" for factor in apart)
-            return _found(case, "watch/one-factor", f"each rank clipped its own gradients, by {by}, and then averaged")
+            says = f"each rank clipped its own gradients, by {by}, and then averaged"
+            effect = f"a rank counts up to {max(apart) / min(apart):.3g} times as much as another one"
+            return _found(case, "watch/one-factor", says, effect)
     for choose in (case.with_old, case.own_with_old):
         if _has_old(case) and (factor := case.fits(choose)) is not None and factor.is_known:
-            return _found(
-                case, "watch/cleared", "the step also uses gradients of earlier windows, which were not cleared"
-            )
+            says = "the step also uses gradients of earlier windows, which were not cleared"
+            return _found(case, "watch/cleared", says, _longer(case, factor.middle))
     if case.together.ranks > 1:
         some = _some_not_averaged(case)
         if some is not None:
@@ -82,7 +85,7 @@ def _some_not_averaged(case: Case) -> Finding | None:
         "watch/averaged",
         f"{len(alone)} of {len(case.parameters)} parameters were not averaged over the ranks: "
         + case.window.named(alone),
-        "for these the gradients of the other ranks are missing",
+        f"{len(alone)} of {len(case.parameters)} parameters follow the gradients of 1 of {case.together.ranks} ranks",
     )
 
 
@@ -162,7 +165,7 @@ def solved(system: System) -> Finding | str:
 def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     table = _table(of)
     if any(factor for (_, _, is_old), factor in of.items() if is_old):
-        return _found(case, "watch/cleared", f"gradients of earlier windows are in the step: {table}")
+        return _found(case, "watch/cleared", f"gradients of earlier windows are in the step: {table}", _shares(of))
     ranks = sorted({rank for rank, _, _ in of})
     places = sorted({place for _, place, _ in of})
     factors = {place: [of.get((rank, place, False), 0.0) for rank in ranks] for place in places}
@@ -174,17 +177,34 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     effect = f"{lost} of {len(of)} gradients are not in the update of rank {own}"
     if dropped:
         says = f"{_micro_batches(dropped)} missing in the step: {table}"
-        return _found(case, "watch/every-backward", says, effect)
+        return _found(case, "watch/every-backward", says, effect, dropped)
     if alone and len(ranks) > 1:
         says = f"{_micro_batches(alone)} not averaged: this rank's own gradients alone are in its step: {table}"
-        return _found(case, "watch/averaged", says, effect)
+        return _found(case, "watch/averaged", says, effect, alone)
     if lost:
         return _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
     if any(backward.contains for backward in case.window.backwards.values()):
         return _found(
-            case, "watch/every-backward", f"a backward pass goes again through the graph of an earlier one: {table}"
+            case,
+            "watch/every-backward",
+            f"a backward pass goes again through the graph of an earlier one: {table}",
+            _shares(of),
         )
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"
+
+
+def _longer(case: Case, factor: float) -> str | None:
+    """What earlier gradients add, in the length of all together. That of a sum is at most the sum of the lengths."""
+    used = hypot(*(float(case.window.used[number][2]) for number in case.parameters))
+    own = factor * hypot(*(sum(float(one.sketch[..., 2].sum()) for one in case.all(n)) for n in case.parameters))
+    if not 0 < own < used:
+        return None
+    return f"the gradients used are at least {used / own:.3g} times as long as those of this window"
+
+
+def _shares(of: dict[Column, float]) -> str:
+    sizes = [abs(factor) for factor in of.values() if factor]
+    return f"a backward pass counts up to {max(sizes) / min(sizes):.3g} times as much as another one"
 
 
 def _micro_batches(places: list[int]) -> str:
@@ -203,6 +223,9 @@ def _table(of: dict[Column, float]) -> str:
     return "; ".join(f"rank {rank}: {', '.join(factors)}" for rank, factors in ranks.items())
 
 
-def _found(case: Case, law: str, says: str, effect: str | None = None) -> Finding:
+def _found(case: Case, law: str, says: str, effect: str | None = None, places: Iterable[int] = ()) -> Finding:
+    """places: of the backward passes that it is about, in the window of this rank."""
     window = case.window
-    return Finding(law, says, window.index, (window.rank,), window.site, effect, optimizer=window.optimizer)
+    order = sorted(window.backwards)
+    passes = frozenset((window.rank, order[place]) for place in places if 0 <= place < len(order))
+    return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer, passes)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.watch.judging.laws import LAWS, Law
+from conformance.watch.judging.scenes import Pass, Scene
+from conformance.watch.judging.windows import Window
 from conformance.watch.records import Site
 
 _NUMBERS = re.compile(r"\d")
@@ -24,12 +27,19 @@ class Finding:
     site: Site = None
     effect: str | None = None
     optimizer: int | None = None
+    passes: frozenset[Pass] = frozenset()
+    """The backward passes that it is about."""
     waits: bool = False
     """Whether it holds only if the weights of the ranks drift apart."""
 
     @property
     def text(self) -> Law:
         return LAWS[self.law]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What findings of one cause share: the law, and the line."""
+        return self.law, str(self.site)
 
 
 @dataclass
@@ -45,6 +55,8 @@ class Cause:
 class Findings:
     """causes: proofs against the script. open: why steps are undecided, each with how often. notes: what to know.
     unsolved: systems of equations of steps that say nothing alone. histories: of each optimizer, see `history.py`.
+    scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by file and line,
+    the path of the file and the text.
 
     checked, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
     computed.
@@ -55,17 +67,28 @@ class Findings:
     notes: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
     histories: dict[Any, Any] = field(default_factory=dict)
+    scenes: dict[tuple[str, str], Scene] = field(default_factory=dict)
+    sources: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     steps: int = 0
     conserved: int = 0
 
-    def add(self, finding: Finding) -> None:
-        key = finding.law, str(finding.site)
-        cause = self.causes.get(key)
+    def add(self, finding: Finding, windows: Sequence[Window] = ()) -> None:
+        """windows: those that show it, of all ranks."""
+        if windows:
+            self.show(finding.key, windows)
+        cause = self.causes.get(finding.key)
         if cause is None:
-            self.causes[key] = Cause(finding, set(finding.ranks))
+            self.causes[finding.key] = Cause(finding, set(finding.ranks))
         else:
             cause.ranks |= set(finding.ranks)
             cause.count += 1
+            if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
+                # Of another rank.
+                cause.first.passes |= finding.passes
+
+    def show(self, key: tuple[str, str], windows: Sequence[Window]) -> None:
+        if key not in self.scenes:
+            self.scenes[key] = Scene.seen(windows)
 
     def undecided(self, why: str, count: int = 1) -> None:
         """Reasons that differ in their numbers are one, with those of the first time."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import hypot, nan
 
 from conformance.watch.judging.case import Together
+from conformance.watch.judging.scenes import Scene
 
 _MOST_POINTS = 512
 
@@ -38,10 +39,11 @@ class Curve:
 
 @dataclass
 class History:
-    """Of one optimizer. curves: by the names of CURVES."""
+    """Of one optimizer. curves: by the names of CURVES. good: the first window in which all is as it should be."""
 
     type: str
     curves: dict[str, Curve] = field(default_factory=dict)
+    good: Scene | None = None
 
     def add(self, together: Together, kappa: float | None) -> None:
         """A step. kappa: the factor over the right one, if there is one factor; else the curve has a gap."""

@@ -13,6 +13,7 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
+from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 
 _OFTEN = 0.2
@@ -63,6 +64,8 @@ class Launch:
                 self._groups.add(record.size)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+            case records.Source():
+                self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._over.add(rank)
             case records.Entered() | records.Epoch():
@@ -149,7 +152,12 @@ class Launch:
         kappas = together.kappas.get(here[0].rank, [])
         history = self.findings.histories.setdefault(key, History(key.type))
         history.add(together, kappas[0] if len({*kappas}) == 1 else None)
-        self._take(own, here[0], full=len(here) == self.ranks)
+        broken = [cause for window in here for cause in window.broken]
+        for cause in broken:
+            self.findings.show(cause, here)
+        if history.good is None and 0 < own.steps == own.conserved and not own.causes and not broken:
+            history.good = Scene.seen(here)
+        self._take(own, here)
 
     def _lack(self, here: list[Window], windows: list[Window | None]) -> None:
         """A step that not all ranks take: if the script came to its end, the others never will."""
@@ -164,13 +172,13 @@ class Launch:
                 optimizer=here[0].optimizer,
             )
 
-    def _take(self, own: Findings, window: Window, *, full: bool) -> None:
+    def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
-        findings = self.findings
+        findings, window = self.findings, here[0]
         findings.steps += own.steps
         findings.conserved += own.conserved
         for system in own.unsolved:
-            self._solve(system)
+            self._solve(system, here)
         for why, count in own.open.items():
             findings.undecided(why, count)
         for what in own.notes:
@@ -181,19 +189,20 @@ class Launch:
                 apart = True
             if cause.first.waits or cause.first.law == "watch/same-weights":
                 cause.first.ranks = tuple(sorted(cause.ranks))
+                findings.show(cause.first.key, here)
                 if len(self._waiting) < 1000:
                     self._waiting.append(cause.first)
             else:
                 cause.first.ranks = tuple(sorted(cause.ranks))
-                findings.add(cause.first)
-        if full and window.weights:
+                findings.add(cause.first, here)
+        if len(here) == self.ranks and window.weights:
             if apart:
                 self._apart[window.optimizer].append(window.index)
                 del self._apart[window.optimizer][1000:]
             else:
                 self._equal[window.optimizer] = window.index
 
-    def _solve(self, system: System) -> None:
+    def _solve(self, system: System, here: list[Window]) -> None:
         """A script does the same in each window, so that several steps say together what one is too small for."""
         window = system.case.window
         at = window.rank, window.optimizer, tuple(system.case.parameters)
@@ -207,7 +216,7 @@ class Launch:
         if isinstance(found, str):
             self.findings.undecided(found)
         else:
-            self.findings.add(found)
+            self.findings.add(found, here)
 
     def _sort_cleared(self, windows: list[Window], *, is_known: bool) -> None:
         """What was cleared before a step is lost where the step is known to have used the rest alone; else the script

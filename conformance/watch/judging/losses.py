@@ -91,8 +91,10 @@ class Losses:
                 first.index,
                 tuple(window.rank for window in windows),
                 next(iter(first.backwards.values())).site,
+                f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
                 optimizer=first.optimizer,
-            )
+            ),
+            windows,
         )
 
     def finish(self) -> None:
@@ -109,7 +111,8 @@ class Losses:
                             next(iter(window.backwards.values())).site,
                             f"the update is {passes / nominal:.3g} of what it should be",
                             optimizer=optimizer,
-                        )
+                        ),
+                        [window],
                     )
             if of.summed > of.windows / 2:
                 self._findings.undecided(

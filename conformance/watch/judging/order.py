@@ -13,7 +13,9 @@ def judge(window: Window, findings: Findings) -> None:
         return
 
     def found(law: str, says: str, site: Site) -> None:
-        findings.add(Finding(law, says, window.index, (window.rank,), site, optimizer=window.optimizer))
+        finding = Finding(law, says, window.index, (window.rank,), site, optimizer=window.optimizer)
+        findings.add(finding)
+        window.broken.append(finding.key)
 
     for _, clip in window.clips:
         if not clip.given:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,12 @@ class Window:
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    moments: list[records.Record] = field(default_factory=list)
+    """The last of its calls, for a picture."""
+    cut: int = 0
+    """How many there were before them."""
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    """What is found when it is cut, by `Finding.key`."""
 
     @property
     def places(self) -> list[int]:
@@ -109,10 +115,24 @@ class _Log:
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     captured: list[tuple[int, records.Captured]] = field(default_factory=list)
+    moments: list[tuple[int, records.Record]] = field(default_factory=list)
 
 
 _MOST_LOGGED = 4096
+_MOST_MOMENTS = 64
 _MOST_BACKWARDS = 4096
+_SHOWN = (
+    records.Entered,
+    records.Backward,
+    records.Cleared,
+    records.Clipped,
+    records.Unscaled,
+    records.Updated,
+    records.Skipped,
+    records.Scheduled,
+    records.Stepped,
+)
+"""What a picture of a window shows."""
 
 
 class Stream:
@@ -146,9 +166,15 @@ class Stream:
 
     def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
         self._at += 1
+        if isinstance(record, _SHOWN):
+            self._log.moments.append((self._at, record))
+            del self._log.moments[:-_MOST_LOGGED]
         match record:
             case records.Parameter():
                 self.parameters[record.parameter] = record
+            case records.Named():
+                for number, name in record.names.items():
+                    self.parameters[int(number)].name = name
             case records.Optimizer():
                 self._name(record)
             case records.Unheld():
@@ -241,6 +267,7 @@ class Stream:
         old = {number: self._old[number] for number in parameters if self._old.get(number)}
         reached = {one.backward for contributions in new.values() for one in contributions}
         concerned = set(parameters)
+        moments = [one for at, one in self._log.moments if at > begin]
         window = Window(
             rank=self.began.rank,
             optimizer=optimizer,
@@ -266,6 +293,8 @@ class Stream:
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
             shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},
             names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
+            moments=moments[-_MOST_MOMENTS:],
+            cut=max(0, len(moments) - _MOST_MOMENTS),
         )
         for backward in reached:
             self._reached[backward] = True
@@ -306,7 +335,8 @@ class Stream:
     def _forget(self) -> None:
         """What all optimizers that step have behind them."""
         oldest = min(self._last.values(), default=0)
-        for log in (self._log.clips, self._log.unscales, self._log.schedules, self._log.captured):
+        log: list[Any]
+        for log in (self._log.clips, self._log.unscales, self._log.schedules, self._log.captured, self._log.moments):
             del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)

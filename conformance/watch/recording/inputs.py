@@ -38,6 +38,7 @@ class Inputs:
         self._is_first = False
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
+            self._recording.parameters.name(module)
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         self.probe = any(one.requires_grad for one in tensors)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")

@@ -99,11 +99,21 @@ class Parameters:
         return result
 
     def _name(self, parameter: torch.Tensor) -> str | None:
-        for root in list(self._roots):
-            for name, found in root.named_parameters():
-                if found is parameter:
-                    return name.removeprefix("module.").replace("_orig_mod.", "")
-        return None
+        names = (
+            _plain(name) for root in list(self._roots) for name, one in root.named_parameters() if one is parameter
+        )
+        return next(names, None)
+
+    def name(self, root: torch.nn.Module) -> None:
+        """Note the names of those that were known before their model was."""
+        names = {str(number): _plain(name) for name, one in root.named_parameters() for number in self.numbers([one])}
+        if names:
+            self._note(records.Named(names))
+
+
+def _plain(name: str) -> str:
+    """Without what wrappers put into it."""
+    return name.removeprefix("module.").replace("_orig_mod.", "")
 
 
 def own(tensor: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import weakref
@@ -39,6 +40,7 @@ class Recording:
         self._among: tuple[str, int, int] | None = None
         self._waiting: list[records.Record] = []
         self._said: set[str] = set()
+        self._lines: set[tuple[str, int]] = set()
         self.numbers = Numbers()
         self.sites = Sites(_script())
         self.sketching = Sketching()
@@ -68,7 +70,12 @@ class Recording:
     def site(self) -> records.Site:
         """The call in the user's own file that led here or, without one, the innermost outside torch."""
         where, called_from = self.sites.of(sys._getframe(1))
-        return called_from or where
+        site = called_from or where
+        if site is not None and (line := (str(site[0]), int(site[1]))) not in self._lines:
+            self._lines.add(line)
+            path = self.sites.path(line[0])
+            self.note(records.Source(*line, path, linecache.getline(path, line[1]).strip()))
+        return site
 
     @property
     def is_looking(self) -> bool:

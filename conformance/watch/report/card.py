@@ -1,0 +1,84 @@
+"""The causes of a watch as the cards of reports."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from conformance.report.card import Card
+from conformance.results.records import Timeline
+from conformance.watch.judging.findings import Cause, Findings
+from conformance.watch.judging.scenes import Scene
+from conformance.watch.records import Site
+from conformance.watch.report import moments
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A timeline, with the law that each marked moment breaks."""
+
+    timeline: Timeline
+    laws: dict[tuple[object, ...], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WatchCard(Card):
+    """bad: the first window that shows it. good: the first one of the same optimizer in which nothing is wrong."""
+
+    bad: Picture | None = field(kw_only=True)
+    good: Picture | None = field(kw_only=True)
+
+
+def cards(findings: Findings, command: Sequence[str]) -> list[WatchCard]:
+    return [_card(cause, findings, command) for cause in findings.causes.values()]
+
+
+def _card(cause: Cause, findings: Findings, command: Sequence[str]) -> WatchCard:
+    first, law = cause.first, cause.first.text
+    scene = findings.scenes.get(first.key)
+    good = None if scene is None else _good(scene, findings)
+    where, own_line, text = _line(first.site, findings)
+    return WatchCard(
+        rule=law.id,
+        verdict="FAIL (law)",
+        title=f"{law.says} ({law.id})",
+        where=where,
+        own_line=own_line,
+        source=((where, text),) if where and text else (),
+        details=(first.says,) if first.effect is None else (first.says, law.why),
+        slice=(),
+        effect=first.effect or law.why,
+        fix=None,
+        advice=law.fix,
+        extent=_extent(cause),
+        scope=f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}",
+        commands=(("again", f"conformance watch -- {shlex.join(command)}"),) if command else (),
+        bad=None if scene is None else Picture(*moments.marked(scene, first)),
+        good=None if good is None else Picture(moments.timeline(good)),
+    )
+
+
+def _line(site: Site, findings: Findings) -> tuple[str | None, tuple[str, int] | None, str]:
+    """The line as sites name it, its file and number, and its text."""
+    if site is None:
+        return None, None, ""
+    file, number = site[0], site[1]
+    path, text = findings.sources.get((file, number), (file, ""))
+    return f"{file}:{number}", (path, number), text
+
+
+def _good(bad: Scene, findings: Findings) -> Scene | None:
+    """A right window of the same optimizer."""
+    found = (history.good for history in findings.histories.values())
+    return next((one for one in found if one and one.optimizer == bad.optimizer and one.index != bad.index), None)
+
+
+def _extent(cause: Cause) -> str:
+    first = cause.first
+    words = ["once" if cause.count == 1 else f"{cause.count} times"]
+    if first.step is not None:
+        words.append(f"{'at' if cause.count == 1 else 'first at'} step {first.step}")
+    if first.optimizer:
+        words.append(f"of optimizer {first.optimizer}")
+    return ", ".join(words[:2]) + "".join(f" {word}" for word in words[2:])

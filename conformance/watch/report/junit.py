@@ -1,0 +1,27 @@
+"""JUnit XML: a test that is the verdict, and one for each cause."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from conformance.report.formats.junit import document, failing, text
+from conformance.watch.judging.findings import Findings
+from conformance.watch.report.digest import digest, undecided
+
+
+def junit(findings: Findings, command: Sequence[str]) -> str:
+    whole, name = digest(findings, command), text(shlex.join(command))
+    tests = [ElementTree.Element("testcase", name="verdict", classname="watch")]
+    if whole.summary.title != "CONFORMS":
+        reasons = "\n".join([whole.summary.detail, *undecided(findings)])
+        failing(tests[0], "verdict", whole.summary.title, reasons)
+    for card in whole.cards:
+        test = ElementTree.Element("testcase", name=text(f"{card.rule} {card.where or ''}"), classname="watch")
+        failing(test, card.verdict, card.title, "\n".join(card.lines()))
+        tests.append(test)
+    wrong = sum(test.find("failure") is not None for test in tests)
+    suite = ElementTree.Element("testsuite", name=name, tests=str(len(tests)), failures=str(wrong), errors="0")
+    suite.extend(tests)
+    return document(whole.tool[0], [suite])

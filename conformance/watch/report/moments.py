@@ -1,0 +1,83 @@
+"""A window as a timeline of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from conformance.report.swimlanes import key
+from conformance.results.records import Moment, Timeline
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.scenes import Scene
+
+
+def timeline(scene: Scene) -> Timeline:
+    """Times are the order of each rank's calls: the recorder notes no clock."""
+    moments = [moment for rank, done in scene.of.items() for moment, _ in _of_rank(rank, done)]
+    return Timeline(tuple(moments), scene.index, cut=scene.cut)
+
+
+def marked(scene: Scene, finding: Finding) -> tuple[Timeline, dict[tuple[object, ...], str]]:
+    """The same, with what breaks the law marked; and the law by these moments, as `swimlanes.broken_at` has it."""
+    moments, laws = [], {}
+    for rank, done in scene.of.items():
+        for moment, record in _of_rank(rank, done):
+            if _shows(record, rank, finding):
+                moment = replace(moment, marked=True)
+                laws[key(moment)] = finding.law
+            moments.append(moment)
+    return Timeline(tuple(moments), scene.index, cut=scene.cut), laws
+
+
+def _shows(record: records.Record, rank: int, finding: Finding) -> bool:
+    if finding.passes:
+        return isinstance(record, records.Backward) and (rank, record.backward) in finding.passes
+    return rank in finding.ranks and finding.site is not None and getattr(record, "site", None) == finding.site
+
+
+def _of_rank(rank: int, done: list[records.Record]) -> Iterator[tuple[Moment, records.Record]]:
+    micro_batch = -1
+    for number, record in enumerate(done):
+        if isinstance(record, records.Backward):
+            micro_batch += 1
+        event, label = _words(record)
+        where = _place(getattr(record, "site", None))
+        at = micro_batch + 1 if isinstance(record, records.Entered) else micro_batch
+        yield Moment(rank, float(number), event, label, where, at if at >= 0 else None), record
+
+
+def _words(record: records.Record) -> tuple[str, str]:
+    """The kind of event, and what it did."""
+    match record:
+        case records.Entered():
+            return "forward", "forward"
+        case records.Backward():
+            scale = f", loss scale {record.scale:g}" if record.scale not in (None, 1.0) else ""
+            by = "".join(f" × {factor:.3g}" for factor in record.factors)
+            return "backward", f"backward{f' of the loss{by}' if by else ''}{scale}"
+        case records.Cleared():
+            return "zero_grad", "gradients cleared"
+        case records.Clipped():
+            norm = "" if record.norm is None else f", the norm is {record.norm:.3g}"
+            return "clip", f"clip by {record.how} {record.limit:g}{norm}"
+        case records.Unscaled():
+            return "unscale", f"unscale by {record.scale:g}"
+        case records.Updated():
+            return "update", f"loss scale {record.before:g} to {record.after:g}"
+        case records.Scheduled():
+            before, after = (next(iter(rates), None) for rates in (record.before, record.after))
+            return "schedule", f"{record.name}, rate {_rate(before)} to {_rate(after)}"
+        case records.Stepped():
+            return "step", f"{record.type} steps"
+        case records.Skipped():
+            return "skipped step", "the step is left out"
+    raise TypeError(f"a picture shows no {type(record).__name__}")
+
+
+def _rate(rate: float | None) -> str:
+    return "unknown" if rate is None else f"{rate:.3g}"
+
+
+def _place(site: records.Site) -> str | None:
+    return None if site is None else f"{site[0]}:{site[1]}"

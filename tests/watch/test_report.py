@@ -1,0 +1,151 @@
+"""The report of a watch is that of a run: cards, timelines, formats for CI; with all text escaped."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from conformance.report.formats.annotations import annotations
+from conformance.report.formats.markdown import markdown
+from conformance.report.formats.sarif import sarif
+from conformance.watch import records
+from conformance.watch.judging.history import Curve
+from conformance.watch.report.card import cards
+from conformance.watch.report.digest import digest, lines
+from conformance.watch.report.html import write
+from conformance.watch.report.junit import junit
+from conformance.watch.report.terminal import render
+
+from .scripts import LINE, Script, total
+
+COMMAND = ["python", "<train>.py"]
+SCHEMA = json.loads((Path(__file__).parents[1] / "report" / "sarif-schema-2.1.0.json").read_text())
+
+
+@pytest.fixture
+def findings():
+    """Two ranks: a right step, then one on each rank's own gradients, and on."""
+    script = Script(drift=0.1)
+    script.each(records.Source(LINE[0], LINE[1], "/home/me/train.py", "optimizer.step()  # <b>"))
+    script.each(records.Named({str(number): f"layer.{number}" for number in script.numbers}))
+    for right in (True, False, False):
+        computed = [script.backward(), script.backward()]
+        own = [total([micro_batch[rank] for micro_batch in computed]) for rank in range(2)]
+        script.step([total(own, 0.5)] * 2 if right else own)
+        script.clear()
+    return script.findings()
+
+
+def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
+    averaged, weights = cards(findings, COMMAND)
+    assert averaged.title.endswith("(watch/averaged)")
+    assert averaged.own_line == ("/home/me/train.py", 7)
+    assert list(averaged.source_lines()) == ["  7 | optimizer.step()  # <b>"]
+    assert averaged.effect == "the gradients of 1 of 2 ranks are in the update of rank 0"
+    assert averaged.advice
+    assert (averaged.extent, averaged.scope) == ("2 times, first at step 1", "ranks 0, 1")
+    assert "layer.0, layer.1" in weights.details[0]
+
+
+def test_the_first_wrong_window_is_beside_a_right_one(findings):
+    card, _ = cards(findings, COMMAND)
+    assert (card.good.timeline.window, card.bad.timeline.window) == (0, 1)
+    assert card.good.laws == {}
+    shown = [(one.rank, one.event, one.marked) for one in card.bad.timeline.moments]
+    # This script has all its calls in one line.
+    of_rank = ["zero_grad", "backward", "backward", "step"]
+    assert shown == [(rank, event, True) for rank in (0, 1) for event in of_rank]
+    assert {*card.bad.laws.values()} == {"watch/averaged"}
+
+
+def test_what_a_finding_is_about_is_marked_alone(findings):
+    first = next(iter(findings.causes.values())).first
+    first.passes = frozenset({(1, 4)})
+    card, _ = cards(findings, COMMAND)
+    assert [(one.rank, one.micro_batch) for one in card.bad.timeline.moments if one.marked] == [(1, 1)]
+
+
+def test_the_page_has_verdict_causes_timelines_and_curves(findings, tmp_path):
+    text = write(findings, COMMAND, tmp_path).read_text()
+    assert '<h1 class="t-bad">DOES NOT CONFORM</h1>' in text
+    assert "A right one: ranks in window 0" in text
+    assert "The first wrong one: ranks in window 1" in text
+    assert text.count('class="fig"') == 2 * 2 + 4
+    assert "optimizer.step()  # &lt;b&gt;" in text
+    assert "<train>" not in text
+    assert "<b>&quot;" not in text
+    assert "default-src &#39;none&#39;" in text
+
+
+def test_all_formats_say_the_same(findings):
+    whole = digest(findings, COMMAND)
+    text = markdown(whole)
+    assert text.startswith("## DOES NOT CONFORM")
+    assert text.count("### FAIL") == 2
+    found = json.loads(sarif(whole))
+    jsonschema.validate(found, SCHEMA)
+    [run] = found["runs"]
+    assert [one["ruleId"] for one in run["results"]] == ["watch/averaged", "watch/same-weights"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
+    [suite] = ElementTree.fromstring(junit(findings, COMMAND))
+    assert (suite.get("tests"), suite.get("failures")) == ("3", "3")
+    assert [line.split(",title")[0] for line in annotations(whole)] == ["::error file=/home/me/train.py,line=7"] * 2
+
+
+def test_the_terminal_prints_the_same_cards(findings):
+    console = Console(width=100, record=True)
+    render(findings, COMMAND, console)
+    text = console.export_text()
+    for line in ("DOES NOT CONFORM: In 2 of 6 steps", "watch/averaged", "7 | optimizer.step()", "effect: ", "fix: "):
+        assert line in text
+        assert line in "\n".join(lines(findings, COMMAND))
+
+
+def test_what_is_undecided_is_no_failure_of_a_law_and_has_a_way_out(tmp_path):
+    script = Script()
+    script.step([total(script.backward(), 0.37)] * 2)
+    findings = script.findings()
+    text = "\n".join(lines(findings, COMMAND))
+    assert text.startswith("UNDECIDED: In 0 of 2 steps")
+    assert "gradients were multiplied by a number by hand, such as 0.74 (2 times)" in text
+    assert "conformance init" in text
+    assert "Undecided" in write(findings, COMMAND, tmp_path).read_text()
+    [suite] = ElementTree.fromstring(junit(findings, COMMAND))
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
+    assert "multiplied by a number" in suite.find(".//failure").text
+
+
+def test_a_right_script_leaves_no_failure(tmp_path):
+    script = Script()
+    script.step([total(script.backward(), 0.5)] * 2)
+    findings = script.findings()
+    [suite] = ElementTree.fromstring(junit(findings, COMMAND))
+    assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
+    assert list(annotations(digest(findings, COMMAND))) == []
+    assert "CONFORMS" in write(findings, COMMAND, tmp_path).read_text()
+
+
+def test_a_long_window_keeps_its_end():
+    script = Script(ranks=1)
+    computed = [script.backward(factors=[0.01])[0] for _ in range(100)]
+    script.step([total(computed, 0.01)])
+    findings = script.findings()
+    assert [cause.first.effect for cause in findings.causes.values()] == [
+        "the gradients used are 0.01 of what they should be"
+    ]
+    [scene] = findings.scenes.values()
+    assert len(scene.of[0]) == 64
+    assert isinstance(scene.of[0][-1], records.Stepped)
+    assert scene.cut == 101 - 64
+
+
+def test_a_curve_stays_small():
+    curve = Curve()
+    for step in range(100_000):
+        curve.add(step, 1.0)
+    assert len(curve.points) <= 512
+    assert curve.points[0] == (0, 1.0)
+    assert curve.points[-1][0] > 99_000
