@@ -1,6 +1,5 @@
 """Hugging Face Accelerate, as its guides show it. On a CPU "fp16" trains in float32, so it is not declared."""
 
-import os
 from contextlib import nullcontext
 from itertools import islice
 
@@ -17,13 +16,13 @@ from conformance import Task, trainer
     last_window="step", requires=("accelerate",),
 )  # fmt: skip
 def train(task: Task) -> None:
-    if task.world_size == 1:
-        os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.
-    steps, weighted, bf16 = task.accumulation, task.loss_name == "weighted", task.precision == "bf16"
+    task.leave_torchrun()
+    steps, weighted = task.accumulation, task.loss_name == "weighted"
     # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
     accelerator = Accelerator(
-        cpu=task.device.type == "cpu", mixed_precision="bf16" if bf16 else "no", gradient_accumulation_steps=steps,
-        step_scheduler_with_optimizer=False, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+        cpu=task.device.type == "cpu", mixed_precision="bf16" if task.precision == "bf16" else "no",
+        gradient_accumulation_steps=steps, step_scheduler_with_optimizer=False,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)],
     )  # fmt: skip
     model, order = task.model(), None if task.own_order else task.global_sampler()
@@ -35,7 +34,7 @@ def train(task: Task) -> None:
     if task.resume_from is not None:
         accelerator.load_state(str(folder := next(task.resume_from.iterdir())))
         done = int(folder.name.removeprefix("step_"))
-    for epoch in range(done // len(loader), len(list(task.epochs()))):
+    for epoch in range(done // len(loader), task.epoch_count):
         loader.set_epoch(epoch)
         batches = iter(accelerator.skip_first_batches(loader, skipped) if (skipped := done % len(loader)) else loader)
         # Where samples count differently, the guide reads the batches of a window before it trains on them.
@@ -46,14 +45,13 @@ def train(task: Task) -> None:
                 with held if weighted else accelerator.accumulate(model):
                     loss = task.loss(model(batch.inputs), batch, reduction="sum" if weighted else "mean")
                     accelerator.backward(loss * steps * accelerator.num_processes / total if weighted else loss)
-                    if batch is group[-1]:
-                        if task.clip is not None and accelerator.sync_gradients:
-                            clip = getattr(accelerator, f"clip_grad_{task.clip.kind}_")
-                            clip(model.parameters(), task.clip.threshold)
-                        optimizer.step()  # nothing within a window
-                        if accelerator.sync_gradients:
-                            scheduler.step()
-                        optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                if task.clip is not None:
+                    clip = getattr(accelerator, f"clip_grad_{task.clip.kind}_")
+                    clip(model.parameters(), task.clip.threshold)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
             done, windows = done + len(group), windows + accelerator.sync_gradients
     if task.checkpoint_dir is not None:
         accelerator.save_state(str(task.checkpoint_dir / f"step_{done}"))

@@ -1,12 +1,9 @@
 """Lightning Fabric: a loop of one's own; Fabric shards the data by epoch, casts, averages, clips and saves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from torch.utils.data import DataLoader
@@ -15,20 +12,16 @@ from conformance import Batch, Task, trainer
 
 
 @trainer(
-    backends=("single", "ddp"),
-    precisions=("fp64", "fp32", "bf16", "fp16"),
-    losses=("mean", "weighted"),
-    own_order=True,
-    resume=True,
-    requires=("lightning",),
-)
+    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"),
+    own_order=True, resume=True, requires=("lightning",),
+)  # fmt: skip
 def train(task: Task) -> None:
     scaler = task.grad_scaler()
-    bits: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)
+    precision: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)
     # "16-mixed" itself turns into "bf16-mixed" on a CPU, and takes no GradScaler.
     fp16 = MixedPrecision("16-mixed", task.device.type, scaler) if task.precision == "fp16" else None
-    devices: Any = {"accelerator": task.device.type, "devices": task.world_size}
-    fabric = Fabric(strategy="ddp" if task.world_size > 1 else "auto", precision=bits, plugins=fp16, **devices)
+    ranks: Any = {"devices": task.world_size, "strategy": "ddp" if task.world_size > 1 else "auto"}
+    fabric = Fabric(accelerator=task.device.type, precision=precision, plugins=fp16, **ranks)
     fabric.launch()
     model, optimizer = fabric.setup(module := task.model(), task.optimizer(module.parameters()))
     scheduler = task.scheduler(optimizer)
@@ -37,7 +30,8 @@ def train(task: Task) -> None:
     if task.resume_from is not None:
         fabric.load(task.resume_from / "checkpoint", state)
     for window in islice(windows(task, fabric.setup_dataloaders(data)), state["trained"], task.stop_after):
-        weight: Any = fabric.all_reduce(torch.stack([batch.weights.sum() for batch in window]).sum(), reduce_op="sum")
+        own: Any = sum(batch.weights.sum() for batch in window)
+        weight: Any = fabric.all_reduce(own, reduce_op="sum")
         for batch in window:
             with fabric.no_backward_sync(model, enabled=batch is not window[-1]):
                 fabric.backward(task.loss(model(batch.inputs), batch, reduction="sum") * (task.world_size / weight))
@@ -54,7 +48,7 @@ def train(task: Task) -> None:
 
 
 def windows(task: Task, loader: Any) -> Iterator[list[Batch]]:
-    for _ in task.epochs():
+    for _ in range(task.epoch_count):
         batches = iter(loader)
         while window := list(islice(batches, task.accumulation)):
             yield window

@@ -1,10 +1,6 @@
-"""fastai: a Learner with callbacks, and a torch optimizer in its OptimWrapper.
+"""fastai: a Learner with callbacks, and a torch optimizer in its OptimWrapper."""
 
-It clips by norm alone, accumulates samples whatever they weigh, and begins at the beginning of an epoch where it is
-resumed. Its mixed precision and the loader that it has for several ranks need CUDA.
-"""
-
-from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.core import Callback
 from fastai.callback.schedule import ParamScheduler
 from fastai.callback.training import GradientAccumulation, GradientClip
 from fastai.data.core import DataLoaders
@@ -14,41 +10,31 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 from conformance import Task, Unsupported, trainer
-from conformance.frameworks.whole_epochs import epochs_until_stop
 
 
+# It clips by norm alone, accumulates samples whatever they weigh, and begins at the beginning of an epoch where it is
+# resumed. Its mixed precision and the loader that it has for several ranks need CUDA.
 @trainer(
-    precisions=("fp64", "fp32"),
-    clips=("norm",),
-    schedules=("step", "epoch"),
-    own_order=True,
-    resume=True,
-    last_window="carry",
-    requires=("fastai",),
-)
+    precisions=("fp64", "fp32"), clips=("norm",), schedules=("step", "epoch"), own_order=True, resume=True,
+    last_window="carry", requires=("fastai",),
+)  # fmt: skip
 def train(task: Task) -> None:
-    epochs, stop, sampler = len(list(task.epochs())), epochs_until_stop(task), task.sampler()
+    epochs, sampler, model = task.epochs_until_stop(), task.sampler(), task.model()
     order = None if task.own_order else sampler
     loader = DataLoader(task.dataset(tuple), task.micro_batch_size, task.own_order, order)
-    if task.checkpoint_dir and stop * len(loader) % task.accumulation:
+    if task.checkpoint_dir and epochs * len(loader) % task.accumulation:
         raise Unsupported("a stop inside a window, as windows go on over the end of an epoch")
 
-    class Epochs(Callback):
+    class SetEpoch(Callback):
         def before_epoch(self) -> None:
             sampler.set_epoch(self.epoch)
-
-        def after_epoch(self) -> None:
-            if task.checkpoint_dir and self.epoch + 1 == stop:
-                self.learn.save(str(stop))
-                raise CancelFitException
 
     def rates(trained: float) -> list[float]:
         length = len(loader) if task.schedule_by == "epoch" else task.accumulation
         number = round(trained * epochs * len(loader)) // length
         return [(*group.learning_rates, 0.0)[number] for group in task.optimizer_settings.groups]
 
-    model = task.model()
-    callbacks = [Epochs(), ParamScheduler({"lr": rates})]
+    callbacks = [SetEpoch(), ParamScheduler({"lr": rates})]
     callbacks += [GradientAccumulation(task.accumulation * task.micro_batch_size)] if task.accumulation > 1 else []
     callbacks += [GradientClip(task.clip.threshold)] if task.clip else []
     optimizer, folder = OptimWrapper(opt=task.optimizer(model.parameters())), task.checkpoint_dir or task.resume_from
@@ -58,3 +44,5 @@ def train(task: Task) -> None:
         learner.load(begin)
     with learner.no_bar(), learner.no_logging():
         learner.fit(epochs, start_epoch=int(begin))
+    if task.checkpoint_dir:
+        learner.save(str(epochs))

@@ -1,9 +1,4 @@
-"""PyTorch-Ignite: `create_supervised_trainer` over `idist.auto_*`, with its schedule handler and its checkpoints.
-
-That trainer clips nothing, casts on CUDA alone, and divides each loss by the accumulation, whatever the window weighs.
-"""
-
-from __future__ import annotations
+"""PyTorch-Ignite: `create_supervised_trainer` over `idist.auto_*`, with its schedule handler and its checkpoints."""
 
 from typing import Any
 
@@ -15,20 +10,12 @@ from ignite.handlers import Checkpoint, DiskSaver, LRScheduler
 from conformance import Task, trainer
 
 
+# That trainer clips nothing, casts on CUDA alone, and divides a loss by the accumulation, whatever the window weighs.
 @trainer(
-    backends=("single", "ddp"),
-    precisions=("fp64", "fp32"),
-    clips=(),
-    schedules=("step", "epoch"),
-    own_order=True,
-    resume=True,
-    survives_kill=True,
-    random_state=True,
-    unused_parameters=True,
-    sparse=True,
-    buffers=True,
+    backends=("single", "ddp"), precisions=("fp64", "fp32"), clips=(), schedules=("step", "epoch"), own_order=True,
+    resume=True, survives_kill=True, random_state=True, unused_parameters=True, sparse=True, buffers=True,
     requires=("ignite",),
-)
+)  # fmt: skip
 def train(task: Task) -> None:
     if task.world_size > 1:
         idist.initialize(task.collective_backend)
@@ -56,5 +43,5 @@ def train(task: Task) -> None:
         engine.add_event_handler(due, Checkpoint(states, DiskSaver(task.checkpoint_dir), n_saved=None))
     if task.stop_after is not None:
         engine.add_event_handler(Events.ITERATION_COMPLETED(once=task.stop_after * task.accumulation), engine.terminate)
-    engine.run(loader, max_epochs=len(list(task.epochs())))
+    engine.run(loader, max_epochs=task.epoch_count)
     idist.finalize()

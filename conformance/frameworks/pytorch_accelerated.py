@@ -1,7 +1,4 @@
-"""pytorch-accelerated: its Trainer, started as `accelerate launch` does.
-
-It clips by value alone, and divides by the accumulation whatever samples weigh. On a CPU "fp16" trains in float32.
-"""
+"""pytorch-accelerated: its Trainer, started as `accelerate launch` does."""
 
 import os
 from typing import Any
@@ -11,31 +8,25 @@ from pytorch_accelerated.callbacks import SaveTrainingStateCallback, get_default
 from torch.nn.functional import mse_loss
 
 from conformance import Task, trainer
-from conformance.frameworks.whole_epochs import epochs_until_stop
 
 
+# It clips by value alone, and divides by the accumulation whatever samples weigh. On a CPU "fp16" trains in float32.
 @trainer(
     backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("value",), own_order=True, resume=True,
     requires=("pytorch_accelerated",),
 )  # fmt: skip
 def train(task: Task) -> None:
-    if task.world_size == 1:
-        os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.
+    task.leave_torchrun()
     os.environ["ACCELERATE_USE_CPU"] = str(task.device.type == "cpu")
     os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if task.precision == "bf16" else "no"
-    model = task.model()
-    callbacks = get_default_callbacks(progress_bar=False)
+    model, callbacks = task.model(), get_default_callbacks(progress_bar=False)
     if task.checkpoint_dir is not None:
         # What it saves at the end says of no epoch that it is over.
         callbacks += (SaveTrainingStateCallback(str(task.checkpoint_dir), save_every_n_epochs=1, save_at_end=False),)
     order: dict[str, Any] = {} if task.own_order else {"sampler": task.global_sampler()}
     Trainer(model, mse_loss, task.optimizer(model.parameters()), callbacks).train(
-        task.dataset(),
-        num_epochs=epochs_until_stop(task),
-        per_device_batch_size=task.micro_batch_size,
-        gradient_accumulation_steps=task.accumulation,
-        gradient_clip_value=task.clip.threshold if task.clip else None,
-        create_scheduler_fn=task.scheduler,
-        train_dataloader_kwargs={"num_workers": 0, **order},
-        resume_from=max(task.resume_from.glob("epoch_*")) if task.resume_from else None,
-    )
+        task.dataset(), num_epochs=task.epochs_until_stop(), per_device_batch_size=task.micro_batch_size,
+        gradient_accumulation_steps=task.accumulation, gradient_clip_value=task.clip and task.clip.threshold,
+        create_scheduler_fn=task.scheduler, train_dataloader_kwargs={"num_workers": 0, **order},
+        resume_from=task.resume_from and max(task.resume_from.glob("epoch_*")),
+    )  # fmt: skip

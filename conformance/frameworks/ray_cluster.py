@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.train import RunConfig, ScalingConfig
+from ray.train import RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchTrainer
 
-from conformance import Job
+from conformance import Job, Task, enter
 
 # Workers, and the controller of Ray Train. Ray counts these CPUs, it does not look for them.
 _CPUS = 8
@@ -53,14 +53,20 @@ def connected(session: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def launch(job: Job, loop: Callable[[dict[str, Any]], None]) -> None:
-    """Run `loop` in every worker of a TorchTrainer; its argument is the job's ticket."""
+def launch(job: Job, fit: Callable[[Task], None]) -> None:
+    """Call `fit` in every worker of a TorchTrainer, which enters the case by the job's ticket."""
+
+    def train_loop_per_worker(ticket: dict[str, Any]) -> None:
+        with enter(ticket, get_context().get_world_rank()) as task:
+            fit(task)
+
     storage = str(job.checkpoint_dir or job.resume_from or job.session["folder"])
     # By the name it finds what was saved. Without one, it makes one up.
     name = "resumed" if job.checkpoint_dir or job.resume_from else None
     run, scaling = RunConfig(storage_path=storage, name=name), ScalingConfig(num_workers=job.world_size)
+    settings: Any = {"train_loop_config": job.ticket, "scaling_config": scaling, "run_config": run}
     with connected(job.session):
-        TorchTrainer(loop, train_loop_config=job.ticket, scaling_config=scaling, run_config=run).fit()
+        TorchTrainer(train_loop_per_worker, **settings).fit()
 
 
 def _authenticate(token: str) -> str:

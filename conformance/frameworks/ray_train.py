@@ -1,15 +1,15 @@
-"""Ray Train's TorchTrainer, as its guide "Distributed Training using PyTorch" has it, on a cluster of one machine."""
+"""Ray Train's TorchTrainer, as its guides to training with PyTorch and to checkpoints have it, on one machine."""
 
 from contextlib import nullcontext
 from itertools import islice
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from conformance import Batch, Job, Task, enter, trainer
-from conformance.frameworks.ray_checkpoint import restore, save
+from conformance import Batch, Job, Task, trainer
 from conformance.frameworks.ray_cluster import launch, local_cluster
 
 
@@ -18,32 +18,28 @@ from conformance.frameworks.ray_cluster import launch, local_cluster
     requires=("ray",), launches_workers=True, session=local_cluster, name="ray-train",
 )  # fmt: skip
 def train(job: Job) -> None:
-    launch(job, train_loop_per_worker)
-
-
-def train_loop_per_worker(ticket: dict[str, Any]) -> None:
-    with enter(ticket, ray.train.get_context().get_world_rank()) as task:
-        fit(task)
+    launch(job, fit)
 
 
 def fit(task: Task) -> None:
     model: Any = ray.train.torch.prepare_model(task.model())
     loader = ray.train.torch.prepare_data_loader(task.global_dataloader())
-    # Prepared, it moves batches to the device, and they come out as plain tuples.
-    batches = (Batch(*batch) for batch in loader)
-    optimizer, scaler = task.optimizer(model.parameters()), task.grad_scaler()
-    scheduler = task.scheduler(optimizer)
-    done = restore(parts := (model, optimizer, scheduler, scaler))
-    for _ in range(done * task.accumulation):
-        next(batches)
+    optimizer, scaler, done = task.optimizer(model.parameters()), task.grad_scaler(), 0
+    parts = (model, optimizer, scheduler := task.scheduler(optimizer), scaler)
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            done, states = torch.load(f"{folder}/checkpoint.pt")
+        for part, state in zip(parts, states, strict=True):
+            part.load_state_dict(state)
+    # Prepared, the loader moves batches to the device, and they come out as plain tuples.
+    batches = (Batch(*batch) for batch in islice(loader, done * task.accumulation, None))
     while done != task.stop_after and (window := list(islice(batches, task.accumulation))):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             dist.all_reduce(weight)
-            # DDP divides by the number of ranks, which the total weight already covers.
-            weight /= task.world_size
-        for number, batch in enumerate(window, start=1):
-            with nullcontext() if number == len(window) else model.no_sync():
+            weight /= task.world_size  # DDP divides by the number of ranks, which the total weight already covers.
+        for batch in window:
+            with nullcontext() if batch is window[-1] else model.no_sync():
                 with task.autocast():
                     loss = task.loss(model(batch.inputs), batch, reduction="sum") / weight
                 scaler.scale(loss).backward()
@@ -57,4 +53,8 @@ def fit(task: Task) -> None:
         optimizer.zero_grad()
         done += 1
     if task.checkpoint_dir is not None:
-        save(parts, done)
+        with TemporaryDirectory() as folder:
+            torch.save((done, [part.state_dict() for part in parts]), f"{folder}/checkpoint.pt")
+            # Every worker reports; one is enough to save what all have alike.
+            saved = ray.train.Checkpoint.from_directory(folder) if task.rank == 0 else None
+            ray.train.report({}, checkpoint=saved)

@@ -1,9 +1,5 @@
-"""skorch: a `NeuralNet`, with `AccelerateMixin` (experimental) where there are ranks, accumulation or bf16.
+"""skorch: a `NeuralNet`, with `AccelerateMixin` (experimental) where there are ranks, accumulation or bf16."""
 
-It has no place for a weighted loss, nor for a clip by value. On a CPU Accelerate's "fp16" trains in float32.
-"""
-
-import os
 from typing import Any
 
 from accelerate import Accelerator
@@ -14,35 +10,25 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 
 from conformance import Task, trainer
-from conformance.frameworks.whole_epochs import epochs_until_stop
 
 
-class Accelerated(AccelerateMixin, NeuralNet): ...
-
-
-class SetEpoch(Callback):
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def on_epoch_begin(self, net: NeuralNet, **_: object) -> None:
-        self.sampler.set_epoch(len(net.history) - 1)
-
-
+# It has no place for a weighted loss, nor for a clip by value. On a CPU Accelerate's "fp16" trains in float32.
 @trainer(
     backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("norm",), schedules=("step", "epoch"),
     own_order=True, resume=True, requires=("skorch", "accelerate"),
 )  # fmt: skip
 def train(task: Task) -> None:
+    class Accelerated(AccelerateMixin, NeuralNet): ...
+
+    class SetEpoch(Callback):
+        def on_epoch_begin(self, net: NeuralNet, **_: object) -> None:
+            sampler.set_epoch(len(net.history) - 1)
+
     kind, model, sampler = NeuralNet, task.model(), task.global_sampler()
-    settings: dict[str, Any] = {
-        "train_split": None,
-        "verbose": 0,
-        "optimizer": lambda params, lr: task.optimizer(params),
-    }
+    settings: Any = {"train_split": None, "verbose": 0, "optimizer": lambda params, lr: task.optimizer(params)}
     settings |= {"iterator_train__shuffle": True} if task.own_order else {"iterator_train__sampler": sampler}
     if task.world_size > 1 or task.accumulation > 1 or task.precision == "bf16":
-        if task.world_size == 1:
-            os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it; as torchrun does, it would use DDP.
+        task.leave_torchrun()
         # By default a schedule goes on by the number of processes.
         steps: Any = {"gradient_accumulation_steps": task.accumulation, "step_scheduler_with_optimizer": False}
         steps["mixed_precision"] = "bf16" if task.precision == "bf16" else "no"
@@ -52,9 +38,9 @@ def train(task: Task) -> None:
     clip = [GradientNormClipping(task.clip.threshold)] if task.clip else []
     # Its criterion has no state.
     checkpoint = Checkpoint(None, f_criterion=None, dirname=str(task.checkpoint_dir or task.resume_from or ""))
-    callbacks = [SetEpoch(sampler), schedule, *clip, *([checkpoint] if task.checkpoint_dir else [])]
+    callbacks = [SetEpoch(), schedule, *clip, *([checkpoint] if task.checkpoint_dir else [])]
     # Not a module, as on a CPU Accelerate would put it into DDP, which refuses one without parameters.
     net = kind(model, lambda: mse_loss, batch_size=task.micro_batch_size, callbacks=callbacks, **settings).initialize()
     if task.resume_from is not None:
         net.load_params(checkpoint=checkpoint)
-    net.partial_fit(task.dataset(), epochs=epochs_until_stop(task) - len(net.history))
+    net.partial_fit(task.dataset(), epochs=task.epochs_until_stop() - len(net.history))

@@ -6,6 +6,27 @@ from conformance.cases.case import Case
 
 TARGET = "conformance.frameworks.ignite"
 
+# The published report has all that a run chooses.
+CASES = (
+    *("single-batched-fp64-momentum", "single-batched-fp32-epoch-schedule", "single-acc2-fp64-adamw"),
+    *("single-acc4-fp32-short-window", "single-acc2-fp32-uneven-batch", "single-acc2-fp32-many-tensors-resumed-at-3"),
+    *(f"single-acc2-fp32-own-order{resumed}" for resumed in ("", "-resumed-at-3", "-resumed-at-4")),
+    *(
+        f"ddp-w2-acc2-fp32-{workload}"
+        for workload in ("momentum", "two-groups", "sparse", "unused", "buffers", "frozen")
+    ),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("short-epochs", "sampler-drops", "own-order", "many-tensors")),
+    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-3" for workload in ("adamw", "dropout", "short-epochs", "own-order")),
+    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-4" for workload in ("many-tensors", "own-order", "sampler-pads")),
+    *(f"ddp-w2-acc2-fp32-momentum-resumed-at-3-{how}" for how in ("twice", "killed", "killed-between-files")),
+    *(
+        "ddp-w2-acc2-fp32-epoch-schedule-resumed-at-2",
+        "ddp-w2-fp64-uneven-batch",
+        "ddp-w3-fp64-decay",
+        "ddp-w4-fp32-momentum",
+    ),
+)
+
 AMP_ON_A_CPU = """
     from ignite.engine import create_supervised_trainer
     from torch.nn.functional import mse_loss

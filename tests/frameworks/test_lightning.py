@@ -30,13 +30,19 @@ CASES = (
 PLAIN = """
     import lightning as L
     from conformance import Task, trainer
-    from conformance.frameworks.lightning import Regression
 
-    class Printing(Regression):
+    class Printing(L.LightningModule):
+        def __init__(self, task: Task) -> None:
+            super().__init__()
+            self.task, self.model = task, task.model()
+
         def training_step(self, batch):
             outputs = self.model(batch.inputs)
             print("forward in", outputs.dtype)
             return self.task.loss(outputs, batch)
+
+        def configure_optimizers(self):
+            return self.task.optimizer(self.parameters())
 
     @trainer(backends=["single", "ddp"], precisions=["fp32", "fp16"])
     def train(task: Task) -> None:

@@ -13,17 +13,14 @@ CASES = ("ray-train-w2-acc2-fp16-overflow", "ray-train-w2-acc2-fp32-momentum-res
 PROCESSES = 1
 
 ONE_RAISES = """
-    import conformance
-    import ray.train
-    from conformance import Job, trainer
+    from conformance import Job, Task, trainer
     from conformance.frameworks.ray_cluster import launch, local_cluster
     from conformance.frameworks.ray_train import fit
 
-    def unlucky(ticket):
-        with conformance.enter(ticket, ray.train.get_context().get_world_rank()) as task:
-            if task.rank == 1:
-                raise ValueError("no such luck")
-            fit(task)
+    def unlucky(task: Task) -> None:
+        if task.rank == 1:
+            raise ValueError("no such luck")
+        fit(task)
 
     @trainer(backends=["ray-train"], launches_workers=True, session=local_cluster)
     def train(job: Job) -> None:
@@ -46,4 +43,4 @@ def test_a_worker_that_raises_is_named(write):
     with ForkServer(write(ONE_RAISES), backend="ray-train") as server:
         judgement = judge(case, server.run(case.spec(), time_limit=60.0))
     assert judgement.verdict == "CRASH"
-    assert judgement.headline == "rank 1 raised ValueError: no such luck (trainer.py:11)"
+    assert judgement.headline == "rank 1 raised ValueError: no such luck (trainer.py:8)"

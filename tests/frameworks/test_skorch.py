@@ -5,6 +5,24 @@ from __future__ import annotations
 
 TARGET = "conformance.frameworks.skorch"
 
+# The published report has all that a run chooses.
+CASES = (
+    *(f"single-batched-{precision}-momentum" for precision in ("fp64", "fp32", "bf16")),
+    *(f"single-batched-fp32-{workload}" for workload in ("own-order", "epoch-schedule", "large-tensors")),
+    *("single-batched-fp64-clip-norm", "single-batched-bf16-two-groups", "single-batched-fp64-adamw"),
+    *(
+        f"single-acc2-fp32-{workload}"
+        for workload in ("momentum", "clip-norm", "epoch-schedule", "own-order", "frozen")
+    ),
+    *("single-acc3-bf16-momentum", "single-acc4-fp64-short-window", "single-acc2-fp32-many-tensors-resumed-at-3"),
+    *(f"ddp-w2-fp32-{workload}" for workload in ("momentum", "two-groups", "adamw", "clip-norm", "uneven-batch")),
+    *(f"ddp-w2-fp32-{workload}" for workload in ("own-order", "epoch-schedule", "many-tensors", "two-layers")),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("momentum", "clip-norm", "many-tensors", "short-window")),
+    *("ddp-w2-bf16-momentum", "ddp-w3-fp64-decay", "ddp-w3-bf16-clip-norm", "ddp-w4-fp32-momentum"),
+    *("single-batched-fp32-epoch-schedule-resumed-at-2", "ddp-w2-acc2-fp32-own-order-resumed-at-3"),
+    *(f"{path}-fp32-many-tensors-resumed-at-3" for path in ("single-batched", "ddp-w2")),
+)
+
 
 def test_every_verdict(judged):
     """Known: `zero_grad` comes before the last backward of a window, and schedules count micro-batches; resumed, they

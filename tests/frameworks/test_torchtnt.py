@@ -4,6 +4,37 @@ from __future__ import annotations
 
 TARGET = "conformance.frameworks.torchtnt"
 
+# The published report has all that a run chooses.
+CASES = (
+    *(
+        "single-batched-fp32-momentum",
+        "single-batched-bf16-momentum",
+        "single-acc3-fp64-adamw",
+        "single-acc2-fp32-own-order",
+    ),
+    *("single-acc2-fp32-short-window", "single-acc4-fp64-uneven-batch", "single-acc2-fp64-uneven-batch"),
+    *("single-batched-fp32-epoch-schedule-resumed-at-2", "single-batched-fp32-momentum-resumed-at-4"),
+    *(
+        f"single-acc2-fp32-{workload}-resumed-at-3"
+        for workload in ("momentum", "short-epochs", "many-tensors", "frozen")
+    ),
+    *(
+        f"ddp-w2-acc2-fp32-{workload}"
+        for workload in ("clip-norm", "clip-value", "two-groups", "sparse", "unused", "buffers")
+    ),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("short-epochs", "epoch-schedule", "own-order", "sampler-drops")),
+    *(
+        f"ddp-w2-acc2-fp32-{workload}-resumed-at-3"
+        for workload in ("adamw", "epoch-schedule", "own-order", "many-groups")
+    ),
+    *(f"ddp-w2-acc2-fp32-{workload}-resumed-at-4" for workload in ("many-tensors", "own-order", "sampler-pads")),
+    *(
+        "ddp-w2-acc2-bf16-short-window",
+        "ddp-w2-acc2-fp64-many-clip-norm",
+        "ddp-w2-acc2-fp32-momentum-resumed-at-3-twice",
+    ),
+    *("ddp-w3-bf16-clip-value", "ddp-w3-acc2-fp32-short-epochs", "ddp-w4-acc3-fp64-adamw", "ddp-w2-fp64-uneven-batch"),
+)
 
 AT_THE_END_OF_AN_EPOCH = (
     *(f"-{workload}-resumed-at-3" for workload in ("frozen", "many-tensors", "many-groups", "own-order")),
