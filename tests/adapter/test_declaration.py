@@ -11,7 +11,9 @@ import sys
 
 import pytest
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import Declaration, declared, trainer
+from conformance.workloads.precision import PRECISIONS
 
 
 def test_a_decorated_function_stays_the_function_it_was():
@@ -38,6 +40,13 @@ def test_without_arguments_the_defaults_are_declared():
         return None
 
     assert declared(train) == Declaration()
+
+
+@pytest.mark.parametrize(("field", "names"), [("backends", BACKENDS), ("precisions", PRECISIONS)])
+def test_the_documentation_names_all_that_can_be_declared(field, names):
+    """In the docstring of `@trainer`, which an editor shows."""
+    paragraph = re.search(rf"^ *{field}: of (.*?)^ *\w+: ", trainer.__doc__, re.DOTALL | re.MULTILINE)[1]
+    assert set(re.findall(r'"([^"]+)"', paragraph)) == set(names)
 
 
 def test_undecorated_objects_declare_nothing():
