@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from conformance.adapter.loading import place_of
 from conformance.results import Results
-from conformance.results.records import CaseRecord, Finding, Moment
+from conformance.results.records import CaseRecord, Moment
 
-from .causes import Cause
 from .grouping import Failure, failures, failures_of
+from .signs import Cause
+from .sites import looked_at
 from .text import distinct, number, one_line, plural, visible
 
 _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
@@ -25,12 +26,14 @@ class Card:
 
     Attributes:
     rule: the id of the law, or the kind of cause. title: the diagnosis.
-    where: the line that broke the law: of the framework, and of the trainer that called it.
+    where: the line to blame: of the framework, and of the trainer that called it. None if numbers alone are known.
     own_line: the user's file and the line in it, if the cause has one there.
     source: these lines, each with its text as it was when it ran: `train.py:41` and `loss.backward()`.
     details: what must hold and what happened instead. slice: the events that show it.
     effect: what that does to training. fix: a snippet of Python. advice: the same in words, where there is no snippet.
     extent: how often it is so. scope: where. commands: what shows it again, each with what it is.
+    seen: the line of the step, or the last backward, in which numbers first differed, where none is to blame.
+    also: the other causes that some of it has, a sentence each.
     """
 
     rule: str
@@ -47,12 +50,16 @@ class Card:
     scope: str
     commands: tuple[tuple[str, str], ...]
     advice: str | None = None
+    seen: str | None = None
+    also: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Plain text, each line safe to print; the last is the command that shows it again."""
         yield f"{self.verdict}: {visible(self.title)}"
         if self.where:
             yield f"at: {one_line(self.where)}"
+        if self.seen:
+            yield f"seen at: {one_line(self.seen)}"
         yield from self.source_lines()
         yield from map(visible, self.details)
         if self.effect:
@@ -62,6 +69,7 @@ class Card:
             yield from (f"  {line}" for line in visible(self.fix).splitlines())
         if self.advice:
             yield f"fix: {visible(self.advice)}"
+        yield from (f"also: {visible(text)}" for text in self.also)
         yield from (f"{what}: {one_line(command)}" for what, command in self.commands)
 
     def source_lines(self) -> Iterator[str]:
@@ -73,32 +81,74 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Other:
+    """Another cause of some cases of a card: its ``title``, its ``number`` in the report, and these ``cases``."""
+
+    number: int
+    title: str
+    cases: tuple[CaseRecord, ...]
+
+    def among(self, cases: Sequence[CaseRecord]) -> str:
+        """How many of ``cases`` it has, in words."""
+        if len(cases) == 1:
+            return "this case fails for another cause, too"
+        fail = "fails" if len(self.cases) == 1 else "fail"
+        return f"{len(self.cases)} of the {len(cases)} cases {fail} for another cause, too"
+
+
+@dataclass(frozen=True)
 class CaseCard(Card):
     """Of cases of a run.
 
     Attributes:
     cause: what all of its cases have in common. cases: all that fail for this cause. example: the smallest of them.
+    others: the other causes that some of them have.
     """
 
     cause: Cause = field(kw_only=True)
     cases: tuple[CaseRecord, ...] = field(kw_only=True)
     example: CaseRecord = field(kw_only=True)
+    others: tuple[Other, ...] = field(kw_only=True, default=())
 
     def of(self, case: CaseRecord) -> Card:
-        """The same with the commands of another one of its cases."""
-        return replace(self, commands=_commands(case))
+        """The same with the commands, and the other causes, of another one of its cases."""
+        own = [other for other in self.others if any(case is one for one in other.cases)]
+        return replace(self, commands=_commands(case), also=_said(own, [case]))
 
 
 def cards(results: Results) -> list[CaseCard]:
     """The causes of failure of a run, in the order of the report. Trainers that fail for one share its card."""
-    alike = _shared(failures(results))
-    return [_card(replace(found[0], cases=sum((one.cases for one in found), ()))) for found in alike]
+    return _linked([_card(_joined(alike)) for alike in _shared(failures(results))])
 
 
 def card_of(case: CaseRecord, bugs: Mapping[str, str]) -> CaseCard:
     """That of a case that failed, by itself. ``bugs``: the texts of known ones by name."""
-    [failure] = failures_of([case], bugs)
-    return _card(failure)
+    first, *_ = _linked([_card(failure) for failure in failures_of([case], bugs)])
+    return first
+
+
+def _joined(alike: Sequence[Failure]) -> Failure:
+    others = {case: causes for one in alike for case, causes in one.others.items()}
+    return replace(alike[0], cases=sum((one.cases for one in alike), ()), others=others)
+
+
+def _linked(cards: Sequence[CaseCard]) -> list[CaseCard]:
+    """Each card with the others that have cases of it."""
+    own = [{id(case) for case in card.cases} for card in cards]
+    linked = []
+    for card in cards:
+        both = [tuple(case for case in card.cases if id(case) in of_other) for of_other in own]
+        others = tuple(
+            Other(number, other.title, some)
+            for number, (other, some) in enumerate(zip(cards, both, strict=True), 1)
+            if some and other is not card
+        )
+        linked.append(replace(card, others=others, also=_said(others, card.cases)))
+    return linked
+
+
+def _said(others: Iterable[Other], cases: Sequence[CaseRecord]) -> tuple[str, ...]:
+    return tuple(f"{other.among(cases)}: {other.title}" for other in others)
 
 
 def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
@@ -112,17 +162,22 @@ def _shared(found: Iterable[Failure]) -> Iterable[list[Failure]]:
 def _card(failure: Failure) -> CaseCard:
     law, example = next(iter(failure.findings), None), failure.example
     details = [] if failure.explains_itself else [example.headline]
+    cause, where, seen, source = failure.cause, _named_in(example), None, [*_source_of_crash(example)]
     if law is not None:
         details.insert(0, law.contradiction)
-    cause, where = failure.cause, law.where if law else None
+        where, source = law.where, [*_texts(law.where, law.source)]
+    elif where is None and (first := example.first_difference) is not None:
+        seen, source = first.where, [*_texts(first.where, first.source)]
+    looked = looked_at(example) if where is None else None
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,
         title=failure.text,
         where=where,
-        own_line=_own_line(example, where),
-        source=tuple(_source_of_law(law) if law else _source_of_crash(example)),
-        details=(*details, *first_difference(example)),
+        own_line=_own_line(example, where or seen),
+        seen=seen,
+        source=tuple(source),
+        details=(*details, *first_difference(example), *filter(None, [looked])),
         slice=law.slice if law else (),
         effect=law.effect if law else None,
         fix=law.fix if law else None,
@@ -135,9 +190,15 @@ def _card(failure: Failure) -> CaseCard:
     )
 
 
-def _source_of_law(law: Finding) -> Iterator[tuple[str, str]]:
-    places = [f"{path}:{line}" for path, line in _LINE.findall(law.where or "")]
-    return zip(places, law.source, strict=False)
+def _texts(where: str | None, source: Sequence[str]) -> Iterator[tuple[str, str]]:
+    places = [f"{path}:{line}" for path, line in _LINE.findall(where or "")]
+    return zip(places, source, strict=False)
+
+
+def _named_in(case: CaseRecord) -> str | None:
+    """The line that the headline names in brackets, as that of a step that is too early, or of what was raised."""
+    named = re.search(r"\(([^\s()]+\.py:\d+(?:, called from [^\s()]+\.py:\d+)?)\)", case.headline)
+    return named[1] if named else None
 
 
 def _source_of_crash(case: CaseRecord) -> Iterator[tuple[str, str]]:

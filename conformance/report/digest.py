@@ -16,8 +16,10 @@ _KINDS = {
     "ending": "The case did not end as it should.",
     "guard": "What must hold before numbers mean anything does not.",
     "bug": "The numbers are those of a known bug.",
+    "pair": "The numbers are those of two known bugs.",
     "factor": "Gradients or learning rates are wrong by a factor.",
     "factors": "Gradients or learning rates are wrong by factors.",
+    "precision": "The numbers are those of a lower precision.",
     "reason": "Nothing can be concluded.",
     "unknown": "The numbers are wrong.",
 }

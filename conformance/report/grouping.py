@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,7 +12,8 @@ from conformance.adapter.declaration import BACKEND_NAMES, PRECISIONS
 from conformance.results import Results
 from conformance.results.records import NOT_RUN, CaseRecord, Finding
 
-from .causes import Cause, causes, law_of, telling, title
+from .causes import causes, law_of, telling, title
+from .signs import Cause
 from .text import natural
 from .verdicts import LOOKS, SHOWN, Look, worst
 
@@ -121,9 +122,26 @@ class Alike(Group):
 
 @dataclass(frozen=True)
 class Failure(Alike):
-    """Cases that failed for one cause, which ``text`` says."""
+    """Cases that failed for one cause, which ``text`` says. ``others``: further causes of each case, by its id()."""
 
     cause: Cause
+    others: Mapping[int, Sequence[Cause]]
+
+    @cached_property
+    def look(self) -> Look:
+        """The worst verdict, where no other cause has brought it about."""
+        alone = [case for case in self.cases if not self.others.get(id(case))]
+        return worst(case.verdict for case in alone or self.cases)
+
+    @property
+    def example(self) -> CaseRecord:
+        """The smallest of those that show the most of it: more than numbers, and nothing else beside it."""
+        return min(self.cases, key=lambda case: (*self._hides(case), *_size(case)))
+
+    def _hides(self, case: CaseRecord) -> tuple[bool, bool]:
+        others = self.others.get(id(case), ())
+        tells = bool(telling(self.cause, case, others)) or not all(guard.holds for guard in case.guards)
+        return not tells, bool(others)
 
     @property
     def is_explained(self) -> bool:
@@ -143,7 +161,7 @@ class Failure(Alike):
     @property
     def findings(self) -> list[Finding]:
         """The broken laws of the example that tell more of the cause."""
-        return telling(self.cause, self.example)
+        return telling(self.cause, self.example, self.others.get(id(self.example), ()))
 
 
 def _is_brief(case: CaseRecord) -> bool:
@@ -201,7 +219,21 @@ def failures(results: Results) -> list[Failure]:
 def failures_of(cases: Sequence[CaseRecord], bugs: Mapping[str, str]) -> list[Failure]:
     """What failed of one trainer's cases. ``bugs``: the texts of known ones by name."""
     found = causes(cases)
-    return [Failure(tuple(failed), title(cause, sorted(failed, key=_size), bugs), cause) for cause, failed in found]
+    every: dict[int, list[Cause]] = defaultdict(list)
+    for cause, failed in found:
+        for case in failed:
+            every[id(case)].append(cause)
+    return [_failure(cause, failed, every, bugs) for cause, failed in found]
+
+
+def _failure(
+    cause: Cause, failed: Sequence[CaseRecord], every: Mapping[int, Sequence[Cause]], bugs: Mapping[str, str]
+) -> Failure:
+    others = {id(case): [one for one in every[id(case)] if one != cause] for case in failed}
+    failure = Failure(tuple(failed), "", cause, others)
+    first = failure.example
+    rest = sorted((case for case in failed if case is not first), key=_size)
+    return replace(failure, text=title(cause, [first, *rest], bugs))
 
 
 def reasons(results: Results) -> list[Alike]:

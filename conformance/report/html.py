@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -125,20 +126,23 @@ def base(package: str = "conformance.report") -> Environment:
 def _environment(results: Results) -> Environment:
     environment = base()
     found = cards(results)
-    numbers = {id(case): number for number, card in enumerate(found, start=1) for case in card.cases}
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for number, card in enumerate(found, start=1):
+        for case in card.cases:
+            numbers[id(case)].append(number)
 
-    def cause_of(case: CaseRecord) -> int | None:
-        """The number of the card that a case is in."""
-        return numbers.get(id(case))
+    def causes_of(case: CaseRecord) -> Sequence[int]:
+        """The numbers of the cards that a case is in."""
+        return numbers.get(id(case), ())
 
-    def fix_of(case: CaseRecord) -> str | None:
-        """The fix on that card."""
-        return found[numbers[id(case)] - 1].fix if id(case) in numbers else None
+    def fixes_of(case: CaseRecord) -> list[str | None]:
+        """The fixes on these cards."""
+        return [found[number - 1].fix for number in causes_of(case)]
 
     environment.globals.update(
         cards=found,
-        cause_of=cause_of,
-        fix_of=fix_of,
+        causes_of=causes_of,
+        fixes_of=fixes_of,
         filters=_filters(results, found),
         anchor=_anchors(results),
         plot=plot,

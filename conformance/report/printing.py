@@ -22,12 +22,15 @@ def print_card(card: Card, console: Console, more: Iterable[Text] = ()) -> None:
     body = [Text(f"{card.extent}: {one_line(card.scope)}", "dim"), *more]
     if card.where:
         body.append(Text.assemble(("at: ", "bold"), one_line(card.where)))
+    if card.seen:
+        body.append(Text.assemble(("seen at: ", "bold"), one_line(card.seen)))
     body += [Text(line, "green") for line in card.source_lines()]
     body += [Text(visible(line)) for line in card.details]
     if card.effect:
         body.append(Text.assemble(("effect: ", "bold"), visible(card.effect)))
     if card.advice:
         body.append(Text.assemble(("fix: ", "bold"), visible(card.advice)))
+    body += [Text(f"also: {visible(text)}", "dim") for text in card.also]
     console.print(Padding(Group(*body), (0, 0, 0, 2), expand=False))
     # What may be copied keeps its lines, however long.
     if card.fix:

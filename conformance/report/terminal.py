@@ -57,7 +57,7 @@ def render_terminal(
     for card in shown:
         print_card(card, console, _known_bug(card))
     if rest := causes[len(shown) :]:
-        cases = plural(sum(len(card.cases) for card in rest), "case")
+        cases = plural(len({id(case) for card in rest for case in card.cases}), "case")
         console.print(Text(f"\n{plural(len(rest), 'more cause')}, of {cases}: --verbose shows all", "dim"))
     _print_notices(results, console, detail)
     console.print()

@@ -190,6 +190,9 @@ class Guard:
     holds: Annotated[bool, "whether it does"]
     expected: Annotated[str, "what is right"]
     observed: Annotated[str, "what was seen"]
+    diagnosis: Annotated[
+        str, "which mistake breaks it, where the name leaves that open; the same for all guards that one mistake breaks"
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,10 @@ class FirstDifference:
     observed: Annotated[float | None, "by the trainer"]
     error: Annotated[float | None, "|observed - expected|"] = None
     bound: Annotated[float | None, "how large the error may be"] = None
+    where: Annotated[
+        str | None, "the line that took this step, or the last backward before it: `train.py:41`, as in a finding"
+    ] = None
+    source: Annotated[tuple[str, ...], "the text of each line that `where` names, as in a finding"] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,20 @@ from conformance.trace.events import Collective, Start, StateInit
 from conformance.trace.words import enumerated, number
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, exactly, values
-from conformance.verdict.guard import MULTIPLE, PARAMETERS, PLACE, RESTORED, SAMPLES, WEIGHTS, Guard, adds_to, not_held
+from conformance.verdict.guard import (
+    LEFT_OUT,
+    MULTIPLE,
+    OTHER_ORDER,
+    PARAMETERS,
+    PLACE,
+    POSITION,
+    RESTORED,
+    SAMPLES,
+    WEIGHTS,
+    Guard,
+    adds_to,
+    not_held,
+)
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_first_order, resumed_in_other_order
 from conformance.verdict.resuming import between_windows, left_behind, other_gradients, other_state, other_weights
@@ -35,10 +48,15 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
         model, is_missing = case.problem.workload.model, difference.observed is None
-        other = other_weights(ranks) or other_gradients(case, ranks)
-        other = other or (left_behind(model, ranks) if is_missing else None) or other_state(model, ranks)
-        if other is not None:
-            return not_held(RESTORED, "on every rank", other)
+        restored = {
+            "weights": lambda: other_weights(ranks),
+            "gradients": lambda: other_gradients(case, ranks),
+            "parameters of the optimizer": lambda: left_behind(model, ranks) if is_missing else None,
+            "state of the optimizer": lambda: other_state(model, ranks),
+        }
+        for what, look in restored.items():
+            if (other := look()) is not None:
+                return not_held(RESTORED, "on every rank", other, diagnosis=f"resumed with other {what}")
     kept = kept_over_step(ranks[difference.rank], difference.step)
     if kept is not None:
         return not_held("forwards use what was stepped", "in each window", kept, "what was gathered before")
@@ -47,12 +65,13 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         return adds_to(left)
     order = in_first_order(case, ranks) or resumed_in_other_order(case, ranks)
     if order is not None:
-        return not_held("order of each epoch", "another one", order, "that of another one")
+        return not_held("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
     if (off := between_windows(case, ranks)) is not None:
-        return not_held(PLACE, f"window {case.resumed_at}", off)
+        return not_held(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
     lost = unread(case, ranks)
     if lost is not None:
-        return not_held(SAMPLES, "in each epoch", f"{lost}; each sample must be trained on once in an epoch", lost)
+        text = f"{lost}; each sample must be trained on once in an epoch"
+        return not_held(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
     if difference.quantity == "gradient":
         if difference.observed is None:
             return _stepped_in_part(case, ranks, difference)
@@ -79,7 +98,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
 def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     apart = split_apart(case, ranks)
     if apart is not None:
-        return not_held(WEIGHTS, "not before training", apart, "before training")
+        return not_held(WEIGHTS, "not before training", apart, "before training", "ranks apart before training")
     return _stepped_early(case, ranks) or _reduced_early(case, ranks)
 
 
@@ -94,7 +113,8 @@ def _stepped_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
                     "AdamW counts it; so with the one by which Horovod's `broadcast_optimizer_state` makes the state "
                     "of a new optimizer"
                 )
-                return not_held(WEIGHTS, "not before training", text, f"rank {rank.outcome.rank}, before training")
+                where = f"rank {rank.outcome.rank}, before training"
+                return not_held(WEIGHTS, "not before training", text, where, "a step before training")
     return None
 
 
@@ -115,7 +135,8 @@ def _reduced_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
                 f"before training the ranks reduced their weights{at}, of which one became {number(other[0])} in place "
                 f"of {number(other[1])}: divide a sum by the number of ranks, or broadcast the weights of one rank"
             )
-            return not_held(WEIGHTS, "not before training", text, f"rank {rank.outcome.rank}, before training")
+            where = f"rank {rank.outcome.rank}, before training"
+            return not_held(WEIGHTS, "not before training", text, where, "weights reduced before training")
     return None
 
 

@@ -14,7 +14,11 @@ from conformance.verdict.comparison import same
 from conformance.verdict.evidence import RankEvidence, exactly, named
 from conformance.verdict.guard import (
     COLLECTIVES,
+    LEFT_OUT,
+    OTHER_ORDER,
+    OWN_ORDERS,
     PLACE,
+    POSITION,
     SAMPLES,
     SHARDS,
     WEIGHTS,
@@ -26,8 +30,8 @@ from conformance.verdict.guard import (
 from conformance.verdict.idle_steps import idle_after
 from conformance.verdict.left_over import left_over
 from conformance.verdict.orders import in_orders_of_their_own, resumed_in_other_order
-from conformance.verdict.own_order import each_rank_reads_all, not_once
-from conformance.verdict.resuming import between_windows, lost_place, other_scale
+from conformance.verdict.own_order import each_rank_reads_all, lost_at_stop, not_once
+from conformance.verdict.resuming import between_windows, in_first_epoch, lost_place, other_scale
 from conformance.verdict.shards import copies_apart, without_gradients
 from conformance.verdict.work import gave_nothing, redundant, unread
 from conformance.workloads.outliers import has_infinite_loss
@@ -93,9 +97,11 @@ def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """Steps that no epoch asks for may be of samples that no epoch asks for either."""
     wrong, counts = not_once(case) or "", sorted({len(rank.attempts) for rank in ranks if not rank.steps_by_hand})
     too_many = bool(counts) and counts[-1] > case.problem.workload.steps
+    lost = wrong and lost_at_stop(case)
     if wrong and too_many and not each_rank_reads_all(case):
         wrong = _other_count(counts, case.problem.workload.steps)
-    return Guard(SAMPLES, not wrong, "once in each epoch", wrong or "once in each epoch", wrong)
+    once = "once in each epoch"
+    return Guard(SAMPLES, not wrong, once, wrong or once, wrong, diagnosis=lost or "")
 
 
 def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -147,22 +153,26 @@ def _copies(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     expected = "no two ranks train on the same"
     if (apart := in_orders_of_their_own(case, ranks)) is not None:
-        apart = resumed_in_other_order(case, ranks) or apart
-        return not_held(SHARDS, expected, apart)
+        resumed = resumed_in_other_order(case, ranks)
+        return not_held(SHARDS, expected, resumed or apart, diagnosis=OTHER_ORDER if resumed else OWN_ORDERS)
     if (found := redundant(case, ranks)) is None:
         return Guard(SHARDS, True, expected, expected, "")
     if (left := left_over(case, ranks, found.window, repeats=True)) is not None:
         return adds_to(left)
-    text = found.text
+    text, lost = found.text, None
     if case.resumed_at is not None and found.window >= case.resumed_at:
         # Who has lost the position between two windows reads what seems to be another rank's, where samples are equal.
-        text = between_windows(case, ranks) or text
-    return Guard(SHARDS, False, expected, text, text, may_be_setup=not found.always)
+        lost = between_windows(case, ranks)
+        text = lost or text
+    diagnosis = POSITION if lost else ""
+    return Guard(SHARDS, False, expected, text, text, may_be_setup=not found.always, diagnosis=diagnosis)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     lost = lost_place(case, ranks)
-    return Guard(PLACE, not lost, f"window {case.resumed_at}", lost or "", lost or "")
+    diagnosis = OTHER_ORDER if in_first_epoch(case, ranks) else POSITION
+    asked = f"window {case.resumed_at}"
+    return Guard(PLACE, not lost, asked, lost or "", lost or "", diagnosis=diagnosis if lost else "")
 
 
 def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -181,6 +191,9 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     unseen = case.arithmetic.scaled and all(attempt.scale is None for rank in ranks for attempt in rank.attempts)
     unseen |= all(rank.attempts and rank.steps_by_hand for rank in ranks)
     counts = sorted({len(rank.attempts) for rank in ranks})
+    until_stop = {len(rank.lives[0].attempts) for rank in ranks if rank.lives}
+    lost = unread(case, ranks) if counts[0] < len(windows) else None
+    diagnosis = LEFT_OUT if lost else ""
     return Guard(
         "optimizer steps tried",
         len(counts) == 1 and (1 if unseen else fewest) <= counts[0] <= len(windows),
@@ -188,8 +201,9 @@ def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         ", ".join(map(str, counts)),
         _other_count(counts, len(windows))
         + ("; the ranks must agree" if len(counts) > 1 else "")
-        + (f"; {lost}" if counts[0] < len(windows) and (lost := unread(case, ranks)) else ""),
+        + (f"; {lost}" if lost else ""),
         may_be_setup=True,
+        diagnosis=POSITION if until_stop == {case.resumed_at} else diagnosis,
     )
 
 
@@ -241,6 +255,7 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         "nowhere else" if not changed else "; ".join(changed),
         f"the weights are not those that the optimizer's steps have left: {'; '.join(changed)}",
         gives_way=not skipped,
+        diagnosis="weights changed beside the steps",
     )
 
 

@@ -17,9 +17,8 @@ from conformance.verdict.paths import text_of
 
 def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
     """The broken laws, MUSTs first. ``target``: the trainer's, beside whose file its other files may be."""
-    observed, place = _observed(judgement), place_of(target)
-    folder = Path(place).parent if place.endswith(".py") else None
-    return tuple(_finding(finding, observed, judgement.runs[0], folder) for finding in judgement.findings)
+    observed = _observed(judgement)
+    return tuple(_finding(finding, observed, judgement.runs[0], target) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
@@ -38,7 +37,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
     )
 
 
-def _finding(finding: checking.Finding, observed: str | None, run: Run, folder: Path | None) -> Finding:
+def _finding(finding: checking.Finding, observed: str | None, run: Run, target: str) -> Finding:
     law, broken = finding.law, finding.broken
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
@@ -53,13 +52,15 @@ def _finding(finding: checking.Finding, observed: str | None, run: Run, folder: 
         observed=observed if law.level == "MUST" else None,
         window=finding.window,
         where=None if broken.event.where is None else broken.event.line,
-        source=_source(broken.event, folder),
+        source=source_of(broken.event, target),
         slice=tuple(map(_moment, drawn.in_words(shown, [broken.event]))),
     )
 
 
-def _source(event: Event, folder: Path | None) -> tuple[str, ...]:
-    """The texts of the lines of an event; nothing unless all of them are found."""
+def source_of(event: Event, target: str) -> tuple[str, ...]:
+    """The texts of the lines of an event; nothing unless all of them are found. ``target``: the trainer's."""
+    place = place_of(target)
+    folder = Path(place).parent if place.endswith(".py") else None
     texts = [text_of(path, line, folder) for path, line, _ in filter(None, (event.where, event.called_from))]
     return tuple(filter(None, texts)) if all(texts) else ()
 

@@ -16,6 +16,7 @@ from conformance.trace.hindsight.rehearsal import without_rehearsals
 from conformance.trace.hindsight.training import forwarded, trained
 from conformance.trace.lives import Events, lives
 from conformance.verdict.evidence import cleared
+from conformance.verdict.guard import OTHER_ORDER, POSITION
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Orders, Shares, micro_batches
 from conformance.workloads.workload import Workload
@@ -144,6 +145,26 @@ def not_once(case: Case) -> str | None:
     if len(orders) > workload.epochs:
         return f"training goes on when all samples have been read {workload.epochs} times, once in each epoch"
     return None
+
+
+def lost_at_stop(case: Case) -> str | None:
+    """The mistake that a resume has made, if samples are read otherwise than once in an epoch for it alone: before the
+    stop, and after it, each is read as often as any other, or once more."""
+    stop, orders = case.resumed_at, case.orders or ()
+    if stop is None or len({*case.world_sizes}) > 1:
+        return None
+    read = [list(chain(*chain(*of_rank))) for of_rank in zip(*orders, strict=True)]
+    lives: tuple[list[int], list[int]] = [], []
+    for rank, own in enumerate(read):
+        before = sum(len(share) for window in case.problem.windows[:stop] for share in window.shares[rank])
+        lives[0].extend(own[:before])
+        lives[1].extend(own[before:])
+    for life in lives:
+        times = Counter(life)
+        often = [times[sample] for sample in range(case.problem.workload.samples)]
+        if max(often) - min(often) > 1:
+            return None
+    return OTHER_ORDER if _is_as_much(case, read) else POSITION
 
 
 def each_rank_reads_all(case: Case) -> bool:

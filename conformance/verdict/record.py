@@ -12,9 +12,10 @@ from conformance.oracle.affine import Enclosure, Gap
 from conformance.oracle.recurrence import Certificate, Step
 from conformance.results import records
 from conformance.results.records import CaseRecord, Vector, Verdict
+from conformance.trace.events import BackwardBegin, Event
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
-from conformance.verdict.law_fields import findings, timeline
+from conformance.verdict.law_fields import findings, source_of, timeline
 from conformance.verdict.paths import shortened
 from conformance.verdict.traffic import traffic
 from conformance.workloads.precision import Format
@@ -65,7 +66,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         notes=tuple(judgement.notes),
         certificate=None if trajectory is None else _certificate(trajectory.certificate),
         power=_power(judgement),
-        guards=tuple(records.Guard(g.name, g.holds, g.expected, g.observed) for g in judgement.guards),
+        guards=tuple(records.Guard(g.name, g.holds, g.expected, g.observed, g.diagnosis) for g in judgement.guards),
         parameters=problem.workload.model.elements,
         steps=steps,
         skips=() if trajectory is None else tuple(sorted(trajectory.skips)),
@@ -73,7 +74,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         diverged=None
         if judgement.divergence is None
         else records.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
-        first_difference=_difference(judgement, problem.workload.model.elements),
+        first_difference=_difference(judgement, problem.workload.model.elements, target),
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
         ruled_out=judgement.suspects.ruled_out,
@@ -146,10 +147,12 @@ def _errors(box: Enclosure, observed: Vector, ulps_of: Format | None = None) -> 
     )
 
 
-def _difference(judgement: Judgement, parameters: Sequence[str]) -> records.FirstDifference | None:
+def _difference(judgement: Judgement, parameters: Sequence[str], target: str) -> records.FirstDifference | None:
     difference = judgement.difference
     if difference is None:
         return None
+    at = _taken(judgement.ranks[difference.rank], difference.step)
+    is_seen = at is not None and at.where is not None
     return records.FirstDifference(
         step=difference.step,
         quantity=difference.quantity,
@@ -158,7 +161,16 @@ def _difference(judgement: Judgement, parameters: Sequence[str]) -> records.Firs
         observed=difference.observed,
         error=None if difference.error is None else _float(difference.error),
         bound=_float(difference.bound),
+        where=at.line if at is not None and is_seen else None,
+        source=source_of(at, target) if at is not None and is_seen else (),
     )
+
+
+def _taken(rank: RankEvidence, number: int) -> Event | None:
+    """The call that took a step, or the last backward before one that is not seen."""
+    window = rank.steps[number].seen_in
+    before = (event for event in reversed(rank.events.of(BackwardBegin)) if event.window == window)
+    return rank.taken(number) or next(before, None)
 
 
 def _rank(rank: RankEvidence) -> records.Rank:

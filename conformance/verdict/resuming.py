@@ -153,6 +153,12 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
+def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether a rank goes on where it was stopped, but in the order of the first epoch."""
+    lives = (_windows(rank.lives[1]) for rank in ranks if rank.lives)
+    return any(windows and _is_in_first_epoch(case, windows) for windows in lives)
+
+
 def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     """With which micro-batch, that begins no window, a rank went on; None if none did, or if its rows are not planned
     so."""

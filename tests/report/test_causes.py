@@ -196,6 +196,117 @@ def test_a_factor_that_is_no_number_is_text_all_the_same() -> None:
     assert named(times(float("inf")), times(float("nan"), layout=(2, 3)))
 
 
+def named_laws(*laws: tuple[str, str], **more: object) -> CaseRecord:
+    law = synthetic.finding("MUST")
+    return wrong(findings=[{**law, "law": name, "says": name, "where": where} for name, where in laws], **more)
+
+
+def of(*cases: CaseRecord) -> list[tuple[str, str, list[int]]]:
+    """The causes, each with the numbers of its cases."""
+    number = {id(case): at for at, case in enumerate(cases)}
+    return [(cause.kind, cause.key, [number[id(case)] for case in found]) for cause, found in causes(cases)]
+
+
+def test_two_bugs_of_which_each_shows_alone_are_two_causes_of_the_case_that_has_both() -> None:
+    window, epoch = wrong("sum", ruled_out=[]), wrong("twice", "other", ruled_out=[])
+    both = wrong("sum + twice", "sum + other", ruled_out=["sum", "twice", "other"])
+    assert of(window, window_too := wrong("sum", ruled_out=[], layout=(2, 3)), epoch, both) == [
+        ("pair", "sum", [0, 1, 3]),
+        ("pair", "twice | other", [2, 3]),
+    ], window_too
+
+
+def test_a_guard_is_no_second_cause_beside_the_bug_of_its_numbers_and_one_beside_another_bug() -> None:
+    """As where a short window and a resume are wrong, and both in some cases."""
+    lost = [{"name": "resumed at the next window", "holds": False, "expected": "", "observed": ""}]
+    window, resumed = wrong("sum", ruled_out=[]), wrong("twice", ruled_out=[], guards=lost)
+    both = wrong("sum + twice", ruled_out=["sum", "twice"], guards=lost)
+    assert of(window, resumed, resumed_too := wrong("twice", ruled_out=[], guards=lost), both) == [
+        ("guard", "resumed at the next window", [1, 2, 3]),
+        ("pair", "sum", [0, 3]),
+    ], resumed_too
+
+
+def broken(name: str, diagnosis: str = "") -> dict[str, object]:
+    guard = {"name": name, "holds": False, "expected": "", "observed": "", "diagnosis": diagnosis}
+    return {"guards": [guard], "first_difference": None, "ruled_out": ()}
+
+
+def test_the_mistake_that_breaks_a_guard_is_the_cause_and_not_the_guard() -> None:
+    cases = [
+        wrong(**broken("resumed at the next window", "elsewhere")),
+        wrong(**broken("resumed at the next window", "other order")),
+        wrong(**broken("shards differ", "other order")),
+        wrong(**broken("shards differ")),
+    ]
+    assert of(*cases) == [
+        ("guard", "other order", [1, 2]),
+        ("guard", "elsewhere", [0]),
+        ("guard", "shards differ", [3]),
+    ]
+
+
+def test_laws_on_two_lines_are_two_causes_and_on_one_line_they_are_one() -> None:
+    clears, clips = ("acc/cleared", "f.py:1, called from t.py:9"), ("clip/once", "f.py:2, called from t.py:9")
+    after = ("clip/after-sync", "f.py:2, called from t.py:9")
+    cases = [named_laws(clears), named_laws(clears, clips), named_laws(clears, after), named_laws(clears, after, clips)]
+    assert of(*cases) == [("law", "acc/cleared@t.py:9", [0, 1, 2, 3]), ("law", "clip/once@t.py:9", [1, 2, 3])]
+    [_, (clip, _)] = causes(cases)
+    assert clip.same == ("clip/after-sync@t.py:9",)
+    assert [one.law for one in telling(clip, cases[2], [causes(cases)[0][0]])] == ["clip/after-sync"]
+
+
+def test_a_crash_and_a_guard_account_for_the_laws_that_are_broken_with_them() -> None:
+    clears = ("acc/cleared", "t.py:9")
+    crash = named_laws(clears, verdict="CRASH", headline="rank 0 raised E (t.py:9)", first_difference=None)
+    assert [kind for kind, _, _ in of(crash)] == ["ending"]
+    lost = {**broken("resumed at the next window"), "ruled_out": ("other",)}
+    assert [kind for kind, _, _ in of(named_laws(clears, **lost), wrong(**lost))] == ["guard"]
+
+
+def test_a_law_that_others_break_with_right_numbers_is_not_why_they_are_wrong() -> None:
+    saves = ("save/one-writer", "t.py:9")
+    right = named_laws(saves, verdict="FAIL (law)", first_difference=None, ruled_out=())
+    lost = broken("resumed at the next window", "other order")
+    assert of(right, named_laws(saves, **lost)) == [
+        ("law", "save/one-writer@t.py:9", [0, 1]),
+        ("guard", "other order", [1]),
+    ]
+    assert len(of(right, named_laws(saves))) == 1, "nothing else says why"
+
+
+def test_the_numbers_of_a_bug_are_due_to_the_law_that_is_broken_where_they_are_seen() -> None:
+    late = ("acc/schedule-per-step", "t.py:9")
+    cases = [named_laws(late, explained_by=["twice"]), named_laws(late, explained_by=["twice"]), wrong("twice")]
+    assert of(*cases) == [("law", "acc/schedule-per-step@t.py:9", [0, 1, 2])]
+    others = [wrong("twice", layout=(2, size)) for size in (3, 4)]
+    assert of(*cases[1:], *others) == [("bug", "twice", [0, 1, 2, 3])], "most cases break no law"
+
+
+def test_what_is_cut_short_as_it_is_saved_is_one_cause() -> None:
+    def crash(text: str, resumed: str) -> CaseRecord:
+        return wrong(verdict="CRASH", headline=text, first_difference=None, ruled_out=(), resumed=resumed)
+
+    killed = crash("rank 0 raised KeyError: a", "killed"), crash("rank 0 raised EOFError: b", "killed-between-files")
+    assert len(causes(killed)) == 1
+    elsewhere = crash("rank 0 raised EOFError: b", "once")
+    assert [cases for _, _, cases in of(*killed, elsewhere)] == [[1, 2], [0]]
+
+
+def test_numbers_that_float32_rounds_off_are_one_cause_whether_the_loss_shows_it_or_not() -> None:
+    difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 1.0}
+    step = {"step": 0, "window": 0, "expected": [1.0], "observed": [1.0], "gradient_expected": [1.0]}
+
+    def off(error: float, precision: str = "fp64", **more: object) -> CaseRecord:
+        first = {**difference, "error": error}
+        return wrong(precision=precision, first_difference=first, steps=[step], ruled_out=(), **more)
+
+    loss = {"guards": broken("precision of the loss")["guards"]}
+    assert [(kind, cases) for kind, _, cases in of(off(3e-8), off(5e-9, **loss))] == [("precision", [0, 1])]
+    for error, precision in ((1e-5, "fp64"), (1e-13, "fp64"), (3e-8, "fp32"), (float("nan"), "fp64")):
+        assert [kind for kind, _, _ in of(off(error, precision))] == ["unknown"]
+
+
 def test_warnings_explain_no_failure() -> None:
     """They have a place of their own, and are the same where the numbers are right."""
     failed = wrong(findings=[synthetic.finding("SHOULD")])
@@ -224,7 +335,8 @@ def test_a_law_that_a_framework_breaks_in_several_lines_is_one_cause_and_lines_o
     cases = [wrong(layout=(1, size), findings=[{**law, "where": line}]) for line, size in lines.items()]
     assert [len(found) for _, found in causes(cases)] == [2, 1]
     in_each = wrong(findings=[{**law, "where": line} for line in lines])
-    assert [len(found) for _, found in causes([in_each, *cases])] == [3, 1], "a case counts once"
+    assert [len(found) for _, found in causes([in_each, *cases])] == [3, 2], "a case counts for each"
+    assert [len(found) for _, found in causes([in_each])] == [1], "one mistake may be on several lines"
 
 
 def test_mistakes_of_one_kind_are_one_entry() -> None:

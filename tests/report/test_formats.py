@@ -64,6 +64,52 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     assert "\n".join(shown) in (tmp_path / "page.html").read_text()
 
 
+def test_a_case_with_two_causes_is_on_both_cards_and_counted(results, tmp_path):
+    law = next(case for case in results.cases if case.findings and case.failed)
+    first, second = (replace(law.findings[0], law=name, where=f"loop.py:{line}") for line, name in enumerate("ab", 1))
+    cases = [
+        replace(law, id=f"case-{number}", findings=findings)
+        for number, findings in enumerate([(first,), (first, second), (second,), (second,)])
+    ]
+    run = replace(results, cases=tuple(cases))
+    one, two = cards(run)
+    assert [(len(card.cases), [(other.number, len(other.cases)) for other in card.others]) for card in (one, two)] == [
+        (3, [(2, 1)]),
+        (2, [(1, 1)]),
+    ]
+    said = f"also: 1 of the 3 cases fails for another cause, too: {two.title}"
+    assert said in one.lines()
+    assert f"also: this case fails for another cause, too: {two.title}" in one.of(cases[1]).lines()
+    assert "also: " not in "\n".join(one.of(cases[2]).lines())
+    assert markdown(digest(run)).count("for another cause, too") == 2
+    both = ElementTree.fromstring(junit(run)).find(".//testcase[@name='case-1']/failure").text
+    assert f"also: this case fails for another cause, too: {two.title}" in both
+    render_html(run, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert 'data-id="case-1" data-key="law" data-cause="1 2"' in page
+    assert '<a href="#cause-2">1 of the 3 cases fails for another cause, too</a>' in page
+
+
+def test_numbers_alone_blame_no_line_and_say_what_was_looked_at(results):
+    case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
+    moments = next(case.timeline for case in results.cases if case.timeline)
+    first = replace(case.first_difference, where="f.py:9, called from loop.py:41", source=("step()", "fit(x)"))
+    case = replace(case, first_difference=first, timeline=moments, guards=())
+    [card] = cards(replace(results, cases=(case,)))
+    lines = [*card.lines()]
+    assert lines[1:4] == ["seen at: f.py:9, called from loop.py:41", "   9 | step()", "  41 | fit(x)"]
+    looked = "looked at in window 0: forward (my_loop.py:31), backward (my_loop.py:35), unscale (my_loop.py:43), "
+    assert f"no line is to blame by itself; {looked}clip (my_loop.py:41) and step (my_loop.py:45)" in lines
+    assert not any(line.startswith("at: ") for line in lines)
+
+
+def test_the_line_that_a_headline_names_is_the_place(results):
+    case = next(case for case in results.cases if case.first_difference and not case.findings and not case.diverged)
+    case = replace(case, headline="the loss (f.py:9, called from loop.py:41) is rounded", guards=())
+    [card] = cards(replace(results, cases=(case,)))
+    assert (card.where, card.seen) == ("f.py:9, called from loop.py:41", None)
+
+
 def test_the_line_of_a_crash_comes_from_its_traceback(results):
     case = next(case for case in results.cases if case.verdict == "CRASH")
     trace = 'File "/a/other.py", line 7, in f\n    g()\n  File "src/loop.py", line 7, in g\n    model(x)\n    ^^^^^\n'

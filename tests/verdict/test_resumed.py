@@ -14,6 +14,7 @@ from conformance.oracle.recurrence import Recurrence
 from conformance.results.records import PASSED
 from conformance.trace.events import read
 from conformance.verdict.evidence import Update
+from conformance.verdict.guard import POSITION
 from conformance.verdict.judge import judge
 from conformance.verdict.resuming import other_scale, other_state
 from conformance.workloads.workload import LossScale
@@ -65,6 +66,12 @@ def test_another_place_in_the_data(follow):
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
     assert judgement.suspects.explained_by == ("window-left-out",)
+    assert {*broken(judgement)} == {POSITION}
+
+
+def broken(judgement):
+    """The mistakes that guards show."""
+    return [guard.diagnosis for guard in judgement.guards if not guard.holds]
 
 
 @pytest.mark.parametrize("workload", ["momentum", "own-order"])
@@ -75,6 +82,7 @@ def test_nothing_is_trained_after_the_resume(follow, workload):
     judgement = run.judged()
     assert judgement.verdict == "FAIL (numerics)"
     assert judgement.headline.startswith("no window was trained after the resume")
+    assert broken(judgement)[0] == POSITION
 
 
 def test_other_weights_on_one_rank(follow):
@@ -88,6 +96,7 @@ def test_other_weights_on_one_rank(follow):
     judgement = run.judged()
     assert judgement.verdict == "DIVERGED"
     assert judgement.headline.startswith("rank 1 resumed with other weights than those of the stop")
+    assert broken(judgement) == ["resumed with other weights"]
 
 
 def test_weights_that_are_read_otherwise_are_no_harm(follow):

@@ -17,12 +17,18 @@ function wanted() {
   return [...chosen].filter(([, text]) => text !== "");
 }
 
+// A case may have several causes: "1 3".
+function matches(fact, name, text) {
+  if (name === "q") return fact.q.includes(text.toLowerCase());
+  return name === "cause" ? fact.cause.split(" ").includes(text) : fact[name] === text;
+}
+
 function filter() {
   const wants = wanted();
   let count = 0;
   for (const one of cases) {
     const fact = facts.get(one);
-    one.hidden = !wants.every(([name, text]) => (name === "q" ? fact.q.includes(text.toLowerCase()) : fact[name] === text));
+    one.hidden = !wants.every(([name, text]) => matches(fact, name, text));
     count += !one.hidden;
   }
   for (const group of groups) {

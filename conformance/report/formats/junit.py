@@ -20,7 +20,8 @@ _PROPERTIES = ("verdict", "backend", "layout", "world_size", "accumulation", "pr
 
 def junit(results: Results) -> str:
     """A suite for each trainer."""
-    of_case = {id(case): card for card in cards(results) for case in card.cases}
+    # The first card of a case names its other causes.
+    of_case = {id(case): card for card in reversed(cards(results)) for case in card.cases}
     suites = []
     for trainer, own in grouped(results.cases, lambda case: case.trainer).items():
         counts = {

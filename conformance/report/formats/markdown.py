@@ -41,6 +41,8 @@ def _card(card: Card) -> Iterator[str]:
     yield f"### {escaped(card.verdict)}: {escaped(card.title)}\n"
     if card.where:
         yield f"At {_code(card.where)}\n"
+    if card.seen:
+        yield f"Seen at {_code(card.seen)}\n"
     if card.source:
         yield _fenced("\n".join(card.source_lines()), "text") + "\n"
     yield from (f"{escaped(line)}\n" for detail in card.details for line in visible(detail).splitlines())
@@ -50,6 +52,7 @@ def _card(card: Card) -> Iterator[str]:
         yield f"**Fix**\n\n{_fenced(card.fix, 'python')}\n"
     if card.advice:
         yield f"**Fix** {escaped(card.advice)}\n"
+    yield from (f"Also: {escaped(text)}\n" for text in card.also)
     _, again = card.commands[-1]
     yield f"{escaped(card.extent)}\n\n{_fenced(again, 'sh')}\n"
 

@@ -1,0 +1,202 @@
+"""What a failed case may be caused by, as it is seen in it and in the others of its trainer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from conformance.results.records import PAIR, CaseRecord, Finding
+
+from .bugs import OR, bugs, speaks_against
+from .factors import factors
+from .precision import of_single_precision
+
+Kind: TypeAlias = Literal[
+    "setup", "ending", "law", "guard", "bug", "pair", "factor", "factors", "precision", "reason", "unknown"
+]
+
+#: A law that compares numbers. At some layouts several mistakes make the same ones, so it is no cause.
+NUMERIC_LAWS = ("acc/averaged-once",)
+
+#: The chapters of laws that only some precisions can break.
+_OF_PRECISION = ("amp/", "apex/")
+
+_SINGLE_PRECISION = (
+    "The numbers are right to the precision of float32 only, though the case asks for float64: something on the way is "
+    "rounded to it, such as outputs, targets, the loss or the learning rate."
+)
+
+#: What was saved in part may lack this or that, so these crashes differ in words.
+_CUT_SHORT = "CRASH once a checkpoint was cut short"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is true of all its cases. ``key`` tells it from the others of its kind, of which a pair is two known bugs at
+    once, or one of them. ``bugs``: known ones that would make it. ``same``: the keys of laws that one mistake breaks
+    along with it."""
+
+    kind: Kind
+    key: str
+    bugs: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+
+
+def signs(failed: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
+    """The causes that each failed case speaks for, by its id(), the most direct first. ``cases``: all of a trainer."""
+    known, constant, innocent = bugs(cases), _factors(cases), _innocent(failed)
+    cut_short = _only_cut_short(failed)
+    pairs = {name for names in known.values() for name in names if len(names) > 1 or PAIR in name}
+    found = {case: [Cause("pair" if one in pairs else "bug", one) for one in names] for case, names in known.items()}
+    shown = {
+        id(case): [*_of(case, found.get(id(case), ()), constant.get(id(case), ()), innocent, cut_short)]
+        for case in failed
+    }
+    mistakes = _mistakes(failed, shown)
+    shown = {name: list(dict.fromkeys(mistakes.get(one, one) for one in found)) for name, found in shown.items()}
+    laws = _laws_of_bugs(failed, shown)
+    return {id(case): [*_with_law(case, shown[id(case)], laws)] for case in failed}
+
+
+def _of(
+    case: CaseRecord,
+    bugs: Sequence[Cause],
+    constant: Sequence[Cause],
+    innocent: frozenset[str],
+    cut_short: frozenset[str],
+) -> Iterator[Cause]:
+    if case.mistake is not None:
+        yield Cause("setup", case.mistake)
+        return
+    if case.verdict == "INCONCLUSIVE":
+        # Nothing is proved, so nothing is a cause.
+        yield Cause("reason", without_numbers(case.headline))
+        return
+    for finding in case.findings:
+        if finding.level == "MUST" and finding.law not in (*NUMERIC_LAWS, *innocent):
+            yield Cause("law", key_of(finding))
+    broken = next((guard for guard in case.guards if not guard.holds), None)
+    if broken is not None:
+        yield Cause("guard", broken.diagnosis or broken.name)
+    yield from bugs
+    yield from constant
+    if of_single_precision(case):
+        yield Cause("precision", _SINGLE_PRECISION)
+    if case.first_difference is not None or case.diverged is not None:
+        yield Cause("unknown", "")
+    elif case.verdict in ("CRASH", "HANG"):
+        words = _words(case.headline)
+        yield Cause("ending", _CUT_SHORT if words in cut_short else f"{case.verdict}: {words}")
+    else:
+        yield Cause("reason", f"{case.verdict}: {without_numbers(case.headline)}")
+
+
+def key_of(finding: Finding) -> str:
+    """The law, and the line of the trainer: a framework that breaks it in several lines of its own may do it for one
+    reason, such as a window that it does not know."""
+    return f"{finding.law}@{(finding.where or '').rpartition('called from ')[2]}"
+
+
+def _innocent(failed: Sequence[CaseRecord]) -> frozenset[str]:
+    """The broken laws on precision that are not the cause: in another one they hold, and the same numbers go wrong."""
+    alike = defaultdict[object, list[frozenset[str]]](list)
+    for case in failed:
+        if case.mistake is None and case.first_difference is not None:
+            broken = frozenset(finding.law for finding in case.findings if finding.law.startswith(_OF_PRECISION))
+            alike[case.workload, case.path, case.first_difference].append(broken)
+    return frozenset(
+        law for broken in alike.values() for law in broken[0].union(*broken) - broken[0].intersection(*broken)
+    )
+
+
+def _only_cut_short(failed: Sequence[CaseRecord]) -> frozenset[str]:
+    """The words of crashes that come only where the processes were killed while they saved."""
+    crashed = [(_words(case.headline), "killed" in case.resumed) for case in failed if case.verdict == "CRASH"]
+    return frozenset(words for words, killed in crashed if killed) - {words for words, killed in crashed if not killed}
+
+
+def _mistakes(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[Cause, Cause]:
+    """Broken laws that are one mistake, each with the one that stands for them: of the most cases. So are one law on
+    several lines, and several on one line, of which one is never broken without the other; and all laws of a chapter
+    on one line."""
+    cases, lines = defaultdict[Cause, set[int]](set), defaultdict[Cause, set[str]](set)
+    for case in failed:
+        for cause in shown[id(case)]:
+            if cause.kind == "law":
+                cases[cause].add(id(case))
+                lines[cause] |= {one.where or "" for one in case.findings if key_of(one) == cause.key}
+    found: list[list[Cause]] = []
+    for cause in sorted(cases, key=lambda one: -len(cases[one])):
+        law, chapter = (cause.key.partition(at)[0] for at in "@/")
+        for group in found:
+            first, *_ = group
+            within = any(cases[cause] <= cases[other] for other in group)
+            on_one_line = any(lines[cause] & lines[other] for other in group)
+            if (within and (law == first.key.partition("@")[0] or on_one_line)) or (
+                on_one_line and chapter == first.key.partition("/")[0]
+            ):
+                group.append(cause)
+                break
+        else:
+            found.append([cause])
+    return {
+        one: replace(group[0], same=tuple(other.key for other in group[1:]))
+        for group in found
+        if len(group) > 1
+        for one in group
+    }
+
+
+def _laws_of_bugs(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[str, Cause]:
+    """The law that is broken in most cases that have the numbers of a known bug."""
+    often, broken = Counter[str](), defaultdict[str, Counter[Cause]](Counter)
+    for case in failed:
+        laws = [cause for cause in shown[id(case)] if cause.kind == "law"]
+        for name in case.explained_by:
+            if PAIR not in name:
+                often[name] += 1
+                broken[name].update(laws if len(laws) == 1 else ())
+    most = {name: counts.most_common(1)[0] for name, counts in broken.items() if counts}
+    return {name: law for name, (law, count) in most.items() if 2 * count > often[name]}
+
+
+def _with_law(case: CaseRecord, shown: Sequence[Cause], laws: Mapping[str, Cause]) -> Iterator[Cause]:
+    """The causes with the law that says why numbers are those of a bug in its place."""
+    own = [cause for cause in shown if cause.kind == "law"]
+    if not own and {cause.kind for cause in shown} & {"bug", "pair", "unknown"}:
+        yield from {laws[name]: None for name in case.explained_by if name in laws}
+    for cause in shown:
+        names = cause.key.split(OR) if cause.kind in ("bug", "pair") else []
+        if not any(name in laws for name in names):
+            yield cause
+
+
+def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
+    """The constant factors that explain each case. A bug that explains as many cases as one that depends on the layout
+    says why it does."""
+    found = defaultdict[int, list[Cause]](list)
+    for factor in factors(cases):
+        known = _common_bugs(factor.cases, cases)
+        cause = Cause("factor" if factor.is_constant else "factors", factor.text, known)
+        for case in factor.cases:
+            found[id(case)].append(cause)
+    return found
+
+
+def _common_bugs(some: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> tuple[str, ...]:
+    """The known bugs that make the numbers of ``some`` cases, and against which no other one speaks."""
+    names = (name for name in some[0].explained_by if all(name in case.explained_by for case in some))
+    return tuple(name for name in names if PAIR not in name and not any(speaks_against(case, name) for case in cases))
+
+
+def _words(text: str) -> str:
+    """The words in the text, in no order: which rank raises first, and tells of another one, is a race."""
+    return " ".join(sorted({word.strip("#()[].,;:'\"") for word in without_numbers(text).split()}))
+
+
+def without_numbers(text: str) -> str:
+    """The text with all numbers alike, but those of lines."""
+    return re.sub(r"(?<![:\w.-])-?\d[\w.+-]*", "#", text)
