@@ -6,7 +6,7 @@ Sketches are flat lists, three numbers each: two projections and the 2-norm (see
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 Site: TypeAlias = list[Any] | None
@@ -73,7 +73,8 @@ class Backward(Record):
     the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
     not known. version: grows with each change of a weight. contains: it goes again through
     the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
-    gradient."""
+    gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. loader: that which gave
+    one batch, and no other gave any, since the backward before."""
 
     backward: int
     scale: float | None
@@ -84,6 +85,17 @@ class Backward(Record):
     double: bool
     probe: bool
     site: Site
+    summed: int = 0
+    loader: int | None = None
+
+
+@dataclass(slots=True)
+class Hooks(Record):
+    """Hooks of the script's own are on these parameters: what the next `Local` has of them comes after the hooks, and
+    this from before."""
+
+    parameters: list[int]
+    sketches: Any
 
 
 @dataclass(slots=True)
@@ -161,7 +173,8 @@ class Scheduled(Record):
 @dataclass(slots=True)
 class Stepped(Record):
     """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
-    those that require no gradient. closure: it computed the gradients itself; `used` is from after it."""
+    those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced: those
+    that have gradients which FSDP2 has not reduced yet."""
 
     optimizer: int
     type: str
@@ -178,6 +191,7 @@ class Stepped(Record):
     weights: list[int]
     values: Any
     site: Site
+    unreduced: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -200,7 +214,7 @@ class Epoch(Record):
 
 @dataclass(slots=True)
 class Unheld(Record):
-    """Parameters of a model that went forward, which got gradients and which no optimizer holds at a step."""
+    """All parameters so far that backward passes computed gradients for, and that no optimizer holds."""
 
     names: list[str]
     shapes: list[list[int]]
@@ -223,6 +237,13 @@ class Grouped(Record):
     """Gradients are averaged over a group of so many ranks."""
 
     size: int
+
+
+@dataclass(slots=True)
+class Wrapped(Record):
+    """This optimizer holds parameters that DDP averages over the ranks when it is called."""
+
+    optimizer: int
 
 
 @dataclass(slots=True)

@@ -34,7 +34,8 @@ class Together:
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
     factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients.
-    kappas: by rank, the factors over the right ones.
+    own: those of them where this rank's gradients alone explain the step as well. kappas: by rank, the factors over the
+    right ones.
     """
 
     windows: Sequence[Window | None]
@@ -42,6 +43,7 @@ class Together:
     is_joined: bool
     hooks: frozenset[str]
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
+    own: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     @property
@@ -79,7 +81,8 @@ class Case:
 
     def __init__(self, together: Together, window: Window, parameters: list[int], clips: list[int]) -> None:
         self.together, self.window, self.parameters, self.clips = together, window, parameters, clips
-        self.lossy = max([0.0, *(HOOKS.get(hook, COARSEST) for hook in together.hooks)])
+        # Hooks of the script's own may compress. If they do not, it shows.
+        self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
         step = window.step
         assert step is not None
         self.step = step
@@ -121,6 +124,20 @@ class Case:
         """The factor with which the step used the sum of these contributions; None if it did not."""
         factor = solve(self.equations(choose))
         return factor if factor is not None and factor.high > 0 else None
+
+    def hooked(self) -> Factor | None:
+        """What hooks of the script's own have multiplied all gradients with, 1 without any; None if it is no factor."""
+        every = [(number, one) for number in self.parameters for one in self.all(number)]
+        if all(one.before is None for _, one in every):
+            return Factor(1.0, 1.0)
+        equations = []
+        for number, one in every:
+            before = one.sketch[0] if one.before is None else one.before
+            slack = bound.of_sketch(self.roundoff, abs(one.sketch[0, 2])) + 1e-37
+            spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2])
+            equations += [Equation(float(one.sketch[0, j]), float(before[j]), slack, spread, number) for j in (0, 1)]
+        factor = solve(equations)
+        return factor if factor is not None and factor.is_known else None
 
     def shard(self, number: int) -> int:
         return self.window.shard.get(number, 0)

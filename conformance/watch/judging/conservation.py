@@ -36,6 +36,9 @@ def judge(together: Together, findings: Findings) -> None:
 def _judge_ranks(together: Together, findings: Findings) -> None:
     """Each rank used a multiple of the same sum: was it the same multiple?"""
     for parameters, by_rank in together.factors.items():
+        if any((parameters, rank) in together.own for rank in by_rank):
+            # The ranks' gradients are multiples of each other, and so of their sum, whatever became of it.
+            continue
         lowest = min(by_rank, key=lambda rank: by_rank[rank].high)
         highest = max(by_rank, key=lambda rank: by_rank[rank].low)
         if by_rank[lowest].high * (1 + _SAME) < by_rank[highest].low:
@@ -73,13 +76,14 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
     if any(shards == 0 for shards in window.shards.values()):
         findings.undecided("parameters are split over ranks in a way that sketches do not follow")
         return False
-    if not window.new and not step.closure and not window.captured:
+    if not window.new and not window.captured:
         used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
-        if used and all(_is_as_it_was(window.old.get(number), sketch) for number, sketch in used.items()):
+        again = used and all(_is_as_it_was(window.old.get(number), sketch) for number, sketch in used.items())
+        if again and not step.closure and window.is_computed:
             effect = "the weights move along one gradient twice"
             found("watch/fresh", "a step without a backward pass since the last one", effect)
         elif used:
-            findings.undecided("gradients come from elsewhere than a backward pass through these parameters")
+            findings.undecided(diagnosis.ELSEWHERE)
         return False
     return True
 
@@ -109,7 +113,10 @@ def _judge_set(case: Case, findings: Findings) -> bool:
                 "rounding may be as large as what there is to see: the gradients are too coarse or too small"
             )
             return False
-        case.together.factors[tuple(case.parameters)][window.rank] = factor
+        at = tuple(case.parameters)
+        case.together.factors[at][window.rank] = factor
+        if case.together.ranks > 1 and case.fits(case.own) is not None:
+            case.together.own.add((at, window.rank))
         return _judge_factor(case, factor, findings)
     if any(window.clips[n][1].how == "value" for n in case.clips):
         findings.undecided("gradients were clipped by value, element by element")
@@ -142,8 +149,14 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         return False
     scale = window.scales[0] if window.scales else 1.0
     kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
+    hooked = case.hooked()
+    if hooked is None:
+        findings.note("hooks of the script's own change gradients before they are reduced: that is taken as computed")
+    else:
+        kappa = Factor(kappa.low * hooked.low, kappa.high * hooked.high)
     case.together.kappas[window.rank].append(1.0 if kappa.contains(1.0, error) else kappa.middle)
     if kappa.contains(1.0, error):
+        findings.factors.append((window.rank, None, True))
         return True
     if any(window.clips[number][1].how == "value" for number in case.clips) and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
@@ -161,20 +174,24 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note(
             f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
         )
+        findings.factors.append((window.rank, None, True))
         return True
     passes = len(window.backwards)
     if passes > 1 and kappa.contains(1 / passes, error):
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
         if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided):
             says = f"each loss was divided by {passes}, and so was the sum of their gradients"
-            findings.add(_finding(case, "watch/divided-once", says, _off(1 / passes)))
+            finding = _finding(case, "watch/divided-once", says, _off(1 / passes))
+            findings.factors.append((window.rank, finding, False))
             return False
         findings.note("the sum over micro-batches is divided by their number, by hand")
+        findings.factors.append((window.rank, None, True))
         return True
     if ranks > 1 and kappa.contains(1 / ranks, error):
         says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
-        findings.add(_finding(case, "watch/averaged-once", says, _off(1 / ranks)))
+        findings.factors.append((window.rank, _finding(case, "watch/averaged-once", says, _off(1 / ranks)), False))
         return False
+    findings.factors.append((window.rank, None, False))
     findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
     return False
 

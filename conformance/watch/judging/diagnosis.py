@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, isclose
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ _MOST_COLUMNS = 200
 _MORE = 2
 """Equations beyond the number of unknowns."""
 
+ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
 Column: TypeAlias = tuple[int, int, bool]
@@ -30,7 +31,10 @@ _ZERO = 1e-3
 
 def explain(case: Case) -> Finding | System | str:
     """The mistake, or why none is proved; a system if this step alone has too few equations to say."""
-    own = None
+    if case.window.captured:
+        return "gradients come from torch.autograd.grad, and what becomes of them is not seen"
+    if not any(case.all(number) for number in case.parameters):
+        return ELSEWHERE
     if case.together.ranks > 1:
         own = case.fits(case.own)
         if own is not None and own.is_known:
@@ -56,8 +60,6 @@ def explain(case: Case) -> Finding | System | str:
         some = _some_not_averaged(case)
         if some is not None:
             return some
-    if case.window.captured:
-        return "gradients come from torch.autograd.grad, and what becomes of them is not seen"
     system = system_of(case)
     if system is None:
         return FEW
@@ -164,7 +166,14 @@ def solved(system: System) -> Finding | str:
 
 def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     table = _table(of)
-    if any(factor for (_, _, is_old), factor in of.items() if is_old):
+    earlier = [factor for (_, _, is_old), factor in of.items() if is_old and factor]
+    if earlier:
+        # A backward pass adds to what is left over, so that both count alike, unless the script makes it count less.
+        alike = any(
+            isclose(factor, other, rel_tol=0.01) for factor in earlier for (_, _, old), other in of.items() if not old
+        )
+        if not alike:
+            return f"gradients of earlier windows are in the step, with factors of the script's own: {table}"
         return _found(case, "watch/cleared", f"gradients of earlier windows are in the step: {table}", _shares(of))
     ranks = sorted({rank for rank, _, _ in of})
     places = sorted({place for _, place, _ in of})

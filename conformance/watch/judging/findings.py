@@ -54,7 +54,9 @@ class Cause:
 @dataclass
 class Findings:
     """causes: proofs against the script. open: why steps are undecided, each with how often. notes: what to know.
-    unsolved: systems of equations of steps that say nothing alone. histories: of each optimizer, see `history.py`.
+    unsolved: systems of equations of steps that say nothing alone. factors: of each set of parameters that were clipped
+    together the rank, what its factor looks like, and whether it is right. histories: of each optimizer, see
+    `history.py`.
     scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by file and line,
     the path of the file and the text.
 
@@ -66,22 +68,23 @@ class Findings:
     open: dict[str, int] = field(default_factory=dict)
     notes: dict[str, int] = field(default_factory=dict)
     unsolved: list[Any] = field(default_factory=list)
+    factors: list[tuple[int, Finding | None, bool]] = field(default_factory=list)
     histories: dict[Any, Any] = field(default_factory=dict)
     scenes: dict[tuple[str, str], Scene] = field(default_factory=dict)
     sources: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     steps: int = 0
     conserved: int = 0
 
-    def add(self, finding: Finding, windows: Sequence[Window] = ()) -> None:
-        """windows: those that show it, of all ranks."""
+    def add(self, finding: Finding, windows: Sequence[Window] = (), count: int = 1) -> None:
+        """windows: those that show it, of all ranks. count: how often it was found."""
         if windows:
             self.show(finding.key, windows)
         cause = self.causes.get(finding.key)
         if cause is None:
-            self.causes[finding.key] = Cause(finding, set(finding.ranks))
+            self.causes[finding.key] = Cause(finding, set(finding.ranks), count)
         else:
             cause.ranks |= set(finding.ranks)
-            cause.count += 1
+            cause.count += count
             if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
                 # Of another rank.
                 cause.first.passes |= finding.passes

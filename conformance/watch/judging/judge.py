@@ -14,6 +14,7 @@ from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 
 _OFTEN = 0.2
@@ -37,7 +38,8 @@ class Launch:
         self._over: set[int] = set()
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs = Inputs(ranks, findings)
-        self._losses = Losses(findings)
+        self._steady = Steady(findings)
+        self._losses = Losses(findings, self._steady)
         self._averages = False
         self._hooks: set[str] = set()
         self._is_joined = False
@@ -46,6 +48,8 @@ class Launch:
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
         self._common: set[int] = set()
+        self._unclear: set[int] = set()
+        self._wrapped: set[int] = set()
         self._related: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost: dict[int, list[Cleared]] = defaultdict(list)
@@ -62,6 +66,8 @@ class Launch:
                 self._is_joined = True
             case records.Grouped():
                 self._groups.add(record.size)
+            case records.Wrapped():
+                self._wrapped.add(record.optimizer)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
             case records.Source():
@@ -104,6 +110,7 @@ class Launch:
         self._judge_cleared()
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
+        self._steady.finish()
         for _ in self._unsolved:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
@@ -149,6 +156,9 @@ class Launch:
             if self.ranks > 1:
                 self._common.add(here[0].optimizer)
             self._losses.judge(together)
+        elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
+            self._unclear.add(here[0].optimizer)
+        self._steady.feed(own.factors, here)
         kappas = together.kappas.get(here[0].rank, [])
         history = self.findings.histories.setdefault(key, History(key.type))
         history.add(together, kappas[0] if len({*kappas}) == 1 else None)
@@ -238,17 +248,21 @@ class Launch:
                 self._related.add(frozenset((other, window.optimizer)))
         self._passes.append((window.optimizer, passes))
 
-    def _trains_apart(self, optimizer: int) -> bool:
-        """Whether it never averages, beside others that do, and has no backward pass in common with them."""
-        related = any(frozenset((optimizer, other)) in self._related for other in self._common)
-        return bool(self._common) and optimizer not in self._common and not related
+    def _may_train_apart(self, optimizer: int) -> bool:
+        """Whether it never averages, and what the ranks train together may be another model: one that does average, or
+        of which not enough is seen to say that it does not. That has no backward pass in common with it."""
+        others = (self._common | self._unclear) - {optimizer}
+        related = any(frozenset((optimizer, other)) in self._related for other in others)
+        unseen = any(stream.trains_unseen for stream in self.streams.values())
+        is_common = optimizer in self._common | self._wrapped
+        return not is_common and not related and (bool(others) or unseen)
 
     def _decide_waiting(self) -> None:
         for finding in self._waiting:
             assert finding.optimizer is not None and finding.step is not None
             apart = self._apart.get(finding.optimizer, [])
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
-            if self._trains_apart(finding.optimizer):
+            if self._may_train_apart(finding.optimizer):
                 self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
             elif own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
                 self.findings.undecided("ranks step on their own gradients, and average their weights now and then")

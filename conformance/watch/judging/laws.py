@@ -43,6 +43,12 @@ LAWS: dict[str, Law] = {
             "divide either each loss or the gradients",
         ),
         Law(
+            "watch/means-averaged",
+            "Means over the samples of ranks or micro-batches MUST be averaged, not summed up.",
+            "The update is too large by their number, and changes with it.",
+            "divide each loss by the number of micro-batches in its window, and the sum over ranks by their number",
+        ),
+        Law(
             "watch/cleared",
             "Gradients MUST be cleared between a step and the next backward pass.",
             "The step uses gradients of earlier windows again, of weights that no longer are.",

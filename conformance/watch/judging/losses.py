@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from math import prod
 
-from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.totals import Totals, factor_of
 from conformance.watch.judging.windows import Window
 
 _MOST_KEPT = 100
@@ -29,9 +29,11 @@ class _Optimizer:
 class Losses:
     """Of the processes that train together."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Findings, steady: Steady) -> None:
         self._findings = findings
         self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
+        self._totals = Totals(steady)
+        self._steady = steady
 
     def judge(self, together: Together) -> None:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
@@ -39,6 +41,7 @@ class Losses:
             if window.step is not None and not window.step.closure and window.backwards:
                 self._length(window)
         self._means(together.here)
+        self._totals.judge(together)
 
     def _length(self, window: Window) -> None:
         of = self._of[window.optimizer, window.rank]
@@ -58,10 +61,10 @@ class Losses:
     def _means(self, windows: list[Window]) -> None:
         """What each target weighs in a window: the same, if the mean is one of all."""
         weights = {
-            (window.rank, number): factor_of(one) / one.targets
+            (window.rank, number): factor_of(one) / (one.targets or 1)
             for window in windows
             for number, one in window.backwards.items()
-            if one.targets
+            if one.targets or one.summed
         }
         passes = [one for window in windows for one in window.backwards.values()]
         if len(weights) < len(passes) or len(weights) < 2 or len({str(one.site) for one in passes}) > 1:
@@ -79,11 +82,11 @@ class Losses:
         if not within:
             self._findings.note(f"the mean over ranks is one of means over different numbers of targets: {size}")
             return
-        if not any(_is_ragged([one.targets or 0 for one in window.backwards.values()]) for window in windows):
+        if not any(_is_ragged([one.targets or one.summed for one in window.backwards.values()]) for window in windows):
             self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
             return
         first = windows[0]
-        counts = sorted({one.targets for one in passes if one.targets})
+        counts = sorted({one.targets or one.summed for one in passes})
         self._findings.add(
             Finding(
                 "watch/mean-of-all",
@@ -114,7 +117,7 @@ class Losses:
                         ),
                         [window],
                     )
-            if of.summed > of.windows / 2:
+            if of.summed > of.windows / 2 and not self._steady.suspects("watch/means-averaged"):
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
@@ -124,8 +127,3 @@ def _is_ragged(targets: list[int]) -> bool:
     """Whether they differ in another way than by a smaller last batch of the data."""
     *before, last = targets
     return len({*before}) > 1 or last > max(before, default=last)
-
-
-def factor_of(backward: records.Backward) -> float:
-    """What the loss was multiplied with, but for the loss scale."""
-    return prod(backward.factors) / (backward.scale or 1.0)

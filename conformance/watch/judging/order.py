@@ -20,6 +20,9 @@ def judge(window: Window, findings: Findings) -> None:
     for _, clip in window.clips:
         if not clip.given:
             found("watch/clip-something", "clipping was given no parameters", clip.site)
+    if step.unreduced:
+        says = f"gradients of {len(step.unreduced)} parameters are not reduced yet: {window.named(step.unreduced)}"
+        found("watch/averaged", says, window.site)
     places = window.places
     if not places or step.closure:
         return

@@ -25,13 +25,15 @@ _MOST_NAMED = 3
 
 @dataclass
 class Contribution:
-    """What one backward gave one parameter. at: its place in the stream. sums: how many gradients are summed in it."""
+    """What one backward gave one parameter. at: its place in the stream. sums: how many gradients are summed in it.
+    before: what it gave before hooks of the script's own, if there are any."""
 
     backward: int
     sketch: Sketch
     roundoff: float
     at: int
     sums: int = 1
+    before: Sketch | None = None
 
 
 @dataclass
@@ -40,7 +42,8 @@ class Window:
 
     index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
     backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
-    first: where the first gradient came since, even if it was cleared.
+    is_computed: whether backward passes ever gave its parameters gradients. first: where the first gradient came since,
+    even if it was cleared.
     """
 
     rank: int
@@ -59,6 +62,7 @@ class Window:
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     captured: bool = False
+    is_computed: bool = True
     first: int | None = None
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
@@ -150,6 +154,7 @@ class Stream:
         self.held: dict[int, set[int]] = defaultdict(set)
         self.frozen: set[int] = set()
         self._at = 0
+        self._before: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
         self._first: dict[int, int] = {}
@@ -157,6 +162,13 @@ class Stream:
         self._log = _Log()
         self._backwards: dict[int, records.Backward] = {}
         self._reached: dict[int, bool] = {}
+
+    @property
+    def trains_unseen(self) -> bool:
+        """Whether parameters get gradients that no step of an optimizer uses as far as is seen: the script may step
+        them by hand."""
+        stepped = {number for held in self.held.values() for number in held}
+        return self.unheld is not None or bool(self.ever - stepped)
 
     def key(self, optimizer: int) -> Key:
         return self._keys[optimizer]
@@ -178,13 +190,15 @@ class Stream:
             case records.Optimizer():
                 self._name(record)
             case records.Unheld():
-                self.unheld = record
+                self.unheld = record if record.names else None
             case records.Backward():
                 self._backwards[record.backward] = record
                 if len(self._backwards) > _MOST_BACKWARDS:
                     oldest = next(iter(self._backwards))
                     del self._backwards[oldest]
                     self._reached.pop(oldest, None)
+            case records.Hooks():
+                self._before = _sketches(record.parameters, record.sketches)
             case records.Local():
                 yield from self._add(record)
             case records.Captured():
@@ -231,9 +245,11 @@ class Stream:
                 last = earlier[-1]
                 total = last.sketch + sketch
                 total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
-                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1)
+                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None)
             else:
-                earlier.append(Contribution(record.backward, sketch, ROUNDOFF.get(record.dtype, COARSEST), self._at))
+                roundoff = ROUNDOFF.get(record.dtype, COARSEST)
+                before = self._before.pop(number, None)
+                earlier.append(Contribution(record.backward, sketch, roundoff, self._at, before=before))
 
     def _clear(
         self, parameters: list[int], version: int, site: records.Site, but: int | None = None
@@ -289,6 +305,7 @@ class Stream:
             unscales=[(at, one) for at, one in self._log.unscales if at > begin and one.optimizer == optimizer],
             schedules=[(at, one) for at, one in self._log.schedules if at > begin and one.optimizer == optimizer],
             first=min((self._first[number] for number in parameters if number in self._first), default=None),
+            is_computed=bool(self.ever & concerned),
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
             shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},

@@ -13,6 +13,7 @@ from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.loss_scale import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
+from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
@@ -22,7 +23,7 @@ _MOST_PASSED = 64
 
 def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
-    graphs = Graphs()
+    graphs, coverage = Graphs(), Coverage(recording)
 
     def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         if "backward" in recording.inside or torch.compiler.is_compiling():
@@ -42,6 +43,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
         root = _node(tensors)
         number = graphs.number(root)
         divided = losses.of(root)
+        coverage.look(root)
         recording.backwards += 1
         recording.note(
             records.Backward(
@@ -54,6 +56,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
                 bool(args[2]) if len(args) > 2 else False,
                 inputs.probe,
                 recording.site(),
+                divided.summed,
+                inputs.loader,
             )
         )
         passed.append(number)

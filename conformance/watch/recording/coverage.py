@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 
-_STEPS = 3
-"""Steps after which to look: optimizers that are made later hold more."""
+_MOST_NODES = 200_000
 
 
-def note_unheld(recording: Recording) -> None:
-    """Note `Unheld` once, if there are any."""
-    if sum(recording.steps.values()) != _STEPS:
-        return
-    unheld = {
-        name: list(parameter.shape)
-        for root in list(recording.roots)
-        for name, parameter in root.named_parameters()
-        if parameter.requires_grad and parameter.grad is not None and not recording.parameters.knows(parameter)
-    }
-    if unheld:
-        recording.note(records.Unheld([*unheld], [*unheld.values()]))
+class Coverage:
+    """Looks through the graphs of backward passes now and then: optimizers that are made later hold more, and what is
+    frozen at first may be unfrozen."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._unheld: dict[int, torch.nn.Parameter] = {}
+
+    def look(self, root: Any) -> None:
+        """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps."""
+        steps = sum(self._recording.steps.values())
+        if steps < 2 or steps & (steps - 1):
+            return
+        known = self._recording.parameters.knows
+        found = {id(one): one for one in _leaves(root) if not known(one)}
+        held = [key for key, one in self._unheld.items() if known(one)]
+        for key in held:
+            del self._unheld[key]
+        if found.keys() <= self._unheld.keys() and not held:
+            return
+        self._unheld |= found
+        unheld = self._unheld.values()
+        names = [self._name(one) for one in unheld]
+        self._recording.note(records.Unheld(names, [list(one.shape) for one in unheld]))
+
+    def _name(self, parameter: torch.nn.Parameter) -> str:
+        return self._recording.parameters.name(parameter) or f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def _leaves(root: Any) -> Iterator[torch.nn.Parameter]:
+    """The parameters that a backward from this node computes gradients for."""
+    waiting, seen = [root], {root}
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        # What FSDP2 gathers is a parameter, too, in place of the one that an optimizer holds.
+        if isinstance(variable, torch.nn.Parameter) and not getattr(variable, "_conformance_watched", False):
+            yield variable
+        for following, _ in node.next_functions if node is not None else ():
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)

@@ -21,6 +21,7 @@ def observe(recording: Recording) -> Seams:
     def construct(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(wrapper, *args, **kwargs)
         recording.once(records.Grouped(wrapper.process_group.size()))
+        recording.wrappers.add(wrapper)
         return result
 
     def register(original: Any, wrapper: Any, state: Any, hook: Any) -> Any:
@@ -39,3 +40,10 @@ def observe(recording: Recording) -> Seams:
     yield replaced(DistributedDataParallel, "register_comm_hook", register)
     yield replaced(DistributedDataParallel, "_register_builtin_comm_hook", register_builtin)
     yield replaced(Join, "__enter__", enter)
+
+
+def note_wrapped(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
+    """Note `Wrapped` once, if it is so."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if any(id(parameter) in held for wrapper in list(recording.wrappers) for parameter in wrapper.parameters()):
+        recording.once(records.Wrapped(number))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DistributedSampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
@@ -15,19 +16,28 @@ from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
+_MOST_FETCHED = 2
 
 
 class Inputs:
-    """The first input of the first forward after each backward. probe: whether that input wants a gradient."""
+    """The first input of the first forward after each backward. probe: whether that input wants a gradient. fetched: of
+    each batch that a loader gave since, the loader's number."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._is_first = True
         self.probe = False
+        self.fetched: list[int] = []
 
     def begin(self) -> None:
         """A backward begins: the next forward is of another micro-batch."""
         self._is_first, self.probe = True, False
+        self.fetched.clear()
+
+    @property
+    def loader(self) -> int | None:
+        """The one that gave the one batch since the last backward."""
+        return self.fetched[0] if len(self.fetched) == 1 else None
 
     def enter(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """A module goes forward; modules in it come later."""
@@ -38,7 +48,7 @@ class Inputs:
         self._is_first = False
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
-            self._recording.parameters.name(module)
+            self._recording.parameters.note_names(module)
         tensors = [one for one in args if isinstance(one, torch.Tensor)]
         self.probe = any(one.requires_grad for one in tensors)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
@@ -65,5 +75,12 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         recording.note(records.Epoch(recording.numbers.of("sampler", sampler), sampler.epoch, bool(sampler.shuffle)))
         return original(sampler)
 
+    def fetch(original: Any, iterator: Any) -> Any:
+        result = original(iterator)
+        if len(inputs.fetched) < _MOST_FETCHED:
+            inputs.fetched.append(recording.numbers.of("loader", iterator._index_sampler))
+        return result
+
+    yield replaced(_BaseDataLoaderIter, "__next__", fetch)
     yield register_module_forward_pre_hook(harmless(inputs.enter))
     yield replaced(DistributedSampler, "__iter__", go_through)

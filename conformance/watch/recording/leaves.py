@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,9 @@ class Leaves:
         self._fresh: list[int] = []
         self._captured: list[int] = []
         self._dtype = ""
+        self._before: list[tuple[int, Taken]] = []
         self._see = harmless(self._noting)
+        self._see_first = harmless(self._noting_first)
         recording.before_writing.append(self.close)
 
     def arm(self) -> None:
@@ -38,21 +41,28 @@ class Leaves:
             hooks = parameter._backward_hooks
             if known.handle is not None and hooks and next(reversed(hooks)) == known.handle.id:
                 continue
-            if known.handle is not None:
-                known.handle.remove()
+            others = len(hooks or ()) - (known.handle is not None) - (known.first is not None)
+            _remove(known)
+            if others:
+                known.first = parameter.register_hook(partial(self._see_first, known))
+                hooks = parameter._backward_hooks or {}
+                for key in [key for key in hooks if key != known.first.id]:
+                    # The engine goes by the order in which they were put in.
+                    hooks[key] = hooks.pop(key)
             known.handle = parameter.register_hook(partial(self._see, known, None))
 
     def disarm(self) -> None:
         """Take our hooks off."""
         for known, _ in self._recording.parameters.all():
-            if known.handle is not None:
-                known.handle.remove()
-                known.handle = None
+            _remove(known)
 
-    def follow(self, unsharded: torch.Tensor, sharded: torch.Tensor) -> None:
-        """What is computed for the whole of a sharded parameter is its local gradient."""
+    def follow(self, parameter: Any) -> None:
+        """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
+        unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
+        sharded._conformance_whole = weakref.ref(parameter)
         if not getattr(unsharded, "_conformance_watched", False) and sharded.requires_grad:
-            unsharded._conformance_watched = True  # type: ignore[attr-defined]  # is created once, and kept by FSDP2
+            # It is created once, and kept by FSDP2.
+            unsharded._conformance_watched = True
             unsharded.register_hook(partial(self._see, None, sharded))
 
     def close(self) -> None:
@@ -63,6 +73,10 @@ class Leaves:
         if not self._taken:
             return
         finish = self._recording.sketching.finish
+        if self._before:
+            numbers = [number for number, _ in self._before]
+            self._recording.note(records.Hooks(numbers, finish([one for _, one in self._before])))
+            self._before = []
         flat = [one for _, pieces in self._taken for one in pieces]
         self._recording.note(
             records.Local(
@@ -74,6 +88,12 @@ class Leaves:
             )
         )
         self._taken, self._fresh, self._dtype = [], [], ""
+
+    def _noting_first(self, known: Known, gradient: torch.Tensor) -> None:
+        if torch.compiler.is_compiling() or not self._recording.is_looking or self._recording.in_grad:
+            return
+        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
+            self._before.append((known.number, self._recording.sketching.take(gradient)))
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
         if torch.compiler.is_compiling() or not self._recording.is_looking:
@@ -101,11 +121,26 @@ class Leaves:
         self._taken.append((known.number, pieces))
 
 
+def _remove(known: Known) -> None:
+    for handle in (known.handle, known.first):
+        if handle is not None:
+            handle.remove()
+    known.handle = known.first = None
+
+
+def is_unreduced(parameter: torch.Tensor) -> bool:
+    """Whether FSDP2 has gradients of it that it has not reduced yet."""
+    whole = getattr(parameter, "_conformance_whole", lambda: None)()
+    if whole is None:
+        return False
+    return whole.unsharded_accumulated_grad is not None or whole._unsharded_param.grad is not None
+
+
 def observe(recording: Recording, leaves: Leaves) -> Seams:
     """Follows FSDP2's parameters: gradients are computed for the whole of one, which exists only meanwhile."""
 
     def unshard(original: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:
         original(parameter, *args, **kwargs)
-        leaves.follow(parameter._unsharded_param, parameter.sharded_param)
+        leaves.follow(parameter)
 
     yield when_imported(_SHARDED, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)])

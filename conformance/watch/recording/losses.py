@@ -11,16 +11,24 @@ _MOST_NODES = 12
 _MEAN = 1
 """torch's number for `reduction="mean"`."""
 
+_ELEMENTWISE = (
+    "BinaryCrossEntropyBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+    "HuberLossBackward0",
+    "MseLossBackward0",
+    "SmoothL1LossBackward0",
+)
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 
 
 @dataclass
 class Loss:
     """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is
-    of; 0 for a sum, None if it is not known."""
+    of; 0 for a sum, None if it is not known. summed: how many the sum below is of; 0 for a mean."""
 
     factors: list[float] = field(default_factory=list)
     targets: int | None = None
+    summed: int = 0
 
 
 def of(root: Any) -> Loss:
@@ -32,7 +40,7 @@ def of(root: Any) -> Loss:
         try:
             factor = _factor(node)
             if factor is None:
-                loss.targets = _targets(node)
+                loss.targets, loss.summed = _targets(node)
                 if node.name() not in _THROUGH:
                     break
             else:
@@ -57,11 +65,20 @@ def _factor(node: Any) -> float | None:
     return None
 
 
-def _targets(node: Any) -> int | None:
-    reduction = getattr(node, "_saved_reduction", None)
+def _targets(node: Any) -> tuple[int | None, int]:
+    """How many targets the loss is a mean of, and how many a sum of."""
+    if node.name() == "MeanBackward0":
+        return int(node._saved_self_sym_numel), 0
+    count = _count(node)
+    if count is None:
+        return None, 0
+    return (count, 0) if node._saved_reduction == _MEAN else (0, count)
+
+
+def _count(node: Any) -> int | None:
     if node.name() in ("NllLossBackward0", "NllLoss2DBackward0"):
         # With weights of classes, it is their sum.
-        return int(float(node._saved_total_weight)) if reduction == _MEAN and node._saved_weight is None else 0
-    if node.name() in ("MseLossBackward0", "BinaryCrossEntropyWithLogitsBackward0", "SmoothL1LossBackward0"):
-        return int(node._saved_self.numel()) if reduction == _MEAN else 0
-    return int(node._saved_self_sym_numel) if node.name() == "MeanBackward0" else None
+        return int(float(node._saved_total_weight)) if node._saved_weight is None else 0
+    if node.name() in _ELEMENTWISE:
+        return int(node._saved_self.numel())
+    return None

@@ -14,14 +14,16 @@ from conformance.watch.sketch import WIDTH, Sketching, Taken
 
 class Known:
     """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
-    whole. piece: which of them is on this rank."""
+    whole. piece: which of them is on this rank. handle, first: of our hooks, the last one and, where the script has
+    hooks of its own, the first one."""
 
-    __slots__ = ("handle", "is_cut_otherwise", "number", "piece", "pieces", "reference")
+    __slots__ = ("first", "handle", "is_cut_otherwise", "number", "piece", "pieces", "reference")
 
     def __init__(self, number: int, parameter: torch.Tensor) -> None:
         self.number = number
         self.reference = weakref.ref(parameter)
         self.handle: Any = None
+        self.first: Any = None
         self.pieces, self.piece, self.is_cut_otherwise = _pieces(parameter)
 
 
@@ -60,7 +62,7 @@ class Parameters:
                     list(parameter.shape),
                     str(parameter.dtype)[6:],
                     shards,
-                    self._name(parameter),
+                    self.name(parameter),
                     known.piece,
                 )
             )
@@ -98,13 +100,13 @@ class Parameters:
             result[[number for number, _ in pairs]] = finish([taken for _, taken in pairs]).cpu()
         return result
 
-    def _name(self, parameter: torch.Tensor) -> str | None:
+    def name(self, parameter: torch.Tensor) -> str | None:
         names = (
             _plain(name) for root in list(self._roots) for name, one in root.named_parameters() if one is parameter
         )
         return next(names, None)
 
-    def name(self, root: torch.nn.Module) -> None:
+    def note_names(self, root: torch.nn.Module) -> None:
         """Note the names of those that were known before their model was."""
         names = {str(number): _plain(name) for name, one in root.named_parameters() for number in self.numbers([one])}
         if names:

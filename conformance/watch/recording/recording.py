@@ -28,8 +28,7 @@ class Recording:
 
     numbers: those of each "optimizer", "scaler" ..., in order of first sight. parameters: all that an optimizer was
     given. inside: what is being done, such as "step". backwards: how many there have been. roots: the outermost modules
-    that went forward to train. steps: how many each optimizer has
-    made. stop: ends the recording.
+    that went forward to train. wrappers: DDP's. steps: how many each optimizer has made. stop: ends the recording.
     """
 
     def __init__(self, folder: str, settings: Settings) -> None:
@@ -48,6 +47,7 @@ class Recording:
         self.backwards = 0
         self.in_grad = 0
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: dict[int, int] = {}
         self.parameters = Parameters(self.note, self.sketching, self.roots)
         self.stop: Callable[[], None] = lambda: None

@@ -10,7 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording import coverage
+from conformance.watch.recording.groups import note_wrapped
+from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.recording import Recording
 
 _ALWAYS, _THEN_EVERY = 16, 10
@@ -40,6 +41,7 @@ class _Steps:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
         self._read: records.Record | None = None
+        self._last: Any = None
 
     @property
     def is_in_one(self) -> bool:
@@ -50,21 +52,37 @@ class _Steps:
             # The step before raised.
             self._running.clear()
         self._running.append(optimizer)
-        if optimizer is self._running[0] and not _closure(args, kwargs):
-            self._read = self._of(optimizer, closure=False)
+        self._take_off()
+        if optimizer is not self._running[0] or _closure(args, kwargs):
+            return
+        if optimizer._optimizer_step_pre_hooks:
+            # The script's own come after those for all optimizers, and may change gradients.
+            self._last = optimizer.register_step_pre_hook(harmless(self._see))
+        else:
+            self._see(optimizer, args, kwargs)
+
+    def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._read = self._of(optimizer, closure=False)
+
+    def _take_off(self) -> None:
+        if self._last is not None:
+            self._last.remove()
+            self._last = None
 
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._running:
             self._running.pop()
         if self._running:
             return
+        self._take_off()
         read = self._of(optimizer, closure=True) if _closure(args, kwargs) else self._read
         self._read = None
         if read is not None:
             self._recording.note(read)
             number = self._recording.optimizer(optimizer)
+            if number not in self._recording.steps:
+                note_wrapped(self._recording, number, optimizer)
             self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
-            coverage.note_unheld(self._recording)
             self._recording.flush()
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.steps.values()):
@@ -107,6 +125,7 @@ class _Steps:
             weights=[known.number for known, _ in weighed],
             values=sketches(weighed) if weighed else [],
             site=recording.site(),
+            unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
         )
 
 

@@ -1,0 +1,88 @@
+"""What all targets of a window weigh together in an update: 1, if it is that of a mean.
+
+Losses of cross entropy and its kin show in their graphs how many targets they are a mean or a sum of, and what divides
+them. Nothing is said of losses that show less, nor of those that are sums on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isclose, prod
+
+from conformance.watch import records
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.windows import Window
+
+_NEAR = 1e-4
+
+
+class Totals:
+    """Of the processes that train together."""
+
+    def __init__(self, steady: Steady) -> None:
+        self._steady = steady
+
+    def judge(self, together: Together) -> None:
+        """A step whose gradients are conserved."""
+        here = together.here
+        passes = [one for window in here for one in window.backwards.values()]
+        kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
+        # Losses of several lines are several losses, which are summed up on purpose.
+        if not passes or len(kappas) != 1 or len({str(one.site) for one in passes}) > 1:
+            return
+        if any(window.captured or (window.step is not None and window.step.closure) for window in here):
+            return
+        [kappa] = kappas
+        found = list(_over_ranks(together, kappa) if together.ranks > 1 else ())
+        found += [] if found or kappa != 1 else _over_micro_batches(here)
+        self._steady.feed([(one.ranks[0], one, False) for one in found], here)
+
+
+def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
+    here, ranks = together.here, together.ranks
+    passes = [one for window in here for one in window.backwards.values()]
+    weights = [_weight(window) for window in here]
+    if isclose(kappa, ranks, rel_tol=_NEAR) and all(weight and isclose(weight, 1, rel_tol=_NEAR) for weight in weights):
+        for window in here:
+            says = f"each rank's loss is the mean over its own targets, and the {ranks} ranks' gradients are summed up"
+            yield _finding(window, "watch/means-averaged", says, f"the update is {ranks} times what it should be")
+    counts = [sum(one.summed for one in window.backwards.values()) for window in here]
+    everything = sum(counts)
+    by_everything = all(one.summed and isclose(factor_of(one) * everything, 1, rel_tol=_NEAR) for one in passes)
+    # Were the counts equal, what divides might be each rank's own, times a factor of the script's.
+    if kappa == 1 and len({*counts}) > 1 and by_everything:
+        for window in here:
+            says = f"sums were divided by {everything}, the targets of all ranks, and averaged over the ranks then"
+            yield _finding(window, "watch/averaged-once", says, f"the update is 1/{ranks} of what it should be")
+
+
+def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
+    for window in here:
+        passes = [*window.backwards.values()]
+        # One batch of one loader for each pass: these are micro-batches, not terms of a loss.
+        loaders = {one.loader for one in passes}
+        if len(passes) < 2 or len(loaders) != 1 or None in loaders:
+            continue
+        if all(one.targets and isclose(factor_of(one), 1, rel_tol=_NEAR) for one in passes):
+            says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
+            effect = f"the update is {len(passes)} times what it should be"
+            yield _finding(window, "watch/means-averaged", says, effect)
+
+
+def _weight(window: Window) -> float | None:
+    """What all targets of a rank weigh in its own losses; None if it is not known."""
+    weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
+    return sum(weights) if all(weights) else None
+
+
+def _finding(window: Window, law: str, says: str, effect: str) -> Finding:
+    site = next(iter(window.backwards.values())).site
+    passes = frozenset((window.rank, number) for number in window.backwards)
+    return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer, passes)
+
+
+def factor_of(backward: records.Backward) -> float:
+    """What the loss was multiplied with, but for the loss scale."""
+    return prod(backward.factors) / (backward.scale or 1.0)

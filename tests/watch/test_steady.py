@@ -1,0 +1,38 @@
+"""A factor that looks like a mistake is one if the script makes it in each step."""
+
+import pytest
+
+from conformance.watch.verdict import verdict
+
+from .scripts import Script, total
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ([0.25, 0.25, 0.25], "DOES NOT CONFORM"),
+        ([0.25], "DOES NOT CONFORM"),
+        ([0.25, 0.5, 0.25], "DOES NOT CONFORM"),
+        ([0.5, 0.25, 0.5], "UNDECIDED"),
+        ([0.25, 0.25, 0.3], "UNDECIDED"),
+        ([0.5, 0.5, 0.5], "CONFORMS"),
+    ],
+)
+def test_what_two_ranks_computed_is_divided_by_four(factors, expected):
+    script = Script()
+    for factor in factors:
+        script.step([total(script.backward(), factor)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert {law for law, _ in findings.causes} <= {"watch/averaged-once"}
+
+
+def test_the_count_is_that_of_all_steps():
+    script = Script()
+    for _ in range(3):
+        script.step([total(script.backward(), 0.25)] * 2)
+        script.clear()
+    [cause] = script.findings().causes.values()
+    assert (cause.count, cause.ranks, cause.first.step) == (6, {0, 1}, 0)
+    assert cause.first.effect == "the gradients used are 0.5 of what they should be"

@@ -1,0 +1,77 @@
+"""What all targets weigh together: means that are summed up, and sums that are divided by too much."""
+
+import pytest
+
+from conformance.watch import records
+
+from .scripts import Script, total
+
+
+def judged(script):
+    findings = script.findings()
+    return {law for law, _ in findings.causes}, findings
+
+
+@pytest.mark.parametrize(
+    ("factors", "targets", "broken"),
+    [
+        ([], 16, {"watch/means-averaged"}),
+        ([0.5], 16, set()),  # divided by the ranks before
+        ([], None, set()),  # a loss that shows nothing
+        ([1 / 32], 0, set()),  # a sum, divided by the targets of all ranks
+    ],
+)
+def test_a_sum_over_ranks(factors, targets, broken):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(factors=factors, targets=targets)
+        for stream in script.streams:
+            stream[-2].summed = 16 if targets == 0 else 0
+        script.step([total(computed)] * 2)
+        script.clear()
+    laws, findings = judged(script)
+    assert laws == broken
+    assert any("summed over the 2 ranks" in note for note in findings.notes)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "factor", "broken"),
+    [
+        ((3, 3), 1.0, {"watch/means-averaged"}),
+        ((3, 3), 0.5, set()),
+        ((3, 4), 1.0, set()),  # two tasks, each with a loader of its own
+        ((None, None), 1.0, set()),
+    ],
+)
+def test_micro_batches_of_one_loader(loaders, factor, broken):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [script.backward(factors=[factor], targets=8) for _ in loaders]
+        passes = [one for one in script.streams[0] if isinstance(one, records.Backward)][-2:]
+        for one, loader in zip(passes, loaders, strict=True):
+            one.loader = loader
+            one.factors = [] if factor == 1 else [factor]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    laws, findings = judged(script)
+    assert laws == broken
+    assert bool(findings.open) == (factor == 1 and not broken)
+
+
+@pytest.mark.parametrize(
+    ("counts", "times", "broken"),
+    [
+        ((12, 20), 1, {"watch/averaged-once"}),
+        ((12, 20), 2, set()),  # times the ranks, as it is averaged over them
+        ((16, 16), 1, set()),  # half a mean over the rank's own is the same number
+    ],
+)
+def test_a_global_count_is_averaged_over_ranks_again(counts, times, broken):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(factors=[times / sum(counts)], targets=0)
+        for stream, count in zip(script.streams, counts, strict=True):
+            stream[-2].summed = count
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    assert judged(script)[0] == broken
