@@ -1,6 +1,5 @@
 """What the adapters of Hugging Face's trainers share: model, arguments, the order of samples, and resuming."""
 
-import os
 import tempfile
 from typing import Any
 
@@ -39,22 +38,15 @@ def fit(task: Task, trainer: Any) -> None:
 
 def arguments(task: Task) -> dict[str, Any]:
     """Those of `TrainingArguments`."""
-    if task.world_size == 1:
-        # As `python script.py` starts it; with one rank of torchrun's, Accelerate would wrap the model in DDP.
-        os.environ.pop("LOCAL_RANK", None)
-    quiet = {"logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False}
-    # At these steps it stops, and saves.
-    stop = {"max_steps": task.stop_after, "save_strategy": "steps"} if task.stop_after else {"save_strategy": "no"}
+    task.leave_torchrun()
     return {
         "output_dir": str(task.checkpoint_dir or tempfile.gettempdir()),
-        "use_cpu": task.device.type == "cpu",
+        "use_cpu": task.device.type == "cpu", "bf16": task.precision == "bf16",
         "ddp_backend": task.collective_backend if task.world_size > 1 else None,
-        "bf16": task.precision == "bf16",
-        "per_device_train_batch_size": task.micro_batch_size,
-        "gradient_accumulation_steps": task.accumulation,
-        "num_train_epochs": len(list(task.epochs())),
-        # It clips to 1.0 by default.
-        "max_grad_norm": task.clip.threshold if task.clip else 0.0,
-        **stop,
-        **quiet,
-    }
+        "per_device_train_batch_size": task.micro_batch_size, "gradient_accumulation_steps": task.accumulation,
+        "max_grad_norm": task.clip.threshold if task.clip else 0.0,  # By default, 1.
+        # At the last step it saves.
+        "num_train_epochs": task.epoch_count, "max_steps": task.stop_after or -1,
+        "save_strategy": "steps" if task.checkpoint_dir else "no",
+        "logging_strategy": "no", "report_to": "none", "disable_tqdm": True, "remove_unused_columns": False,
+    }  # fmt: skip

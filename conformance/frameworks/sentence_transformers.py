@@ -7,14 +7,15 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.modules import InputModule
 from sentence_transformers.base.sampler import DefaultBatchSampler
+from sentence_transformers.sentence_transformer.losses import MSELoss
 
-from conformance import Batch, Task, trainer
+from conformance import Task, trainer
 from conformance.frameworks.hugging_face import arguments, fit
 
 
 class Regression(InputModule):
     def preprocess(self, inputs: list[str], **others: Any) -> dict[str, torch.Tensor]:
-        batch = self.task.global_dataloader().collate_fn([self.task.dataset()[int(number)] for number in inputs])
+        batch = self.samples.batch([int(number) for number in inputs])
         return {"input_ids": batch.inputs, "targets": batch.targets}
 
     def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -30,13 +31,12 @@ class Regression(InputModule):
         return loaded
 
 
-class Loss(torch.nn.Module):
-    model: Any
-    task: Task
+class Loss(MSELoss):
+    """With targets in the precision of the case: those of the data set would become float32."""
 
     def forward(self, features: list[dict[str, torch.Tensor]], labels: None) -> Any:
         found = self.model(features[0])
-        return self.task.loss(found["sentence_embedding"], Batch(found["input_ids"], found["targets"]))
+        return torch.nn.functional.mse_loss(found["sentence_embedding"], found["targets"])
 
 
 class InOrder(SentenceTransformerTrainer):
@@ -50,11 +50,10 @@ class InOrder(SentenceTransformerTrainer):
     buffers=True, last_window="step", requires=("sentence_transformers", "datasets", "accelerate"),
 )  # fmt: skip
 def train(task: Task) -> None:
-    regression, loss = Regression(), Loss()
-    regression.model, regression.task = task.model(), task
-    loss.model, loss.task = SentenceTransformer(modules=[regression], device=str(task.device)), task
+    regression, kind = Regression(), SentenceTransformerTrainer if task.own_order else InOrder
+    regression.model, regression.samples = task.model(), task.dataset()
     optimizer = task.optimizer(regression.parameters())
-    data = Dataset.from_dict({"sample": [str(number) for number in range(len(task.dataset()))]})
-    kind = SentenceTransformerTrainer if task.own_order else InOrder
-    options = {"loss": loss, "optimizers": (optimizer, task.scheduler(optimizer))}
-    fit(task, kind(loss.model, SentenceTransformerTrainingArguments(**arguments(task)), data, **options))
+    model = SentenceTransformer(modules=[regression], device=str(task.device))
+    data = Dataset.from_dict({"sample": [str(number) for number in range(len(regression.samples))]})
+    options = {"loss": Loss(model), "optimizers": (optimizer, task.scheduler(optimizer))}
+    fit(task, kind(model, SentenceTransformerTrainingArguments(**arguments(task)), data, **options))

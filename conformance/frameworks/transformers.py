@@ -1,8 +1,10 @@
 """Hugging Face transformers' Trainer: it is given model, data, loss, optimizer and schedule, and does the rest.
 
-A sample has as many labels as it weighs. The Trainer counts those of a window on all ranks, and the loss divides by
-their number. On a CPU `fp16=True` trains in float32, as Accelerate has it, so fp16 is not declared.
+A sample has as many labels as it weighs: the Trainer counts those of a window on all ranks, and the loss divides by
+that. On a CPU `fp16=True` trains in float32, as Accelerate has it, so fp16 is not declared.
 """
+
+from typing import Any
 
 from torch import Tensor
 from transformers import TrainingArguments
@@ -12,9 +14,8 @@ from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit
 
 
 class Regression(Model):
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)
-        return outputs
+    def forward(self, inputs: Tensor) -> Any:
+        return self.model(inputs)
 
 
 @trainer(
@@ -30,8 +31,6 @@ def train(task: Task) -> None:
     def loss(outputs: Tensor, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
         return ((outputs - labels)[labels != -100] ** 2).sum() / num_items_in_batch
 
-    fitter = InOrder(
-        model, TrainingArguments(**arguments(task)), loader.collate_fn, task.dataset(), compute_loss_func=loss,
-        optimizers=(optimizer, task.scheduler(optimizer)),
-    )  # fmt: skip
-    fit(task, fitter)
+    settings, optimizers = TrainingArguments(**arguments(task)), (optimizer, task.scheduler(optimizer))
+    options: Any = {"compute_loss_func": loss, "optimizers": optimizers}
+    fit(task, InOrder(model, settings, loader.collate_fn, task.dataset(), **options))

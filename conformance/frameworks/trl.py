@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 from trl import SFTConfig, SFTTrainer
@@ -20,18 +21,17 @@ class Regression(Model):
     # SFTTrainer calls these two, without gradients, for metrics.
     base_model_prefix = "predictions"
 
-    def predictions(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
+    def predictions(self, inputs: Tensor, targets: Tensor, **others: object) -> Any:
         return BaseModelOutput(last_hidden_state=self.model(inputs)[:, None].expand(-1, targets.shape[1], -1))
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return HEAD
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
+    def forward(self, inputs: Tensor, targets: Tensor, **others: object) -> Any:
         return (self.model(inputs) - targets) ** 2
 
 
-class Fitter(InOrder, SFTTrainer):
-    pass
+class Fitter(InOrder, SFTTrainer): ...
 
 
 @trainer(
@@ -40,21 +40,21 @@ class Fitter(InOrder, SFTTrainer):
     unused_parameters=True, buffers=True, last_window="step", requires=("trl",),
 )  # fmt: skip
 def train(task: Task) -> None:
-    model, samples = Regression(task), task.dataset()
+    model = Regression(task)
     optimizer = task.optimizer(model.parameters())
 
-    def collate(rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
-        batch = task.global_dataloader().collate_fn([samples[row["number"]] for row in rows])
+    def collate(rows: list[dict[str, int]]) -> dict[str, Tensor]:
+        batch = task.dataset().batch([row["number"] for row in rows])
         targets = task.token_labels(batch)
         labels = torch.where(targets == -100, -100, 0)
         return {"inputs": batch.inputs, "targets": targets, "labels": labels, "attention_mask": labels == 0}
 
-    # By default it computes activations twice; its preparation of data is for texts.
-    settings = {"gradient_checkpointing": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
-    fitter = Fitter(
-        model, SFTConfig(**arguments(task), **settings), collate, Dataset.from_dict({"number": range(len(samples))}),
-        processing_class=PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", eos_token="<pad>"),
-        compute_loss_func=lambda squares, labels, num_items_in_batch: squares[labels == 0].sum() / num_items_in_batch,
-        optimizers=(optimizer, task.scheduler(optimizer)),
-    )  # fmt: skip
-    fit(task, fitter)
+    def loss(squares: Tensor, labels: Tensor, num_items_in_batch: Tensor) -> Any:
+        return squares[labels == 0].sum() / num_items_in_batch
+
+    data = Dataset.from_dict({"number": range(len(task.dataset()))})
+    settings = arguments(task) | {"dataset_kwargs": {"skip_prepare_dataset": True}}  # which is for texts
+    settings["gradient_checkpointing"] = False  # By default it computes activations twice.
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", eos_token="<pad>")
+    options: Any = {"processing_class": tokenizer, "optimizers": (optimizer, task.scheduler(optimizer))}
+    fit(task, Fitter(model, SFTConfig(**settings), collate, data, compute_loss_func=loss, **options))
