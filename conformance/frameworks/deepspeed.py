@@ -1,37 +1,43 @@
 """DeepSpeed's ZeRO in its stages, with accumulation, clipping, loss scale and schedule in the engine."""
 
-from collections.abc import Callable
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero import muon, stage3, stage_1_and_2  # noqa: F401  # by `initialize`: once for all ranks
 
 from conformance import Task, trainer
-from conformance.frameworks.deepspeed_settings import config
+from conformance.frameworks.environment.deepspeed import Accelerator
 
+deepspeed.accelerator.set_accelerator(Accelerator())
 reference = trainer(
     backends=("deepspeed",), precisions=("fp32", "bf16", "fp16"), losses=("mean", "weighted"), clips=("norm",),
     resume=True, survives_kill=True, last_window="step", last_batch="use", requires=("deepspeed",),
 )  # fmt: skip
 
 
+def config(task: Task, stage: int) -> dict[str, Any]:
+    fp16: dict[str, Any] = {"enabled": task.precision == "fp16", "hysteresis": 1}
+    if task.loss_scaling is not None:
+        fp16["initial_scale_power"] = int(task.loss_scaling.init_scale).bit_length() - 1
+        fp16["loss_scale_window"] = task.loss_scaling.growth_interval
+    return {
+        "train_micro_batch_size_per_gpu": task.micro_batch_size, "gradient_accumulation_steps": task.accumulation,
+        "gradient_clipping": task.clip.threshold if task.clip else 0.0, "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": task.precision == "bf16"}, "fp16": fp16,
+        "zero_allow_untested_optimizer": True,  # torch's
+    }  # fmt: skip
+
+
 def fit(task: Task, stage: int) -> None:
     deepspeed.init_distributed(dist_backend=task.collective_backend)
     model = task.model()
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        optimizer=task.optimizer,
-        lr_scheduler=task.scheduler,
-        config=config(task, stage),
-    )
-    before = 0
-    if task.resume_from is not None:
-        _, saved = engine.load_checkpoint(task.resume_from)
-        before = saved["done"]
-    for done, window in enumerate(islice(task.windows(), before, task.stop_after), start=before + 1):
+    parts = {"optimizer": task.optimizer, "lr_scheduler": task.scheduler, "config": config(task, stage)}
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), **parts)
+    done = engine.load_checkpoint(task.resume_from)[1]["done"] if task.resume_from else 0
+    for window in islice(task.windows(), done, task.stop_after):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
@@ -44,17 +50,10 @@ def fit(task: Task, stage: int) -> None:
             loss = task.loss(engine(inputs).to(task.dtype), batch, reduction="sum")
             engine.backward(loss * task.accumulation / weight)
             engine.step()
+        done += 1
         if done in task.save_after:
             engine.save_checkpoint(task.checkpoint_dir, client_state={"done": done})
     dist.destroy_process_group()
 
 
-def zero(stage: int) -> Callable[[Task], None]:
-    def train(task: Task) -> None:
-        fit(task, stage)
-
-    train.__name__ = f"zero_{stage}"
-    return reference(train)
-
-
-zero_0, zero_1, zero_2, zero_3 = map(zero, range(4))
+zero_0, zero_1, zero_2, zero_3 = (reference(partial(fit, stage=stage)) for stage in range(4))

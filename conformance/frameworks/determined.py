@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from determined import pytorch
 
 from conformance import Batch, Task, Unsupported, trainer
-from conformance.frameworks.determined_local import distributed, folder_for_checkpoint
+from conformance.frameworks.environment.determined import distributed, folder_for_checkpoint
 
 
 class Regression(pytorch.PyTorchTrial):
@@ -19,7 +18,7 @@ class Regression(pytorch.PyTorchTrial):
         each_step = pytorch.LRScheduler.StepMode.STEP_EVERY_OPTIMIZER_STEP
         context.wrap_lr_scheduler(task.scheduler(self.optimizer), each_step)  # type: ignore[arg-type]  # torch 1's class
 
-    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, torch.Tensor]:
+    def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         batch = Batch(*batch)  # What was moved to the device comes back as a plain tuple.
         with self.task.autocast():
             loss = self.task.loss(self.model(batch.inputs), batch)
@@ -35,10 +34,9 @@ class Regression(pytorch.PyTorchTrial):
         self.task.clip_(parameters)
 
     def build_training_data_loader(self) -> pytorch.DataLoader:
-        if self.task.own_order:
-            return pytorch.DataLoader(self.task.dataset(), self.task.micro_batch_size, shuffle=True)
-        loader = self.task.global_dataloader()
-        return pytorch.DataLoader(loader.dataset, loader.batch_size, collate_fn=loader.collate_fn)
+        loader, own_order = self.task.global_dataloader(), self.task.own_order
+        data = self.task.dataset() if own_order else loader.dataset
+        return pytorch.DataLoader(data, loader.batch_size, shuffle=own_order, collate_fn=loader.collate_fn)
 
     build_validation_data_loader = build_training_data_loader
 
@@ -56,5 +54,6 @@ def train(task: Task) -> None:
     with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **settings) as context:
         if context.device.type != task.device.type:
             raise Unsupported(f"Determined trains on {context.device}, without an option against it")
-        epochs = pytorch.Epoch(len(list(task.epochs())) if task.own_order else 1)
+        # Without an order of its own, it is given the samples of all epochs in one.
+        epochs = pytorch.Epoch(task.epoch_count if task.own_order else 1)
         pytorch.Trainer(Regression(context, task), context).fit(max_length=epochs, checkpoint_policy="none")

@@ -18,9 +18,7 @@ def train(task: Task) -> None:
         raise Unsupported("each micro-batch is divided by its own weight")
 
     class Regression(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = task.model()
+        model: nn.Module
 
         def forward(self, **parts: Any) -> Any:
             batch = Batch(**parts)
@@ -31,21 +29,22 @@ def train(task: Task) -> None:
         def set_epoch(self, epoch: int) -> None:
             """They are of one epoch."""
 
-    model: nn.Module = Regression()
+    model: Any = Regression()
+    model.model = task.model()
     if task.world_size > 1:
         distributed.init_process_group(task.collective_backend)
         model = nn.parallel.DistributedDataParallel(model)
-    sampler, optimizer, resumes = task.sampler(), task.optimizer(model.parameters()), task.resume_from is not None
+    sampler, optimizer = task.sampler(), task.optimizer(model.parameters())
     samples: Any = task.dataset(dict)  # type: ignore[arg-type]
     parts: Any = {"model": model, "optim": optimizer, "scheduler": task.scheduler(optimizer)}
-    settings: Any = {"accum_grad": task.accumulation, "resume": resumes, "device": task.device.type}
+    settings: Any = {"accum_grad": task.accumulation, "resume": bool(task.resume_from), "device": task.device.type}
     settings["grad_clip"] = task.clip.threshold if task.clip else 0.0  # By default, 10.
     settings["save_checkpoint_interval"] = task.accumulation if task.checkpoint_dir else 5000
     settings["output_dir"] = str(task.checkpoint_dir or task.resume_from or ".")
     loop = Trainer(task.local_rank, use_ddp=task.world_size > 1, **settings)
     loop.resume_checkpoint(**parts)
     windows = -(-len(sampler) // task.micro_batch_size) // task.accumulation
-    stop = task.stop_after or windows * len(list(task.epochs()))
+    stop = task.stop_after or windows * task.epoch_count
     for epoch in range(loop.start_epoch, -(-stop // windows)):
         sampler.set_epoch(epoch)
         end = stop % windows * task.accumulation if epoch == stop // windows else None

@@ -56,4 +56,4 @@ def train(task: Task) -> None:
     samples: Any = task.dataset(tuple)
     size = task.micro_batch_size if task.own_order else None
     data = default_collate(list(samples)) if size else [DataLoader(samples, task.micro_batch_size, sampler=sampler)]
-    model.fit(*data, batch_size=size, epochs=len(list(task.epochs())), callbacks=callbacks, verbose=0)
+    model.fit(*data, batch_size=size, epochs=task.epoch_count, callbacks=callbacks, verbose=0)

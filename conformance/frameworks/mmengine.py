@@ -1,7 +1,5 @@
 """MMEngine's Runner. AmpOptimWrapper refuses a CPU, where its `autocast` takes bf16 alone: so fp16 is not declared."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 
@@ -23,6 +21,11 @@ CLIP = {"norm": "max_norm", "value": "clip_value"}
     own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True, unused_parameters=True,
 )  # fmt: skip
 def train(task: Task) -> None:
+    # Only the loop by iterations finds its position within an epoch again.
+    by_epoch = not (task.checkpoint_dir or task.resume_from)
+    if task.schedule_by == "epoch" and not by_epoch:
+        raise Unsupported("a schedule by epoch where training is resumed, which its loop by iterations alone can be")
+
     class Regression(BaseModel):
         def forward(self, *batch: torch.Tensor, mode: str) -> dict[str, torch.Tensor]:
             with autocast(enabled=task.precision == "bf16", dtype=torch.bfloat16):
@@ -39,16 +42,12 @@ def train(task: Task) -> None:
     model.model = task.model()
     clip = task.clip and {"type": task.clip.kind, CLIP[task.clip.kind]: task.clip.threshold}
     wrapper = OptimWrapper(task.optimizer(model.parameters()), task.accumulation, clip)
-    checkpoint = task.resume_from and find_latest_checkpoint(str(task.resume_from))
-    # Only the loop by iterations finds its position within an epoch again.
-    by_epoch = not (task.checkpoint_dir or task.resume_from)
     sampler = DefaultSampler(task.dataset()) if task.own_order else task.sampler()
     loader = DataLoader(task.dataset(tuple), task.micro_batch_size, sampler=sampler) if by_epoch else task.dataloader()
-    if task.schedule_by == "epoch" and not by_epoch:
-        raise Unsupported("a schedule by epoch where training is resumed, which its loop by iterations alone can be")
     iterations = task.stop_after * task.accumulation if task.stop_after else len(loader)
-    loop = {"max_epochs": len(list(task.epochs()))} if by_epoch else {"max_iters": iterations}
+    loop = {"max_epochs": task.epoch_count} if by_epoch else {"max_iters": iterations}
     hook = {"type": "CheckpointHook", "by_epoch": False, "interval": task.accumulation if task.checkpoint_dir else -1}
+    checkpoint = task.resume_from and find_latest_checkpoint(str(task.resume_from))
     with tempfile.TemporaryDirectory() as folder:
         Runner(
             model, str(task.checkpoint_dir or folder), loader, optim_wrapper=wrapper, log_level="ERROR",

@@ -1,6 +1,5 @@
 """SpeechBrain's Brain. Off CUDA it refuses fp16; it clips always, which torch refuses for sparse gradients."""
 
-import os
 from typing import Any
 
 from speechbrain import Brain
@@ -42,18 +41,16 @@ def train(task: Task) -> None:
             if task.schedule_by == "epoch":
                 self.scheduler.step()
 
+    task.leave_torchrun()
     options = {"device": task.device.type, "distributed_backend": task.collective_backend, "noprogressbar": True}
     options |= {"precision": "bf16" if task.precision == "bf16" else "fp32", "optimizer_step_limit": task.stop_after}
     options |= {"grad_accumulation_factor": task.accumulation, "find_unused_parameters": task.unused_parameters}
-    options |= {"ckpt_interval_steps": task.accumulation if task.checkpoint_dir else 0}
     options |= {"max_grad_norm": task.clip.threshold if task.clip else float("inf")}  # By default, 5.
-    if task.world_size == 1:
-        os.environ.pop("LOCAL_RANK", None)  # As `python script.py` starts it.
+    options |= {"ckpt_interval_steps": task.accumulation if task.checkpoint_dir else 0}
     ddp_init_group(options)
-    sampler, counter, modules = task.sampler(), EpochCounter(len(list(task.epochs()))), {"model": task.model()}
+    sampler, counter, modules = task.sampler(), EpochCounter(task.epoch_count), {"model": task.model()}
     data: Any = SaveableDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
-    parts = {**modules, "counter": counter, "data": data}
-    folder = task.checkpoint_dir or task.resume_from
+    folder, parts = task.checkpoint_dir or task.resume_from, {**modules, "counter": counter, "data": data}
     brain = Regression(modules, task.optimizer, {}, options, Checkpointer(folder, parts) if folder else None)
-    data = task.dataset() if task.own_order else data
-    brain.fit(counter, data, train_loader_kwargs={"batch_size": task.micro_batch_size, "shuffle": True})
+    order = {"batch_size": task.micro_batch_size, "shuffle": True}
+    brain.fit(counter, task.dataset() if task.own_order else data, train_loader_kwargs=order)
