@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .source import Change, Source
+from .source import Change, Source, last_name
 from .spots import TASK, Found, spots
 
 _HEAD = '''"""Shows `conformance` how {script} trains: a copy of it, made by `conformance init`.
@@ -20,6 +20,7 @@ training, and see whether it works:
 """
 
 '''
+_FUNCTIONAL = ("grad", "value_and_grad", "functional_call", "vjp", "jacrev")
 _DECLARE = "declare what the script can do, and nothing else: what is not declared is not judged"
 
 
@@ -54,7 +55,9 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
             first.append(source.changed([], begin, end + 1))
         elif _is_main(node):
             moved.append(_inside(source, node, found))
-        elif _is_definition(node) and not ((moved or is_changed) and isinstance(node, ast.Assign | ast.AnnAssign)):
+        elif _makes_decorator(node, source.tree) or (
+            _is_definition(node) and not ((moved or is_changed) and isinstance(node, ast.Assign | ast.AnnAssign))
+        ):
             kept.append(source.changed(found.changes, begin, end + 1))
         else:
             moved.append(source.changed([*found.changes, *_without_type(node)], begin, end + 1, indent="    "))
@@ -67,6 +70,11 @@ def from_script(script: Path, adapter: Path) -> tuple[str, Found]:
 
 def _why_not(tree: ast.Module) -> str:
     if (name := _framework(tree)) is None:
+        if any(isinstance(one, ast.Call) and last_name(one) in _FUNCTIONAL for one in ast.walk(tree)):
+            return (
+                "it computes gradients by functions and steps by hand, which a copy of it cannot show: have a function "
+                "train `task.model()`, and report its weights after each window with `task.report` (docs/adapter.md)"
+            )
         return "nothing in it makes an optimizer or goes backward; name the file that trains"
     return (
         f"the training loop is that of {name}, which has an adapter here: `conformance run {name}` judges it, and "
@@ -117,6 +125,19 @@ def _is_definition(node: ast.stmt) -> bool:
     return isinstance(
         node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Pass
     )
+
+
+def _makes_decorator(node: ast.stmt, tree: ast.Module) -> bool:
+    """Whether a function needs at import what a statement makes: `app = typer.Typer()`, for `@app.command()`."""
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    needed = {
+        name.id
+        for one in functions
+        for made in one.decorator_list
+        for name in ast.walk(made)
+        if isinstance(name, ast.Name)
+    }
+    return isinstance(node, ast.Assign) and any(last_name(one) in needed for one in node.targets)
 
 
 def _without_type(node: ast.stmt) -> Iterator[Change]:

@@ -23,6 +23,7 @@ class Checks:
 
     def __init__(self, source: Source, trained: set[str], losses: set[str]) -> None:
         self._source, self._trained, self._losses = source, trained, losses
+        self._own = {*self._of_script(source.tree)}
         self._parents = {one: node for node in ast.walk(source.tree) for one in ast.iter_child_nodes(node)}
 
     def of(self, missing: list[str], changes: list[Change]) -> Iterator[tuple[Node, str]]:
@@ -38,12 +39,28 @@ class Checks:
         for going_back in self.backwards[:1]:
             if "loader" in missing:
                 why = "no loader was found: take the batches, pairs of x and y, from `TASK.dataloader()` here"
-                yield self._loop(going_back) or going_back, why
+                pairs = [*self._pairs()]
+                yield from pairs or [(self._loop(going_back) or going_back, why)]
             if "loss" in missing:
                 yield (
                     going_back,
                     "no loss was found: it must be that of `torch.nn.functional.mse_loss(outputs, y)`",
                 )
+
+    def _pairs(self) -> Iterator[tuple[Node, str]]:
+        """Where a script takes a pair from a function of its own: `x, y = get_batch()`."""
+        made = {one.name for one in ast.walk(self._source.tree) if isinstance(one, ast.FunctionDef)}
+        for node in ast.walk(self._source.tree):
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+                continue
+            [target, *_], name = node.targets, last_name(node.value)
+            if name in made and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+                text = (
+                    f"no loader was found: if these are x and y, make this `{self._source.of(target)} = "
+                    "next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop, which ends "
+                    "after `TASK.steps` windows"
+                )
+                yield node, text
 
     @property
     def backwards(self) -> list[ast.Call]:
@@ -67,8 +84,23 @@ class Checks:
         from torch.nn.parallel import DistributedDataParallel
 
         is_known = _OF_MODELS.match(node.attr) or hasattr(DistributedDataParallel, node.attr)
-        if last_name(node.value) in self._trained and not is_known:
-            yield node, f"the task's model has no `{node.attr}`: leave out what uses it"
+        if last_name(node.value) in self._trained and not is_known and node.attr not in self._own:
+            parent = self._parents.get(node)
+            if isinstance(parent, ast.Attribute) and parent.attr in ("parameters", "named_parameters"):
+                whole = f"`{self._source.of(node.value)}.{parent.attr}()`"
+                yield node, f"the task's model has no `{node.attr}`: take {whole}, all of them for one optimizer"
+            else:
+                yield node, f"the task's model has no `{node.attr}`: leave out what uses it"
+
+    def _of_script(self, tree: ast.Module) -> Iterator[str]:
+        """The methods and attributes of classes of the script that are no modules, such as a trainer's."""
+        for made in ast.walk(tree):
+            if isinstance(made, ast.ClassDef) and not is_module(made):
+                for one in ast.walk(made):
+                    if isinstance(one, ast.FunctionDef):
+                        yield one.name
+                    elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+                        yield one.attr
 
     def _outside_of_modules(self, node: ast.AST) -> Iterator[ast.AST]:
         """Without the classes of models, of which the task's takes the position."""

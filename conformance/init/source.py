@@ -20,6 +20,11 @@ def last_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def keyword(node: ast.Call, name: str) -> ast.expr | None:
+    """The value of an argument that a call gives by name."""
+    return next((one.value for one in node.keywords if one.arg == name), None)
+
+
 def is_module(node: ast.ClassDef) -> bool:
     """Whether a class is one of torch's modules, such as a model, by the names of its bases."""
     return any("Module" in last_name(base) for base in node.bases)

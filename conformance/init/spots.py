@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .checks import Checks, keys_of_batches, steps_of_schedulers
-from .source import Change, Node, Source, is_module, last_name
+from .commands import commands, options
+from .losses import is_mean_of_squares
+from .source import Change, Node, Source, is_module, keyword, last_name
+from .windows import lengths
 
 #: The name under which the adapter keeps the task.
 TASK = "TASK"
@@ -21,10 +24,12 @@ _LOSSES = re.compile(r"(cross_entropy|nll_loss|mse_loss|l1_loss|binary_cross_ent
 _OF_A_RANK = re.compile(r"rank|gpu", re.IGNORECASE)
 _OPTIONS = re.compile(r"(args|config|cfg|hparams|params|options|opts?)$", re.IGNORECASE)
 _ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
+_SCHEDULER = re.compile(r"sched", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"optim(izer)?(_\w+)?$|opt$", re.IGNORECASE)
 _AMP = re.compile(r"(use_)?(amp|fp16|bf16|half)$", re.IGNORECASE)
 #: By what the task hands out: a name that a script gives it, where nothing else shows it, and what stands there.
 _BY_NAME = {
-    "optimizer": (re.compile(r"optim(izer)?(_\w+)?$|opt$", re.IGNORECASE), "the optimizer of the task"),
+    "optimizer": (_OPTIMIZER, "the optimizer of the task"),
     "loader": (re.compile(r"(\w*_)?(data)?(loaders?|dl)$", re.IGNORECASE), "the data of the task, pairs of x and y"),
     "loss": (re.compile(r"criterion|criteria|loss_(fn|func|function)$", re.IGNORECASE), "the loss of the task"),
 }
@@ -33,6 +38,7 @@ _PASSES = ("iter", "enumerate", "tqdm", "cycle", "prepare", "zip", "len")
 _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "to", "cuda", "FSDP")
 _COUNTS = ("range", "trange", "count")
 _CASTS = "casts as the precision of the case asks"
+_SCHEDULE = "the schedule of the task: step it after each optimizer step"
 _DATA = "the data of the task"
 _WHOLE = "one pass over the task's loader is the whole training, all epochs"
 _NOT_SAVED = "nothing is saved here"
@@ -91,18 +97,31 @@ class _Finder(ast.NodeVisitor):
         self._modules = {
             node.name for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and is_module(node)
         }
+        #: Of the script itself, without those of its models.
+        self._functions = set(self._defined(source.tree))
         self._trained = {*_MODELS, *self._stepped()} - {"self", ""}
         self._training = self._functions_that_train()
         self._looping = self._functions_that_loop()
         calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
         self.found.accelerate = any(last_name(call) == "Accelerator" for call in calls)
         self._unpacked: dict[ast.expr, int] = {}
+        self._options = options(source.tree)
         self.visit(source.tree)
+        self.found.changes += commands(source)
+        self._find_windows()
         self._find_by_name()
+        self._find_streams()
         self._schedule()
         checks = Checks(source, self._trained, self._losses())
         for node, text in checks.of(self.found.missing, self.found.changes):
             self.found.changes.append(Change(node, (), f"CHECK: {text}"))
+
+    def _defined(self, node: ast.AST) -> Iterator[str]:
+        for one in ast.iter_child_nodes(node):
+            if isinstance(one, ast.FunctionDef):
+                yield one.name
+            if not (isinstance(one, ast.ClassDef) and one.name in self._modules):
+                yield from self._defined(one)
 
     def _stepped(self) -> Iterator[str]:
         """The names of what an optimizer gets the parameters of."""
@@ -216,17 +235,32 @@ class _Finder(ast.NodeVisitor):
             self._change(value, "the number of ranks of the task", f"{TASK}.world_size")
         elif _ACCUMULATION.search(name) and isinstance(value, ast.Constant) and type(value.value) is int:
             self._accumulates(value)
+        elif _SCHEDULER.search(name) and isinstance(value, ast.Call) and last_name(value) == "instantiate":
+            given = [
+                one for one in (*value.args, *(one.value for one in value.keywords)) if _OPTIMIZER.match(last_name(one))
+            ]
+            for optimizer in given[:1]:
+                self.found.scheduler = True
+                self._change(value, _SCHEDULE, f"{TASK}.scheduler(", optimizer, ")")
         elif name in self._trained and isinstance(call := _unwrapped(value), ast.Call) and self._makes_model(call):
             self._model(call)
 
     def _makes_model(self, call: ast.Call) -> bool:
-        takes_one = any(last_name(one) in self._trained for one in call.args)
+        of_options = [
+            one for one in call.args if isinstance(one, ast.Attribute) and _OPTIONS.search(last_name(one.value))
+        ]
+        takes_one = any(last_name(one) in self._trained for one in call.args if one not in of_options)
         others = ("load", "eval", "train", *_WRAPPERS, *self._modules, *self._training)
         return last_name(call) not in others and not takes_one
 
     def _model(self, call: ast.Call) -> None:
         self.found.model = True
         self._change(call, "the model of the task", f"{TASK}.model()")
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """What a command line gives."""
+        if node.id in self._options and _ACCUMULATION.search(node.id) and isinstance(node.ctx, ast.Load):
+            self._accumulates(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         is_option = isinstance(node.ctx, ast.Load) and _OPTIONS.search(last_name(node.value))
@@ -260,6 +294,7 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        self.found.loss |= is_mean_of_squares(node)
         for rule in (self._of_data, self._of_ranks, self._of_optimizer, self._of_precision, self._of_device):
             if rule(node, last_name(node), self._source.of(node.func)):
                 break
@@ -328,6 +363,35 @@ class _Finder(ast.NodeVisitor):
             self._change(node, "with the settings of the task", '{"params": ', node.values[keys.index("params")], "}")
         self.generic_visit(node)
 
+    def _find_windows(self) -> None:
+        """Windows whose length has a name of its own, or none."""
+        changed = [one.node for one in self.found.changes]
+        for node in lengths(self._source) if self.found.backward else ():
+            if node not in changed:
+                self._accumulates(node)
+
+    def _find_streams(self) -> None:
+        """Batches that a function of the script gives one after the other."""
+        if self.found.loader:
+            return
+        taken = {
+            last_name(one.args[0])
+            for one in ast.walk(self._source.tree)
+            if isinstance(one, ast.Call) and last_name(one) == "next" and one.args
+        }
+        for node in ast.walk(self._source.tree):
+            if (
+                isinstance(node, ast.Assign)
+                and last_name(node.targets[0]) in taken
+                and isinstance(node.value, ast.Call)
+            ):
+                self.found.loader = True
+                self._change(node.value, f"{_DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
+        for loop in self._loops() if not self.found.loader else ():
+            if isinstance(loop.iter, ast.Call) and last_name(loop.iter) in self._functions:
+                self.found.loader = True
+                self._change(loop.iter, f"{_DATA}, pairs of x and y", f"{TASK}.dataloader()")
+
     def _as_many(self, node: ast.expr, text: str) -> str:
         """As many as the names that a value is unpacked to."""
         return f"({text},) * {self._unpacked[node]}" if node in self._unpacked else text
@@ -351,7 +415,8 @@ class _Finder(ast.NodeVisitor):
         elif what == "loader":
             text = [self._as_many(call, f"{TASK}.dataloader()")]
         else:
-            given = [one for one in call.args if last_name(one) in ("parameters", *self._trained)]
+            every = [*call.args, *(one.value for one in call.keywords)]
+            given = [one for one in every if last_name(one) in ("parameters", *self._trained)]
             if not given:
                 return
             is_model = last_name(given[0]) != "parameters"
@@ -362,18 +427,17 @@ class _Finder(ast.NodeVisitor):
     def _of_optimizer(self, node: ast.Call, name: str, function: str) -> bool:
         """The optimizer, its schedule and the clip before it."""
         first = node.args[0] if node.args else None
-        if name in _OPTIMIZERS and (parameters := first or _keyword(node, "params")) is not None:
+        if name in _OPTIMIZERS and (parameters := first or keyword(node, "params")) is not None:
             self.found.optimizer = True
             self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", parameters, ")")
-        elif name == "configure_optimizers" and isinstance(node.func, ast.Attribute):
+        elif name == "configure_optimizers" and isinstance(node.func, ast.Attribute) and name not in self._functions:
             self.found.optimizer = True
             self._change(node, "the optimizer of the task", f"{TASK}.optimizer(", node.func.value, ".parameters())")
         elif (name.endswith("LR") or re.match(r"get_\w*schedule", name)) and (
-            optimizer := first or _keyword(node, "optimizer")
+            optimizer := first or keyword(node, "optimizer")
         ) is not None:
             self.found.scheduler = True
-            why = "the schedule of the task: step it after each optimizer step"
-            self._change(node, why, f"{TASK}.scheduler(", optimizer, ")")
+            self._change(node, _SCHEDULE, f"{TASK}.scheduler(", optimizer, ")")
         elif name in ("clip_grad_norm_", "clip_grad_value_") and first is not None:
             self.found.clips.append("norm" if "norm" in name else "value")
             limit = f', {TASK}.clip.threshold if {TASK}.clip else float("inf"))'
@@ -397,7 +461,7 @@ class _Finder(ast.NodeVisitor):
         elif name == "fully_shard":
             self.found.fsdp = True
         elif name == "spawn" and first is not None and function.startswith(("mp.", "torch.multiprocessing.", "spawn")):
-            given = _keyword(node, "args")
+            given = keyword(node, "args")
             more = [part for one in given.elts for part in (", ", one)] if isinstance(given, ast.Tuple) else []
             self._change(node, "the ranks are started already", first, f"({TASK}.rank", *more, ")")
         elif name == "device_count":
@@ -409,30 +473,9 @@ class _Finder(ast.NodeVisitor):
             why = "on the device of the task, with a schedule that counts steps, whatever the number of processes"
             wanted = ", ".join(f"{name}={value}" for name, value in _FOR_ACCELERATE.items())
             self._change(node, why, f"{function}(", *kept, f"{wanted})")
-        elif name == "parse_args" and not node.args:
-            required = ", ".join(self._required_options())
-            why = "the options that it requires, made up: put yours here" if required else "no options, so the defaults"
-            self._change(node, why, f"{function}([{required}])")
         else:
             return False
         return True
-
-    def _required_options(self) -> Iterator[str]:
-        """Options that a parser cannot do without, with a value of the type that each wants."""
-        for call in ast.walk(self._source.tree):
-            if not (isinstance(call, ast.Call) and last_name(call) == "add_argument" and call.args):
-                continue
-            option = self._source.of(call.args[-1]).strip("\"'")
-            number = _keyword(call, "nargs")
-            is_optional = isinstance(number, ast.Constant) and number.value in ("?", "*")
-            needs = _keyword(call, "required") is not None if option.startswith("-") else not is_optional
-            kind, choices = _keyword(call, "type"), _keyword(call, "choices")
-            if needs and isinstance(choices, ast.List | ast.Tuple) and choices.elts:
-                value = f"str({self._source.of(choices.elts[0])})"
-            else:
-                value = '"1"' if kind is not None and last_name(kind) in ("int", "float") else '"x"'
-            if needs:
-                yield f'"{option}", {value}' if option.startswith("-") else value
 
     def _of_precision(self, node: ast.Call, name: str, function: str, whole: ast.expr | None = None) -> bool:
         """``whole``: what is to be changed, if it is more than the call."""
@@ -479,12 +522,8 @@ def _format(keys: list[str] | None) -> str:
 
 def _reduction(node: ast.Call) -> list[str | Node]:
     """How a loss is reduced, which the task's must be, too."""
-    given = _keyword(node, "reduction")
+    given = keyword(node, "reduction")
     return [] if given is None else ["reduction=", given]
-
-
-def _keyword(node: ast.Call, name: str) -> ast.expr | None:
-    return next((one.value for one in node.keywords if one.arg == name), None)
 
 
 def _unwrapped(value: ast.expr) -> ast.expr:

@@ -88,6 +88,38 @@ ELSEWHERE = {
     "amp": ("use_amp = device == 'cuda'", 'use_amp = TASK.precision != "fp32"'),
     "casts": ("ctx = torch.autocast('cuda') if gpu else nullcontext()", "ctx = TASK.autocast()"),
     "exit": ("sys.exit(main())", "    main()"),
+    "known options": ("p.add_argument('data'); a, _ = p.parse_known_args()", 'parse_known_args(["x"])'),
+    "click": (
+        "@click.command()\n@click.option('--n', required=True)\ndef cli(n):\n    pass\ncli()",
+        'cli(["--n", "x"], standalone_mode=False)',
+    ),
+    "typer": (
+        "app = typer.Typer()\n@app.command()\ndef run(n: int, m: str = 'x'):\n    pass\napp()",
+        'app(["1"], standalone_mode=False)',
+    ),
+    "typer's app": ("app = typer.Typer()\n@app.command()\ndef run(): pass", "\napp = typer.Typer()\n"),
+    "fire": ("fire.Fire(main)", "fire.Fire(main, command=[])"),
+    "hydra": (
+        "@hydra.main(version_base=None, config_path='c', config_name='d')\ndef main(cfg):\n    pass\nmain()",
+        "hydra.initialize(version_base=None, config_path='c'); main.__wrapped__(hydra.compose(config_name='d'))",
+    ),
+    "instantiated model": ("net = instantiate(cfg.model).to(d)", "net = TASK.model().to(d)"),
+    "instantiated optimizer": (
+        "opt = instantiate(c.o, params=model.parameters())",
+        "TASK.optimizer(model.parameters())",
+    ),
+    "instantiated schedule": ("scheduler = instantiate(cfg.s, optimizer=opt)", "scheduler = TASK.scheduler(opt)"),
+    "window of any name": ("K = 4\nx = (i + 1) % K == 0\ny = loss / K", "K = TASK.accumulation"),
+    "window without a name": ("x = (i + 1) % 4 == 0\nloss /= 4", "loss /= TASK.accumulation"),
+    "option of the window": (
+        "@click.command()\ndef cli(accum):\n    loss / accum",
+        "    loss / TASK.accumulation",
+    ),
+    "keyword of the window": ("T(accumulate=4).fit()", "T(accumulate=TASK.accumulation).fit()"),
+    "class of its own": (
+        "class Lit:\n    def configure_optimizers(self):\n        return SGD(w)\no = l.configure_optimizers()",
+        "o = l.configure_optimizers()",
+    ),
     "layers": ("for layer in model:\n    fully_shard(layer)", "for layer in model.children():"),
 }
 #: Other loops, and what the adapter has instead.
@@ -103,11 +135,29 @@ LOOPS = {
         'TASK.dataloader(format=lambda batch: {"label": batch.targets, "x": batch.inputs})',
     ),
 }
+LOOPS |= {
+    "stream": (
+        "def give():\n    yield 1\ns = give()\nx, y = next(s)\nf(model(x), y).backward()",
+        "s = iter(TASK.dataloader())",
+    ),
+    "generator": (
+        "def give(n):\n    yield 1\nfor x, y in give(9):\n    f(model(x), y).backward()",
+        "for x, y in TASK.dataloader():",
+    ),
+}
 #: And what a person has to look at.
 CHECKED = {
     "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes inputs (m, n) alone"),
     "two outputs": ("for x, y in loader:\n    a, b = model(x)\n    l(a, y).backward()", "takes inputs (m, n) alone"),
     "dict of outputs": ("for x, y in loader:\n    o = model(x)\n    o['loss'].backward()", "takes inputs (m, n) alone"),
+    "pairs of a function": (
+        "def get(s):\n    pass\nwhile True:\n    X, Y = get('t')\n    f(model(X), Y).backward()",
+        "make this `X, Y = next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop",
+    ),
+    "parameters of a part": (
+        LOOP + "SGD(model.head.parameters())",
+        "no `head`: take `model.parameters()`, all of them",
+    ),
     "three of a batch": ("for x, y, z in loader:\n    l(model(x), y).backward()", "a batch of the task is a pair"),
     "attribute": (LOOP + "model.head.weight", "the task's model has no `head`"),
     "reshaped": ("for x, y in loader:\n    mse_loss(model(x).squeeze(), y).backward()", "pass them as they are"),
@@ -271,3 +321,35 @@ def test_a_script_without_a_call_says_so(tmp_path):
         written(tmp_path, "import torch\n")
     text, _ = written(tmp_path, "def fit(model):\n    model(x).backward()\n")
     assert text.endswith("    # conformance: CHECK: call the training of the script here\n")
+
+
+def test_a_step_that_functions_make_is_to_be_reported(tmp_path):
+    with pytest.raises(NoScript, match=r"report its weights after each window with `task.report`"):
+        written(tmp_path, "from torch.func import grad\ng = grad(loss)(w, x, y)\nw = w - 0.1 * g\n")
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_mean"),
+    [
+        ("((model(x) - y) ** 2).mean()", True),
+        ("torch.mean((model(x) - y) ** 2)", True),
+        ("(model(x) - y).pow(2).mean()", True),
+        ("torch.mean(torch.pow(model(x) - y, 2))", True),
+        ("((model(x) - y) ** 2).sum()", False),
+        ("(model(x) - y).abs().mean()", False),
+        ("((model(x) - y) ** 4).mean()", False),
+    ],
+)
+def test_a_mean_of_squares_is_the_tasks_loss(tmp_path, loss, is_mean):
+    _, found = written(
+        tmp_path, f"for x, y in DataLoader(d):\n    loss = {loss}\n    loss.backward()\n    opt.step()\n"
+    )
+    assert found.loss == is_mean
+
+
+def test_methods_of_a_class_that_is_no_module_are_the_scripts_own(tmp_path):
+    lit = (
+        "class Lit:\n    def training_step(self, b):\n        pass\n    def __init__(self):\n        self.net = Net()\n"
+    )
+    _, found = written(tmp_path, f"{lit}{LOOP}module.training_step(b)\nmodule.net.train()\n")
+    assert not [change.why for change in found.changes if "the task's model has no" in change.why]
