@@ -348,6 +348,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def reproduced(session: nox.Session) -> None:
+    """Scripts by `conformance repro` for mutants of each kind, and again with the right trainer; or for those named."""
+    install_wheel(session, "test", "horovod")
+    session.run("python", "-m", "fixtures.reproduced", *session.posargs)
+
+
+@nox.session(default=False)
 def history(session: nox.Session) -> None:
     """Releases of frameworks that shipped a bug, which must be caught, and those that repaired it; or those named."""
     install_wheel(session, "test")

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from argcomplete.completers import FilesCompleter
 from rich.console import Console
@@ -16,6 +16,7 @@ from conformance.cli.files import RESULTS, unwritable
 from conformance.suite.options import add_options
 
 if TYPE_CHECKING:
+    from conformance.repro.writing import Written
     from conformance.results.records import CaseRecord
     from conformance.suite.items import Item
     from conformance.suite.servers import Servers
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace, command: str, console: Console) -> int:
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
     from conformance.repro.sources import CannotCopy
     from conformance.results import ResultsError
     from conformance.runner.front.client import RunnerError
@@ -76,7 +77,7 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
     Raises CannotShow, ResultsError, RunnerError.
     """
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
     from conformance.results import read_results
 
     if options.trainer is None or options.results is not None:
@@ -96,7 +97,7 @@ def _candidates(options: argparse.Namespace, servers: Servers) -> tuple[str, Seq
 
 def _smaller(options: argparse.Namespace, servers: Servers) -> Iterator[Item]:
     """The case, and smaller ones of its trainer in the same precision. Raises CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
     from conformance.suite.items import BadInput, Item, collect
 
     items = collect(servers, [options.trainer], [], [options.case])
@@ -133,7 +134,7 @@ def _record(item: Item, servers: Servers, time_limit: float) -> CaseRecord:
 def _alike(case: CaseRecord, cases: Sequence[CaseRecord]) -> list[str]:
     """The ids of those that fail for the cause of ``case``, the smallest first, it last. Raises CannotShow."""
     from conformance.report.causes import causes
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
 
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail ({case.verdict}), so there is nothing to show: {case.headline}")
@@ -152,14 +153,14 @@ def _written(
     target: str, candidates: Sequence[str], servers: Servers, options: argparse.Namespace, console: Console
 ) -> int:
     """Raises CannotCopy, CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
 
     output = options.output or Path(f"repro-{options.case}.py")
     if (reason := unwritable(output)) is not None:
         raise CannotShow(f"cannot write {output}: {reason}; name another file with --output")
     for id in dict.fromkeys([*candidates[:_SCRIPTS], candidates[-1]]):
         try:
-            shown = _shown(_item(target, id, servers), servers, options.time_limit, output)
+            shown = show(_item(target, id, servers), servers, options.time_limit, output)
         except CannotShow:
             if id == candidates[-1]:
                 raise
@@ -167,18 +168,19 @@ def _written(
         smaller = "" if id == options.case else f", the smallest case that fails for the same cause as {options.case}"
         console.print(f"{output} shows {id}{smaller}. It exited with 1:", soft_wrap=True)
         # Warnings come before.
-        for line in shown[-_LINES:]:
+        for line in shown.lines[-_LINES:]:
             console.print(f"  {line}", soft_wrap=True, markup=False)
         return CONFORMING
     raise AssertionError("the last candidate raises")
 
 
-def _shown(item: Item, servers: Servers, time_limit: float, output: Path) -> list[str]:
-    """Run a case again, and write a script for it; what that printed. Raises CannotCopy, CannotShow, RunnerError."""
+def show(item: Item, servers: Servers, time_limit: float, output: Path, **how: Any) -> Written:
+    """Run a case again, and write a script for it; ``how``: see `written`. Raises CannotCopy, CannotShow,
+    RunnerError."""
     from conformance.oracle.faults import CATALOGUE
     from conformance.report.card import card_of
+    from conformance.repro.kinds import CannotShow
     from conformance.repro.script import why_not
-    from conformance.repro.showing import CannotShow
     from conformance.repro.writing import written
     from conformance.runner.front.lives import run_case
     from conformance.verdict.judge import judge
@@ -193,12 +195,12 @@ def _shown(item: Item, servers: Servers, time_limit: float, output: Path) -> lis
     if not case.failed:
         raise CannotShow(f"{case.id} does not fail when it is run again ({case.verdict}): {case.headline}")
     card = card_of(case, {fault.name: fault.text for fault in CATALOGUE})
-    return written(item.case, judgement, item.target, card, output)
+    return written(item.case, judgement, item.target, card, output, **how)
 
 
 def _item(target: str, id: str, servers: Servers) -> Item:
     """Raises CannotShow, RunnerError."""
-    from conformance.repro.showing import CannotShow
+    from conformance.repro.kinds import CannotShow
     from conformance.suite.items import BadInput, collect
 
     for item in collect(servers, [target], [], [id]):

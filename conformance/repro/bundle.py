@@ -20,6 +20,11 @@ _MARK = frozenset({"trainer"})
 _PUBLIC = {"Task": f"{PARTS}.task", "Unsupported": f"{PARTS}.task", "Batch": f"{PARTS}.data"}
 _COPIED = (f"{PACKAGE}.trainers.", f"{PACKAGE}.frameworks.", f"{PARTS}.", MODELS)
 
+#: What may be long, and says little.
+_DATA = frozenset({"SAMPLES", "WINDOWS", "START", "USED", "ORDERS", "TURNS", "LATER"})
+#: The parts that come after the trainer, in this order.
+_AFTER_TRAINER = ("calls", "own_order", "ranks", "ending")
+
 
 @dataclass
 class Given:
@@ -65,16 +70,21 @@ class Bundle:
         self._take(self._source(f"{PARTS}.ending"), main)
         self._complete_task()
         order = [self._known.get(f"{PARTS}.data"), "task", self._known.get(MODELS), "given", *self._trainers()]
-        order += [self._known.get(f"{PARTS}.ranks"), self._known.get(f"{PARTS}.ending")]
-        values = [given.text for name, given in self._in_case_order() if not given.needs]
-        blocks = ["\n".join(values)]
+        order += [self._known.get(f"{PARTS}.{name}") for name in _AFTER_TRAINER]
+        values = {name: given.text for name, given in self._in_case_order() if not given.needs}
+        blocks = ["\n".join(one for name, one in values.items() if name not in _DATA)]
         for one in order:
             if one == "task":
                 blocks += self._task()
             elif one == "given":
                 blocks += [given.text for _, given in self._in_case_order() if given.needs]
             elif isinstance(one, Source):
+                first = len(blocks)
                 blocks += self._statements(one)
+                if one in self._trainers() and blocks[first:]:
+                    blocks[first] = f"# The trainer, as it is in {Path(one.name).name}.\n\n\n{blocks[first]}"
+        # Whoever reads it wants to see the trainer first.
+        blocks.append("\n".join(one for name, one in values.items() if name in _DATA))
         blocks.append(f'if __name__ == "__main__":\n    {main}()')
         if any("SimpleNamespace(" in block for block in blocks):
             self._imports["SimpleNamespace"] = [Imported("types", "SimpleNamespace")]
@@ -169,6 +179,8 @@ class Bundle:
         """The methods that are used, and those that these use."""
         source = self._source(f"{PARTS}.task")
         own = {"__init__", *self.used, "weights", "model"}
+        if (watching := self._known.get(f"{PARTS}.calls")) is not None:
+            own |= {name for node in self._nodes(watching) for name in attributes_in(node)}
         classes = [source.definitions[name] for name in ("Task", *self.variants)]
         known = {
             node.name: node

@@ -42,10 +42,13 @@ def assigned(name: str, value: Any, comment: str = "") -> str:
 
 def _wrapped(value: Any, indent: str = "") -> str:
     plain = literal(value)
-    if len(plain) + len(indent) < _WIDTH - 20 or not isinstance(value, list):
+    if len(plain) + len(indent) < _WIDTH - 20 or not isinstance(value, list | dict):
         return plain
+    if isinstance(value, dict):
+        inside = (f"{indent}    {literal(name)}: {_wrapped(one, indent + '    ')}," for name, one in value.items())
+        return "\n".join(["{", *inside, f"{indent}}}"])
     lines = [f"{indent}    {_wrapped(one, indent + '    ')}," for one in value]
-    if all(len(line) < 24 for line in lines):
+    if all("\n" not in line and len(line.strip()) < (_WIDTH - len(indent)) // 2 for line in lines):
         lines = [f"{indent}    {line}" for line in _filled([line.strip() for line in lines], _WIDTH - len(indent))]
     return "\n".join(["[", *lines, f"{indent}]"])
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Any
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.task import Task
-from conformance.cases.case import INSIDE_WINDOW, Case
+from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.repro.bundle import MODELS, PARTS, Bundle, Given, part_names
+from conformance.repro.case_data import cut, later, orders, settings, whole_epochs
+from conformance.repro.kinds import Calls, CannotShow, Counts, Ending, Reading, Shows
 from conformance.repro.literals import assigned, literal
-from conformance.repro.showing import CannotShow, Ending, Numbers
 from conformance.repro.sources import CannotCopy, Source, decorator_name
+from conformance.repro.variants import main_of, variants
+from conformance.trace.lives import as_resumed
 from conformance.workloads import model
-from conformance.workloads.plan import order_of, planned_windows, turns_of
 from conformance.workloads.workload import Workload
 
 #: With these a trainer reads whole epochs in loops of its own.
@@ -23,7 +24,9 @@ _OF_EPOCHS = frozenset({"dataset", "sampler", "global_sampler"})
 #: With these it reports weights; `step` as a context alone, as optimizers have one, too.
 _REPORTS = frozenset({"report", "with step"})
 _OF_A_STOP = ("stop_after", "stop_inside", "save_after", "checkpoint_dir", "resume_from")
-_OPTIMIZERS = {"sgd": "torch.optim.SGD", "adamw": "torch.optim.AdamW", "adagrad": "torch.optim.Adagrad"}
+_GO_ON = {"stop_after": None, "stop_inside": 0, "save_after": (), "checkpoint_dir": None}
+_LATER = "What is otherwise for the ranks that go on."
+_COUNTED = "How many samples rank 0 may have counted, what is summed up of them, and how much of that is rounding."
 #: In the models' source, what stands for what a script does not have.
 _OF_MODELS = {
     "_Module": "torch.nn.Module",
@@ -35,14 +38,13 @@ _OF_MODELS = {
 def why_not(case: Case) -> str | None:
     """Why no script can be written for a case, whatever the trainer."""
     backend = BACKENDS[case.backend]
+    instead = f"`conformance run --case {case.id} --traces traces` keeps what each rank does"
     if backend.paths == "launched":
-        return f"a script cannot start the workers of {case.backend}"
+        return f"a script cannot start the workers of {case.backend}; {instead}"
     if case.device != "cpu" or case.arithmetic.on_gpu_only:
-        return "a script runs on the CPU, and this case on a GPU"
-    if case.resumed_at is not None and case.resumed not in ("once", INSIDE_WINDOW):
-        return f"a script stops and resumes training once, and this case is resumed otherwise ({case.resumed})"
-    if case.problem.workload.own_order:
-        return "the trainer reads the samples in an order of its own, so the right answer is another one in each run"
+        return f"a script runs on the CPU, and this case on a GPU; {instead}"
+    if case.resumed == BETWEEN_FILES:
+        return f"a script does not kill training between two files, as this case does; {instead}"
     return None
 
 
@@ -63,7 +65,7 @@ def function_in(source: Source, name: str | None) -> str:
     return marked[0]
 
 
-def script(case: Case, shows: Numbers | Ending, source: Source, function: str, package: str) -> str:
+def script(case: Case, shows: Shows, source: Source, function: str, package: str) -> str:
     """The script without its docstring. ``package``: the one that the trainer's file is in, or nothing.
 
     Raises CannotCopy, CannotShow.
@@ -72,20 +74,24 @@ def script(case: Case, shows: Numbers | Ending, source: Source, function: str, p
         raise CannotShow(reason)
     whole, workload = case.spec(), case.problem.workload
     uses = Bundle(source, package, {}, {}, {}, {}, (), {}).uses(function)
-    reads_epochs = bool(uses & _OF_EPOCHS)
-    windows = _whole_epochs(whole, shows.windows) if reads_epochs else shows.windows
-    spec = cut(whole, windows)
-    is_resumed = case.resumed_at is not None and windows > case.resumed_at
-    meant, others = _variants(case, shows, is_resumed=is_resumed), _distinct(source)
+    is_elsewhere = case.world_sizes[1] != case.world_size
+    reads_epochs = bool(uses & _OF_EPOCHS) or is_elsewhere
+    windows = whole_epochs(whole, shows.windows) if reads_epochs else shows.windows
+    spec, further = cut(whole, windows), cut(as_resumed(whole), windows)
+    stops = isinstance(shows, Calls) and shows.watch == "watch_saves"
+    is_resumed = case.resumed_at is not None and (windows > case.resumed_at or stops)
+    meant, others = variants(case, shows, is_resumed=is_resumed), _distinct(source)
     written = {taken: others.get(name, name) for name, taken in meant.items() if taken != name}
     bundle = Bundle(
         source,
         package,
         {
-            **_settings(spec, workload, keeps_all=reads_epochs),
-            **_orders(whole),
+            **settings(spec, workload, keeps_all=reads_epochs),
+            **orders(whole),
             **_shown(shows, workload),
             "STOP": Given(assigned("STOP", _stop(case))),
+            "GO_ON": Given(assigned("GO_ON", _GO_ON | (_of_ranks(further) if is_elsewhere else {}))),
+            "LATER": Given(assigned("LATER", later(further, workload) if is_elsewhere else {}, _LATER)),
             "make_model": _model(spec, workload.model),
         },
         meant=meant,
@@ -94,53 +100,7 @@ def script(case: Case, shows: Numbers | Ending, source: Source, function: str, p
         variants=_classes(case, workload, reports=bool(uses & _REPORTS)),
         attributes=_attributes(spec, is_resumed=is_resumed),
     )
-    return bundle.text(function, "end" if isinstance(shows, Ending) else "compare")
-
-
-def cut(spec: Mapping[str, Any], windows: int) -> dict[str, Any]:
-    """The same case with its first windows alone."""
-    orders, epochs, left = list(spec["orders"]), list[int](), windows
-    for order in spec["epochs"]:
-        length = _length(spec, order)
-        if left > 0:
-            epochs.append(order if length <= left else len(orders))
-        if 0 < left < length:
-            orders.append([share[: left * spec["accumulation"]] for share in orders[order]])
-        left -= length
-    return {**spec, "orders": orders, "epochs": epochs, "steps": windows}
-
-
-def _whole_epochs(spec: Mapping[str, Any], windows: int) -> int:
-    ends = accumulate(_length(spec, order) for order in spec["epochs"])
-    return next(end for end in ends if end >= windows)
-
-
-def _length(spec: Mapping[str, Any], order: int) -> int:
-    """The windows of an epoch in this order."""
-    accumulation: int = spec["accumulation"]
-    return max(-(-len(share) // accumulation) for share in spec["orders"][order])
-
-
-def _variants(case: Case, shows: Numbers | Ending, *, is_resumed: bool) -> dict[str, str]:
-    """Of what has variants in the parts, the one that is taken. Raises CannotShow."""
-    if is_resumed and BACKENDS[case.backend].rendezvous == "horovod":
-        raise CannotShow("a script does not stop and resume training under Horovod")
-    if is_resumed:
-        launch = "resumed"
-    elif BACKENDS[case.backend].rendezvous == "horovod":
-        launch = "under_horovod"
-    elif case.world_size > 1 or isinstance(shows, Ending):
-        launch = "in_processes"
-    else:
-        launch = "in_this_process"
-    if isinstance(shows, Ending):
-        run = "run_within_limit"
-    elif shows.quantity == "gradient":
-        run = "run_for_gradients"
-    else:
-        run = "run_sharded" if case.backend == "fsdp2" else "run"
-    batch = "WeightedBatch" if case.problem.workload.loss == "weighted" else "Batch"
-    return {"launch": launch, "run": run, "Batch": batch}
+    return bundle.text(function, main_of(shows))
 
 
 def _distinct(source: Source) -> dict[str, str]:
@@ -172,89 +132,35 @@ def _attributes(spec: Mapping[str, Any], *, is_resumed: bool) -> dict[str, str]:
     return {name: literal(value) for name, value in values.items() if not name.startswith("_") and name not in left_out}
 
 
-def _settings(spec: Mapping[str, Any], workload: Workload, *, keeps_all: bool) -> dict[str, Given]:
-    """Data and settings. Samples that no window has are left out, unless the script ``keeps_all``."""
-    ranks = range(spec["world_size"])
-    planned = [planned_windows(spec, rank) for rank in ranks]
-    used = sorted({number for own in planned for window in own for one in window.micro_batches for number in one})
-    numbers = list(range(len(spec["samples"]["y"]))) if keeps_all else used
-    position = {number: at for at, number in enumerate(numbers)}
-    windows = [
-        [
-            [
-                [[position[number] for number in one] for one in window.micro_batches]
-                for window in own
-                if window.epoch == epoch
-            ]
-            for own in planned
-        ]
-        for epoch in range(len(spec["epochs"]))
-    ]
-    names = ("x", "y", "weight") if spec["loss"] == "weighted" else ("x", "y")
-    columns = [[spec["samples"][name][number] for number in numbers] for name in names]
-    task = Task(dict(spec), 0)
-    further: list[dict[str, Any]] = [{}, *spec["groups"]]
-    of = "each sample's inputs, and its target" + (", and its weight" if len(names) > 2 else "")
-    return {
-        "WORLD_SIZE": Given(assigned("WORLD_SIZE", spec["world_size"])),
-        "SAMPLES": Given(assigned("SAMPLES", columns, f"By column: {of}.")),
-        "WINDOWS": Given(
-            assigned("WINDOWS", windows, "By epoch and rank: windows of micro-batches of the numbers of samples.")
-        ),
-        "START": Given(assigned("START", _start(spec, workload), "By rank: the parameters at the start.")),
-        "USED": Given(assigned("USED", {one.name: [*one.used] for one in workload.model.tensors if one.used})),
-        "OPTIMIZER": Given(f"OPTIMIZER = {_OPTIMIZERS[spec['optimizer']['kind']]}"),
-        "GROUPS": Given(assigned("GROUPS", [dict(group.arguments) for group in task.optimizer_settings.groups])),
-        "SCHEDULES": Given(
-            assigned("SCHEDULES", [group.get("schedule") or spec["schedule"] or [1.0] for group in further])
-        ),
-    }
-
-
-def _start(spec: Mapping[str, Any], workload: Workload) -> list[Any]:
-    found = []
-    for weights in spec["model"]["weights"][: spec["world_size"]]:
-        values, own = iter(weights), []
-        for tensor in workload.model.tensors:
-            flat = [next(values) for _ in range(tensor.size)]
-            own.append(flat if tensor.used else _shaped(flat, tensor.shape))
-        found.append(own)
-    return found
-
-
-def _shaped(flat: list[float], shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return flat[0]
-    length = len(flat) // shape[0]
-    return [_shaped(flat[at * length : (at + 1) * length], shape[1:]) for at in range(shape[0])]
-
-
-def _orders(spec: Mapping[str, Any]) -> dict[str, Given]:
-    """What samplers give; of two epochs more than there are, for trainers that count them otherwise."""
-    count = len(spec["epochs"]) + 2 if len(spec["orders"]) > 1 else 1
-    orders = [[order_of(spec, rank, number) for rank in range(spec["world_size"])] for number in range(count)]
-    return {
-        "DROP_LAST": Given(assigned("DROP_LAST", spec["sampler"] == "drop")),
-        "ORDERS": Given(assigned("ORDERS", orders, "By epoch and rank: the numbers of the samples.")),
-        "TURNS": Given(assigned("TURNS", [list(turns_of(spec, number)) for number in range(count)])),
-    }
-
-
-def _shown(shows: Numbers | Ending, workload: Workload) -> dict[str, Given]:
+def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     if isinstance(shows, Ending):
         return {"LIMIT": Given(assigned("LIMIT", 20, "Seconds after which a rank hangs."))}
+    if isinstance(shows, Calls):
+        return {"RULE": Given(assigned("RULE", shows.rule))}
+    if isinstance(shows, Counts):
+        return {"COUNTED": Given(assigned("COUNTED", list(shows.right), _COUNTED))}
+    if isinstance(shows, Reading):
+        return {}
     names = workload.model.elements
     expected = [(name, *value) for name, value in zip(names, shows.expected, strict=True)]
     what = "the weights" if shows.quantity == "weights" else "the gradients"
     moment = f"after step {shows.step}" if shows.quantity == "weights" else f"the gradient in step {shows.step}"
+    others = {name or "as above": list(values) for name, values in shows.others}
     return {
         "EXPECTED": Given(assigned("EXPECTED", expected, f"{what.capitalize()}, and how far each may be off.")),
+        "OTHERS": Given(assigned("OTHERS", others, "What is right, too, by what the trainer decides otherwise.")),
         "MOMENT": Given(assigned("MOMENT", moment)),
     }
 
 
 def _stop(case: Case) -> dict[str, Any]:
+    if case.resumed == "killed":
+        return {"stop_after": None, "stop_inside": 0, "save_after": (case.resumed_at, 2 * (case.resumed_at or 0))}
     return {"stop_after": case.resumed_at, "stop_inside": case.resumed_inside, "save_after": (case.resumed_at,)}
+
+
+def _of_ranks(spec: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: spec[name] for name in ("world_size", "micro_batch_size")}
 
 
 def _model(spec: Mapping[str, Any], described: model.Model) -> Given:

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import get_args
+from collections.abc import Iterator
 
-from conformance.oracle.affine import Enclosure
-from conformance.oracle.recurrence import Recurrence, Step, Trajectory
-from conformance.results.records import Quantity, Vector
+from conformance.cases.case import Resumed
+from conformance.repro.kinds import TIMEOUT, Calls, CannotShow, Counts, Ending, Reading, Shows
+from conformance.repro.numbers import answers, wrong_numbers
 from conformance.trace.events import Raised
-from conformance.verdict.comparison import outside, same
-from conformance.verdict.evidence import RankEvidence
+from conformance.verdict.guard import AVERAGES, BUFFERS, DRAWS, RESTORED, WEIGHTS
 from conformance.verdict.judgement import Judgement
+from conformance.workloads.model import Counting
 from conformance.workloads.problem import Problem
 
-
-class CannotShow(Exception):
-    """Why no script can show a failure, and what to do instead: one line."""
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """Wrong values after ``windows`` windows.
-
-    ``step``: the last one that they are of. ``expected``: each with how large its error may be. ``seen``: the first
-    that is wrong, as (rank, index, value), or another such if steps may be those of other windows; nothing if the
-    values of ranks differ, each of which may be right.
-    """
-
-    windows: int
-    step: int
-    quantity: Quantity
-    expected: tuple[tuple[float, float], ...]
-    seen: tuple[tuple[int, int, float], ...]
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Training that raises or hangs. ``errors``: the first line of what each rank raised, if any did."""
-
-    windows: int
-    errors: tuple[str, ...] = ()
+#: How a script sees that a law is broken that right numbers do not excuse: what watches, and what compares.
+WATCHES: dict[str, tuple[tuple[str, str], ...]] = {
+    "amp/autocast-around-forward": (("watch_autocast", "compare_calls"),),
+    "amp/autocast-only-if-asked": (("watch_autocast", "compare_calls"),),
+    "amp/unscale-after-sync": (("watch_unscale", "compare_ranks"),),
+    "amp/update-once": (("watch_update", "compare_calls"),),
+    "ddp/no-sync-around-forward": (("watch_no_sync", "compare_calls"),),
+    "ddp/same-collectives": (("watch_collectives", "compare_ranks"),),
+    "ddp/wait-before-step": (("watch_waiting", "compare_calls"), ("watch_functional_waiting", "compare_calls")),
+    "ddp/wait-before-use": (("watch_waiting", "compare_calls"),),
+    "hvd/synchronize-before-unscale": (("watch_unscale", "compare_ranks"),),
+    "save/one-writer": (("watch_saves", "compare_writers"),),
+}
+#: What is looked at on both sides of a stop: by the name of the guard, what watches, and what is right.
+_SEAMS = {
+    DRAWS: ("watch_draws", "each rank draws the random numbers that come next when it is resumed"),
+    RESTORED: ("watch_states", "training goes on with what it was stopped with, to the bit"),
+    AVERAGES: ("watch_averages", "an average of the weights goes on as it was when training was stopped"),
+}
 
 
-def shown(judgement: Judgement, problem: Problem) -> list[Numbers | Ending]:
-    """What shows the failure, the shortest training first.
+def shown(judgement: Judgement, problem: Problem, resumed: Resumed = "once") -> list[Shows]:
+    """What shows the failure, the shortest training first. ``resumed``: how the case is.
 
     Raises CannotShow.
     """
@@ -55,12 +43,17 @@ def shown(judgement: Judgement, problem: Problem) -> list[Numbers | Ending]:
         raise CannotShow(f"nothing is proved about it: {judgement.headline}")
     if judgement.verdict in ("CRASH", "HANG"):
         return _endings(judgement, len(problem.windows))
-    right = _right(judgement, problem)
-    if right is None or not right.steps or not judgement.ranks:
+    windows = len(problem.windows)
+    if problem.workload.own_order:
+        weights = (value for rank in judgement.ranks for value in (rank.final_weights or ()) if value is not None)
+        return [Reading(windows, tuple(weights))]
+    if judgement.trajectory is None or not judgement.trajectory.steps or not judgement.ranks:
         raise CannotShow(f"no numbers show it: {judgement.headline}")
-    found: list[Numbers | Ending] = []
-    for quantity in get_args(Quantity):
-        found += _numbers(judgement.ranks, right.steps, quantity)
+    found: list[Shows] = [*wrong_numbers(judgement.ranks, answers(judgement, problem))]
+    found = found or [*_beside(judgement, problem), *_calls(judgement, windows)]
+    if resumed == "twice":
+        rule = "training that goes on from a checkpoint leaves it as it is"
+        found.append(Calls(windows, rule, "", launch="altered_by_resume"))
     if not found:
         raise CannotShow(
             f"its weights and gradients are those of a right trainer, so a script has nothing to compare: "
@@ -70,77 +63,58 @@ def shown(judgement: Judgement, problem: Problem) -> list[Numbers | Ending]:
     return found
 
 
-def _endings(judgement: Judgement, windows: int) -> list[Numbers | Ending]:
-    errors = tuple(_error(rank.raised) for rank in judgement.ranks if rank.raised)
-    if judgement.verdict == "CRASH" and not errors:
-        raise CannotShow(f"a process died and raised nothing that a script could show: {judgement.headline}")
+def _beside(judgement: Judgement, problem: Problem) -> Iterator[Shows]:
+    """What a model and its optimizers have beside the weights."""
+    for name in (guard.name for guard in judgement.guards if not guard.holds):
+        if name == BUFFERS:
+            yield Counts(len(problem.windows), tuple(_counted(problem)))
+        elif name == WEIGHTS:
+            yield Calls(len(problem.windows), "weights change in `optimizer.step()` alone", "watch_changes")
+        elif name in _SEAMS:
+            watch, rule = _SEAMS[name]
+            yield Calls(len(problem.windows), rule, watch, "compare_seam", "in_both_lives")
+
+
+def _counted(problem: Problem) -> Iterator[tuple[float, float, float]]:
+    """What rank 0 may have counted: its own samples, or those of all ranks, or their mean."""
+    own = [window.batch[at] for window in problem.windows for batch in window.shares[0] for at in batch]
+    whole = [sample for window in problem.windows for sample in window.batch]
+    # Each batch adds once, in float32.
+    roundings = sum(len(share) for window in problem.windows for share in window.shares)
+    ranks = problem.layout.world_size
+    for samples, of_ranks in ((own, 1), (whole, 1), (whole, ranks))[: 3 if ranks > 1 else 1]:
+        total = Counting.SCALE * sum(value**2 for sample in samples for value in sample.x) / of_ranks
+        yield len(samples) / of_ranks, float(total), float(total * roundings / 2**24)
+
+
+def _calls(judgement: Judgement, windows: int) -> Iterator[Calls]:
+    for finding in judgement.findings:
+        first = windows if finding.window is None else finding.window + 1
+        for count in dict.fromkeys((first, windows)):
+            for watch, compares in WATCHES.get(finding.law.id, ()):
+                yield Calls(count, finding.law.says, watch, compares)
+
+
+def _endings(judgement: Judgement, windows: int) -> list[Shows]:
+    raised = [(rank, rank.raised) for rank in judgement.ranks if rank.raised and rank.raised.type != "SystemExit"]
+    errors = tuple(_error(error) for _, error in raised)
+    raising = [rank for rank, _ in raised]
+    exits = [rank.outcome.exit for rank in judgement.ranks if rank not in raising and not rank.outcome.finished]
+    if judgement.verdict == "CRASH" and exits:
+        # What the others do that wait for one that is gone is a race.
+        errors = (*errors, *map(_died, exits), "Connection reset by peer", "Connection closed by peer", TIMEOUT)
     ended = 1 + max((len(rank.attempts) for rank in judgement.ranks), default=windows)
     return [Ending(count, errors) for count in dict.fromkeys([min(ended, windows), windows])]
+
+
+def _died(exit: str) -> str:
+    """What torch says of a process that ended so."""
+    ended, _, _ = exit.partition(" before")
+    if ended == "exited 0":
+        return "a process exited with 0 before the end of training"
+    return ended.replace("exited", "terminated with exit code").replace("killed by", "terminated with signal")
 
 
 def _error(raised: Raised) -> str:
     message = raised.message.splitlines()
     return f"{raised.type}: {message[0]}" if message else raised.type
-
-
-def _right(judgement: Judgement, problem: Problem) -> Trajectory | None:
-    """The right answer. That of the judgement takes the trainer's own word for which steps are skipped, which a trainer
-    that is right may skip otherwise. Raises CannotShow."""
-    followed = judgement.trajectory
-    if followed is None or not problem.precision.scaled:
-        return followed
-    own = Recurrence(problem).run()
-    if own.skips == followed.skips:
-        return followed
-    if "possible" in own.overflows:
-        raise CannotShow(f"which steps overflow, and are to be skipped, depends on rounding: {judgement.headline}")
-    return own
-
-
-def _numbers(ranks: Sequence[RankEvidence], right: Sequence[Step], quantity: Quantity) -> Iterator[Numbers]:
-    """At the first step at which a value is wrong, and at the last one if there is one too."""
-    wrong = [at for at, step in enumerate(right) if _is_wrong(ranks, step, quantity)]
-    for at in dict.fromkeys([*wrong[:1], *wrong[-1:]]):
-        box, window = _box(right[at], quantity), right[at].window
-        last = [[_last(rank, window, quantity, by_plan=by_plan) for rank in ranks] for by_plan in (True, False)]
-        seen = tuple(one for one in (_first_outside(box, values) for values in last) if one is not None)
-        yield Numbers(window + 1, at, quantity, tuple(map(_value, box.center, box.radius)), seen)
-
-
-def _is_wrong(ranks: Sequence[RankEvidence], right: Step, quantity: Quantity) -> bool:
-    values = [_last(rank, right.window, quantity, by_plan=True) for rank in ranks]
-    known = [one for one in values if one is not None]
-    if quantity == "weights" and any(not same(one, known[0]) for one in known):
-        return True
-    return _first_outside(_box(right, quantity), values) is not None
-
-
-def _last(rank: RankEvidence, window: int, quantity: Quantity, *, by_plan: bool) -> Vector | None:
-    """What a rank ends with that trains no longer than this window. ``by_plan``: by the windows that its steps should
-    end, and not those of their forwards."""
-    taken = [
-        attempt
-        for attempt in rank.attempts
-        if (attempt.window if by_plan or attempt.seen_in is None else attempt.seen_in) <= window
-    ]
-    if quantity == "weights":
-        return taken[-1].weights if taken else None if rank.attempts else rank.final_weights
-    return next((attempt.gradients for attempt in reversed(taken) if attempt.stepped), None)
-
-
-def _box(step: Step, quantity: Quantity) -> Enclosure:
-    return step.weights if quantity == "weights" else step.gradient
-
-
-def _first_outside(box: Enclosure, values: Sequence[Vector | None]) -> tuple[int, int, float] | None:
-    for rank, one in enumerate(values):
-        if one is not None and (index := outside(box, one)) is not None and (value := one[index]) is not None:
-            return rank, index, value
-    return None
-
-
-def _value(center: Fraction, radius: Fraction) -> tuple[float, float]:
-    """The right value as a float, and a float above what it may be off by."""
-    value = float(center)
-    allowed = radius + abs(center - Fraction(value))
-    return value, math.nextafter(float(allowed), math.inf) if allowed else 0.0

@@ -6,49 +6,59 @@ import ast
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 from conformance.adapter.loading import file_of, function_of
 from conformance.cases.case import Case
 from conformance.report.card import Card
-from conformance.repro.proof import is_shown, run
+from conformance.repro.kinds import CannotShow, Shows
+from conformance.repro.proof import Run, is_shown, run
 from conformance.repro.script import function_in, script
-from conformance.repro.showing import CannotShow, shown
+from conformance.repro.showing import shown
 from conformance.repro.sources import CannotCopy, Source
 from conformance.verdict.judgement import Judgement
 
 _TITLE = '''"""{title}
-{where}
-It fails {case}, as trainer-conformance {version} found. This script prints what the trainer does
-and what is right, and exits with 1 while they differ. It was run with {versions}.
+
+{where}{about}
 """
 '''
+_ABOUT = (
+    "The trainer fails {case}, as trainer-conformance {version} found. This script prints what is observed and what is "
+    "expected, and exits with 1 while they differ. It was run with {versions}."
+)
 
 
-def written(case: Case, judgement: Judgement, target: str, card: Card, output: Path) -> list[str]:
-    """Write ``output``, and return what it printed when it was run. ``card``: why the case fails.
+@dataclass(frozen=True)
+class Written:
+    """A script that was kept: what it shows, and the lines that it printed when it was run."""
+
+    shows: Shows
+    lines: list[str]
+
+
+def written(
+    case: Case, judgement: Judgement, target: str, card: Card, output: Path, run: Callable[[Path, Path], Run] = run
+) -> Written:
+    """Write ``output``, and ``run`` it. ``card``: why the case fails.
 
     Raises:
         CannotShow: no script shows it; there is no ``output`` then.
         CannotCopy: the trainer's source cannot be part of one.
     """
-    file = file_of(target)
-    if file is None:
-        raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
-    source = Source.of(file)
-    function, package = function_in(source, function_of(target)), _package_of(file)
-    found = shown(judgement, case.problem)
+    found = shown(judgement, case.problem, case.resumed)
     # Beside what it replaces, where it finds the modules that the trainer imports from there.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
         for shows in found:
-            body = script(case, shows, source, function, package)
-            unproven.write_text(_documented(body, card, case.id), encoding="utf-8")
+            unproven.write_text(_documented(text(case, shows, target), card, case.id), encoding="utf-8")
             ran = run(unproven, output.parent)
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)
-                return ran.lines
+                return Written(shows, ran.lines)
     beside = "; write the script beside that module, with --output" if "ModuleNotFoundError" in ran.output else ""
     raise CannotShow(
         f"a script with the trainer's source alone does not show what {case.id} shows; its last line: {ran.lines[-1]}"
@@ -56,11 +66,27 @@ def written(case: Case, judgement: Judgement, target: str, card: Card, output: P
     )
 
 
+def text(case: Case, shows: Shows, target: str) -> str:
+    """The script with the trainer that ``target`` names, without its docstring.
+
+    Raises CannotCopy, CannotShow.
+    """
+    file = file_of(target)
+    if file is None:
+        raise CannotCopy(f"the file of {target} is not found: name it as path.py:function")
+    source = Source.of(file)
+    return script(case, shows, source, function_in(source, function_of(target)), _package_of(file))
+
+
 def _documented(body: str, card: Card, case: str) -> str:
     """With a docstring that says what the script is of."""
-    words = {"case": case, "version": version("trainer-conformance"), "versions": _versions(body)}
-    words["title"] = "\n".join(textwrap.wrap(card.title, 115))
-    words["where"] = "".join(f"{line}\n" for line in (f"at: {card.where}" if card.where else "", *card.source_lines()))
+    about = _ABOUT.format(case=case, version=version("trainer-conformance"), versions=_versions(body))
+    where = [*([f"at: {card.where}"] if card.where else []), *card.source_lines()]
+    words = {
+        "title": "\n".join(textwrap.wrap(card.title, 115)),
+        "where": "".join(f"{line}\n" for line in [*where, ""]) if where else "",
+        "about": "\n".join(textwrap.wrap(about, 115)),
+    }
     # The title may quote the trainer.
     safe = {name: text.replace("\\", "\\\\").replace('"""', "'''") for name, text in words.items()}
     return _TITLE.format(**safe) + "\n" + body

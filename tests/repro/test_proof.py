@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.repro.kinds import Calls, Ending, Numbers, Reading
 from conformance.repro.proof import Run, is_shown, run
-from conformance.repro.showing import Ending, Numbers
 
 NUMBERS = Numbers(1, 0, "weights", ((0.5, 0.0),), ((1, 0, 0.25),))
 SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
@@ -23,7 +23,21 @@ SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
         (Run(1, "NameError: no such thing\n"), Ending(1, ("ValueError: no such thing",)), False),
         (Run(1, "Timeout (0:00:20)!\n"), Ending(1), True),
         (Run(1, "RuntimeError: something else\n"), Ending(1), False),
+        (
+            Run(1, "RuntimeError: read error [127.0.0.1]:41681\n"),
+            Ending(1, ("RuntimeError: read error [127.0.0.1]:9",)),
+            True,
+        ),
         (Run(None, ""), Ending(1), False),
+        (Run(1, "observed\nthe trainer is wrong here\n"), Calls(1, "rule", "watch_saves"), True),
+        (Run(1, "observed, expected\nIndexError: list index out of range\n"), Calls(1, "rule", "watch_saves"), False),
+        (Run(1, "weight 0 on rank 0: observed 0.5, expected 1.0\n"), Reading(1, (0.25, 0.5)), True),
+        (Run(1, "weight 0 on rank 0: observed 0.5, expected 1.0\n"), Reading(1, (0.25,)), False),
+        (
+            Run(1, "epoch 0: observed 2 times sample 0, expected each of the 24 samples once; 6 are not\n"),
+            Reading(1, ()),
+            True,
+        ),
     ],
 )
 def test_shown(ran, shows, is_one):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch
 from conformance.adapter.loading import file_of
 from conformance.adapter.task import Task
 from conformance.cases.case import Case
-from conformance.repro.script import cut, function_in, script
-from conformance.repro.showing import CannotShow, Ending, Numbers
+from conformance.repro.case_data import cut
+from conformance.repro.kinds import Calls, CannotShow, Counts, Ending, Numbers, Reading
+from conformance.repro.script import function_in, script
 from conformance.repro.sources import CannotCopy, Source
 
 MINE = """
@@ -165,8 +167,10 @@ def test_a_trainer_that_is_not_decorated_where_it_is_defined():
     [
         (Case("ray", 2, 1, "fp32", "momentum"), "cannot start the workers of ray"),
         (Case("ddp", 2, 1, "fp32", "momentum", "cuda"), "a script runs on the CPU"),
-        (Case("ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"), r"resumed otherwise \(killed\)"),
-        (Case("ddp", 2, 2, "fp32", "own-order"), "reads the samples in an order of its own"),
+        (
+            Case("ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed-between-files"),
+            "does not kill training between two files",
+        ),
     ],
 )
 def test_cases_that_no_script_can_show(case, why):
@@ -184,3 +188,46 @@ def test_training_that_does_not_end_runs_in_processes_with_a_limit():
     text = written(Case("single", 1, 1, "fp32", "momentum"), MINE, shows=Ending(3))
     assert "faulthandler.dump_traceback_later(LIMIT, exit=True)" in text
     assert text.endswith("    end()\n")
+
+
+@pytest.mark.parametrize(
+    ("shows", "case", "has"),
+    [
+        (
+            Calls(1, "rule", "watch_no_sync"),
+            Case("ddp", 2, 1, "fp32", "momentum"),
+            "said and not module.require_backward",
+        ),
+        (
+            Calls(1, "rule", "watch_unscale", "compare_ranks"),
+            Case("ddp", 2, 1, "fp16", "momentum"),
+            "def compare_ranks",
+        ),
+        (
+            Calls(6, "rule", "watch_saves", "compare_writers"),
+            Case("ddp", 2, 2, "fp32", "momentum", resumed_at=3),
+            "STOP",
+        ),
+        (Counts(6, ((1.0, 2.0, 0.0),)), Case("ddp", 2, 1, "fp32", "buffers"), "COUNTED = [(1.0, 2.0, 0.0)]"),
+        (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order"), "def plainly_trained"),
+        (Reading(6, ()), Case("ddp", 2, 2, "fp32", "own-order", resumed_at=4), "*before, *after"),
+        (
+            Numbers(8, 7, "weights", ((0.0, 0.0),) * 4, ()),
+            Case("ddp", 2, 2, "fp32", "momentum", resumed_at=3, resumed="killed"),
+            "RLIMIT_FSIZE",
+        ),
+        (
+            Numbers(8, 7, "weights", ((0.0, 0.0),) * 4, (), (("last_window=drop", ((1.0, 0.0),) * 4),)),
+            Case("ddp", 2, 2, "fp32", "momentum"),
+            "last_window=drop",
+        ),
+    ],
+)
+def test_what_is_shown_otherwise_than_by_numbers(shows, case, has):
+    """The names that such a script mentions are all defined: ruff finds no other in it."""
+    text = written(case, shows=shows)
+    assert has in text
+    assert "conformance" not in text
+    checked = ["ruff", "check", "--isolated", "--select", "F821,F811", "--quiet", "-"]
+    ended = subprocess.run(checked, input=text, text=True, stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stdout) == (0, "")

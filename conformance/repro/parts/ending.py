@@ -2,35 +2,125 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import traceback
 
-import torch
-
-from conformance.repro.parts.case import EXPECTED, MOMENT
+from conformance.repro.parts.case import COUNTED, EXPECTED, MOMENT, OTHERS, RULE
+from conformance.repro.parts.own_order import not_once, plainly_trained
 from conformance.repro.parts.ranks import launch
-from conformance.repro.parts.task import Task
 
 
 def compare() -> None:
     """Exits with 1 if a value is not the expected one on a rank, or the ranks have different ones."""
+    conclude_values(differing(launch()))
+
+
+def compare_with_others() -> None:
+    """As `compare`, where several answers are right, by what the trainer decides."""
     found = launch()
-    wrong = 0
+    wrong = differing(found)
+    for name, others in OTHERS.items():
+        pairs = [pair for values in found for pair in zip(others, values, strict=True)]
+        if all(abs(observed - expected) <= allowed for (expected, allowed), observed in pairs):
+            print(f"these values are right, too: {name}")
+            wrong = []
+    conclude_values([*wrong, f"nor are they those of: {' or '.join(OTHERS)}"] if wrong else [])
+
+
+def differing(found: list[list[float]]) -> list[str]:
+    """What is not as expected."""
+    wrong = list[str]()
     for rank, values in enumerate(found):
         for (name, expected, allowed), observed in zip(EXPECTED, values, strict=True):
-            if not abs(observed - expected) <= allowed:  # NaN is wrong, too
-                size = torch.tensor([abs(expected), math.inf], dtype=Task.dtype)
-                ulp = float(torch.nextafter(size[0], size[1]) - size[0])
-                error = abs(observed - expected) / ulp if expected else math.nan
-                apart = f", {error:.4g} ulp apart" if math.isfinite(error) else ""
-                print(f"{MOMENT}, {name} on rank {rank}: observed {observed!r}, expected {expected!r}{apart}")
-                wrong += 1
+            error = abs(observed - expected)
+            if not error <= allowed:  # NaN is wrong, too
+                off = f", off by {error:.3g}, of which rounding is at most {allowed:.3g}" if allowed else ""
+                wrong.append(f"{MOMENT}, {name} on rank {rank}: observed {observed!r}, expected {expected!r}{off}")
     if not wrong and any(values != found[0] for values in found):
-        print(f"{MOMENT}: observed {found}, expected the same values on all ranks")
-        wrong += 1
-    print("the trainer is wrong here" if wrong else f"{MOMENT}, all values are as expected")
+        wrong.append(f"{MOMENT}: observed {found}, expected the same values on all ranks")
+    return wrong
+
+
+def conclude_values(wrong: list[str]) -> None:
+    print(*wrong, "the trainer is wrong here" if wrong else f"{MOMENT}, all values are as expected", sep="\n")
     sys.exit(bool(wrong))
+
+
+def compare_with_plain() -> None:
+    """Exits with 1 unless each sample is read once in an epoch, and makes the weights of training in one process."""
+    found = launch()
+    read = [own for _, own in found]
+    wrong = list(not_once(read))
+    if not wrong:
+        expected = plainly_trained(read)
+        wrong = [
+            f"weight {at} on rank {rank}: observed {value!r}, expected {right!r}"
+            for rank, (weights, _) in enumerate(found)
+            for at, (value, right) in enumerate(zip(weights, expected, strict=True))
+            if value != right
+        ]
+    right = "all samples are read once, and the weights are as expected"
+    print(*wrong, "the trainer is wrong here" if wrong else right, sep="\n")
+    sys.exit(bool(wrong))
+
+
+def compare_buffers() -> None:
+    """Exits with 1 unless the buffers have counted each trained sample once: rank 0's own, all, or the ranks' mean."""
+    (samples, total), *_ = launch()
+    is_right = any(samples == count and abs(total - due) <= allowed for count, due, allowed in COUNTED)
+    expected = " or ".join(f"{count:g} that sum up to {due!r}" for count, due, _ in COUNTED)
+    print(f"the model's buffers on rank 0: observed {samples:g} samples that sum up to {total!r}, expected {expected}")
+    print("all samples are counted once" if is_right else "the trainer is wrong here")
+    sys.exit(not is_right)
+
+
+def compare_seam() -> None:
+    """Exits with 1 unless each rank goes on with what it had when it stopped."""
+    first, second = launch()
+    is_wrong = False
+    for rank, (before, after) in enumerate(zip(first, second, strict=True)):
+        # A trainer may keep nothing of the kind.
+        for left, found in zip(before[-1] if before else [], after[0] if after else [], strict=False):
+            if left != found:
+                print(f"after the resume, rank {rank} goes on with: observed {found}, expected {left}")
+                is_wrong = True
+    conclude(is_wrong)
+
+
+def compare_calls() -> None:
+    """Exits with 1 if a rank does what it must not."""
+    found = launch()
+    for rank, seen in enumerate(found):
+        for what in dict.fromkeys(seen):
+            print(f"rank {rank}, observed {seen.count(what)} times: {what}")
+    conclude(any(found))
+
+
+def compare_ranks() -> None:
+    """Exits with 1 if ranks do not call the same."""
+    found = launch()
+    length = max(map(len, found))
+    filled = [[*seen, *["nothing more"] * (length - len(seen))] for seen in found]
+    together = [calls for calls in zip(*filled, strict=True) if len(set(calls)) > 1]
+    for calls in together[:1]:
+        for rank, call in enumerate(calls):
+            print(f"rank {rank}, observed: {call}")
+    conclude(bool(together))
+
+
+def compare_writers() -> None:
+    """Exits with 1 if several ranks write one file."""
+    found = launch()
+    shared = {name for seen in found for name in seen if sum(name in other for other in found) > 1}
+    for name in sorted(shared):
+        print(f"observed: ranks {[rank for rank, seen in enumerate(found) if name in seen]} all write {name}")
+    conclude(bool(shared))
+
+
+def conclude(is_wrong: bool) -> None:
+    print(f"expected: {RULE}")
+    print("the trainer is wrong here" if is_wrong else "so it is here")
+    sys.exit(is_wrong)
 
 
 def end() -> None:

@@ -7,39 +7,52 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
+import signal
 import socket
 import tempfile
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from conformance.repro.parts.case import LIMIT, STOP, WORLD_SIZE, train
+from conformance.repro.parts.calls import watch
+from conformance.repro.parts.case import GO_ON, LATER, LIMIT, STOP, WORLD_SIZE, train
+from conformance.repro.parts.own_order import note_reading
 from conformance.repro.parts.task import Task
 
 
-def launch() -> list[list[float]]:
+def launch() -> list[Any]:
     return in_this_process()
 
 
-def in_this_process() -> list[list[float]]:
+def in_this_process() -> list[Any]:
     return [run(0)]
 
 
-def in_processes(**life: Any) -> list[list[float]]:
+def in_processes(**life: Any) -> list[Any]:
+    return spawned(start, free_port(), life)
+
+
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return spawned(start, port, life)
+        port: int = free.getsockname()[1]
+        return port
 
 
-def spawned(target: Any, *arguments: Any) -> list[list[float]]:
-    found = get_context("spawn").SimpleQueue()
+def spawned(target: Any, *arguments: Any) -> list[Any]:
+    found, ended = get_context("spawn").SimpleQueue(), list[Any]()
     spawn(target, (found, *arguments), WORLD_SIZE)
-    return [weights for _, weights in sorted(found.get() for _ in range(WORLD_SIZE))]
+    while not found.empty():
+        ended.append(found.get())
+    if len(ended) < WORLD_SIZE:
+        raise RuntimeError("a process exited with 0 before the end of training")
+    return [values for _, values in sorted(ended)]
 
 
 def start(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
@@ -50,7 +63,7 @@ def start(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
     found.put((rank, run(rank, **life)))
 
 
-def under_horovod() -> list[list[float]]:
+def under_horovod(**life: Any) -> list[Any]:
     """What horovod.run does, on loopback alone, as its own servers listen on all interfaces."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
@@ -58,25 +71,94 @@ def under_horovod() -> list[list[float]]:
     with RendezvousHTTPServer(("127.0.0.1", 0), RendezvousHandler, 0) as server:
         server.init(get_host_assignments(parse_hosts(f"localhost:{WORLD_SIZE}"), WORLD_SIZE))
         Thread(target=server.serve_forever, daemon=True).start()
-        found = spawned(start_under_horovod, server.server_port)
+        found = spawned(start_under_horovod, server.server_port, life)
         server.shutdown()
     return found
 
 
-def start_under_horovod(rank: int, found: Any, port: int) -> None:
+def start_under_horovod(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "SIZE": WORLD_SIZE, "LOCAL_SIZE": WORLD_SIZE}
     nodes = {"CROSS_RANK": 0, "CROSS_SIZE": 1, "HOSTNAME": "localhost"}
     gloo = {"GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo"}
     more = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "FUSION_THRESHOLD": 2 * 2**20}
     os.environ |= {f"HOROVOD_{name}": str(value) for name, value in {**ranks, **nodes, **gloo, **more}.items()}
-    found.put((rank, run(rank)))
+    found.put((rank, run(rank, **life)))
 
 
-def resumed() -> list[list[float]]:
+def in_one_life(**life: Any) -> list[Any]:
+    return in_processes(**life)
+
+
+def saved() -> list[Any]:
+    """Training that stops and saves."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        in_processes(**STOP, checkpoint_dir=folder, resume_from=None)
-        return in_processes(stop_after=None, stop_inside=0, save_after=(), checkpoint_dir=None, resume_from=folder)
+        return in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+
+
+def resumed() -> list[Any]:
+    """Training that stops, and goes on in other processes."""
+    return in_both_lives()[1]
+
+
+def in_both_lives() -> tuple[list[Any], list[Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        first = in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+        return first, in_one_life(**GO_ON, resume_from=Path(name))
+
+
+def resumed_on_others() -> list[Any]:
+    """Training that stops, and goes on with another number of ranks."""
+    with tempfile.TemporaryDirectory() as name:
+        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+        globals().update(LATER)
+        return spawned(start_later, free_port(), {**GO_ON, "resume_from": Path(name)})
+
+
+def start_later(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
+    globals().update(LATER)
+    start(rank, found, port, life)
+
+
+def resumed_twice() -> list[Any]:
+    """Training that goes on from one checkpoint, and then from it once more."""
+    with tempfile.TemporaryDirectory() as name:
+        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+        in_one_life(**GO_ON, resume_from=Path(name))
+        return in_one_life(**GO_ON, resume_from=Path(name))
+
+
+def altered_by_resume() -> list[Any]:
+    """What training that goes on from a checkpoint does to it."""
+    with tempfile.TemporaryDirectory() as name:
+        in_one_life(**STOP, checkpoint_dir=Path(name), resume_from=None)
+        before = {file: file.read_bytes() for file in Path(name).rglob("*") if file.is_file()}
+        in_one_life(**GO_ON, resume_from=Path(name))
+        left = [file.is_file() and file.read_bytes() == content for file, content in before.items()]
+        return [[f"{file.name} is not as it was" for file, is_left in zip(before, left, strict=True) if not is_left]]
+
+
+def killed_and_resumed() -> list[Any]:
+    """Training that is killed while it saves its second checkpoint, and goes on from what there is."""
+    with tempfile.TemporaryDirectory() as name:
+        with suppress(ProcessExitedException, ProcessRaisedException):
+            spawned(start_to_be_killed, free_port(), {**STOP, "checkpoint_dir": Path(name), "resume_from": None})
+        return in_one_life(**GO_ON, resume_from=Path(name))
+
+
+def start_to_be_killed(rank: int, found: Any, port: int, life: dict[str, Any]) -> None:
+    """The system ends rank 0, as `kill -9` would, in the first write after one more step than it has saved."""
+    steps, folder = 0, life["checkpoint_dir"]
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > STOP["save_after"][0] and any(folder.iterdir()):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+
+    if rank == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        register_optimizer_step_post_hook(count)
+    start(rank, found, port, life)
 
 
 def run(rank: int, **life: Any) -> list[float]:
@@ -94,6 +176,37 @@ def run_within_limit(rank: int, **life: Any) -> list[float]:
     train(Task(rank, **life))
     faulthandler.cancel_dump_traceback_later()
     return []
+
+
+def run_for_calls(rank: int, **life: Any) -> list[Any]:
+    """What is seen of the trainer's calls."""
+    torch.set_num_threads(1)
+    task, seen = Task(rank, **life), list[Any]()
+    watch(task, seen)
+    train(task)
+    return seen
+
+
+def run_for_reading(rank: int, **life: Any) -> tuple[list[float], list[int]]:
+    """The weights after the last step, and which samples were read."""
+    torch.set_num_threads(1)
+    task, read = Task(rank, **life), list[int]()
+    note_reading(task, read)
+    train(task)
+    return task.weights(), read
+
+
+def read_in_both_lives() -> list[Any]:
+    lives = zip(*in_both_lives(), strict=True)
+    return [(weights, [*before, *after]) for (_, before), (weights, after) in lives]
+
+
+def run_for_buffers(rank: int, **life: Any) -> list[float]:
+    """The model's buffers in the end."""
+    torch.set_num_threads(1)
+    task = Task(rank, **life)
+    train(task)
+    return [float(one) for one in task.models[0].buffers()]
 
 
 def run_for_gradients(rank: int, **life: Any) -> list[float]:

@@ -22,6 +22,7 @@ class Task:
     dtype: torch.dtype
     device: torch.device
     world_size: int
+    accumulation: int
     micro_batch_size: int
     stop_after: int | None
     loss_scaling: Any

@@ -1,0 +1,48 @@
+"""Scripts for mutants of each kind show them, and show nothing of the right trainer. `nox -s reproduced` runs more."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.reproduced import covering, tried
+from fixtures.specimens import named
+
+MUTANTS = named("mutants")
+#: One for each thing that a script looks at, and for each way in which it starts.
+SHOWN = [
+    ("engine_forgets_momentum", "single-acc2-fp32-decay"),
+    ("join_context_averages_every_micro_batch", "ddp-w2-acc2-fp32-uneven-ranks"),
+    ("declares_join_and_drops_batch", "ddp-w2-fp32-uneven-ranks"),
+    ("no_sync_around_backward_only", "ddp-w2-acc2-fp32-momentum"),
+    ("functional_all_reduce_wins_the_race", "ddp-w2-acc2-fp32-momentum"),
+    ("checkpointed_reentrant_without_autocast", "ddp-w2-fp16-momentum"),
+    ("all_ranks_write_one_file", "ddp-w2-acc2-fp32-momentum-resumed-at-3"),
+    ("decays_on_skipped_step", "single-acc2-fp16-adamw-overflow"),
+    ("buffers_summed_twice", "ddp-w2-fp32-buffers"),
+    ("own_order_gradients_summed", "ddp-w2-acc2-fp32-own-order"),
+    ("own_order_seeded_again", "single-acc2-fp32-own-order-resumed-at-4"),
+    ("resumes_without_average", "single-acc2-fp32-momentum-resumed-at-3"),
+    ("saves_over_what_it_resumed_from", "single-acc2-fp32-momentum-resumed-at-3-twice"),
+    ("overwrites_its_checkpoint", "single-acc2-fp32-momentum-resumed-at-3-killed"),
+    ("horovod_resumes_momentum_on_rank_0_alone", "horovod-w2-acc2-fp32-momentum-resumed-at-3"),
+    ("exits_in_the_middle", "ddp-w2-fp32-momentum"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "case"), SHOWN)
+def test_shown_and_no_longer_once_it_is_right(mutant, case):
+    found = tried(MUTANTS[mutant], case)
+    assert found.how == "shown", found.why
+
+
+def test_what_is_declined_says_why():
+    found = tried(MUTANTS["own_order_unseen"], "single-acc2-fp32-own-order")
+    assert found.how == "declined"
+    assert found.why.startswith("nothing is proved about it: the order of the samples is the trainer's own")
+
+
+def test_the_sample_of_the_session_has_each_cause_and_each_law():
+    sample = [mutant for mutant, _ in covering()]
+    able = [mutant for mutant in MUTANTS.values() if not mutant.cannot_run]
+    assert {mutant.cause for mutant in sample} >= {mutant.cause for mutant in able}
+    assert {law for mutant in sample for law in mutant.laws} == {law for mutant in able for law in mutant.laws}
