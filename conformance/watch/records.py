@@ -1,16 +1,23 @@
 """What the recorder of a process writes down: one JSON array a line, the name of the record and its fields.
 
-Sketches are flat lists, three numbers each: two projections and the 2-norm (see `sketch.py`).
+Sketches are doubles in base64, three for each tensor: two projections and the 2-norm (see `sketch.py`). `samples` says
+what they are of in each; it is empty if that is all.
 """
 
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Site: TypeAlias = list[Any] | None
 """[file, line, function] in the user's code."""
+
+Sketches: TypeAlias = Any
+"""(n, 3): a tensor while it waits to be written, an array once it is read."""
 
 
 @dataclass(slots=True)
@@ -95,7 +102,7 @@ class Hooks(Record):
     this from before."""
 
     parameters: list[int]
-    sketches: Any
+    sketches: Sketches
 
 
 @dataclass(slots=True)
@@ -107,7 +114,20 @@ class Local(Record):
     parameters: list[int]
     fresh: list[int]
     dtype: str
-    sketches: Any
+    sketches: Sketches
+    samples: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Left(Record):
+    """The first backward of a window of `parameters` begins. held: those that have a gradient, which steps before have
+    left."""
+
+    parameters: list[int]
+    held: list[int]
+    dtype: str
+    sketches: Sketches
+    samples: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -187,11 +207,12 @@ class Stepped(Record):
     maximize: bool
     dtype: str
     used: list[int]
-    gradients: Any
+    gradients: Sketches
     weights: list[int]
-    values: Any
+    values: Sketches
     site: Site
     unreduced: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -256,13 +277,9 @@ class Failed(Record):
 
 @dataclass(slots=True)
 class Passed(Record):
-    """An optimizer steps at the end of a window that is not looked at. used, gradients: what it used, if the next one
-    is."""
+    """An optimizer steps at the end of a window that is not looked at."""
 
     optimizer: int
-    dtype: str
-    used: list[int]
-    gradients: Any
 
 
 @dataclass(slots=True)
@@ -271,12 +288,18 @@ class Ended(Record):
 
 
 _KINDS = {kind.__name__: kind for kind in Record.__subclasses__()}
+_FIELDS = {kind: [one.name for one in fields(kind)] for kind in _KINDS.values()}
+SKETCHES = {kind: [one.name for one in fields(kind) if one.type == "Sketches"] for kind in _KINDS.values()}
+"""The names of the fields of each kind that are sketches."""
 
 
-def encoded(record: Record, finish: Any = lambda value: value) -> str:
-    """The record's line; `finish` makes plain values of those that are not yet."""
-    values = [finish(getattr(record, field.name)) for field in fields(record)]
-    return json.dumps([type(record).__name__, *values], separators=(",", ":")) + "\n"
+def encoded(record: Record) -> str:
+    """The record's line. Its sketches are on the CPU."""
+    kind = type(record)
+    values = {name: getattr(record, name) for name in _FIELDS[kind]}
+    for name in SKETCHES[kind]:
+        values[name] = b64encode(np.asarray(values[name], dtype=np.float64).tobytes()).decode("ascii")
+    return json.dumps([kind.__name__, *values.values()], separators=(",", ":")) + "\n"
 
 
 def decoded(line: str) -> Record:
@@ -285,4 +308,6 @@ def decoded(line: str) -> Record:
     if name not in _KINDS:
         raise ValueError(f"there is no record {name!r}")
     record: Record = _KINDS[name](*values)
+    for name in SKETCHES[type(record)]:
+        setattr(record, name, np.frombuffer(b64decode(getattr(record, name))).reshape(-1, 3))
     return record

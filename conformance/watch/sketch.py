@@ -3,6 +3,9 @@
 The elements in their order are cut into blocks of `BLOCK`. Element j of block i has the sign a[i] b[j] in a direction,
 so that a direction is of rank one, and the same for all tensors: a process keeps one b and the longest a. Being
 linear, the sketch of a sum of gradients is the sum of their sketches, up to rounding; docs/numerics.md bounds that.
+
+Of a large tensor a sketch may be of a sample alone: a few blocks that are spread over it. To read all of it would take
+longer than a step may be delayed.
 """
 
 from __future__ import annotations
@@ -16,60 +19,117 @@ BLOCK = 1024
 WIDTH = 3
 """Numbers in a sketch."""
 
-_PART = 4096
-_MOST_LENGTHS = 32
+SAMPLED = 8
+"""Blocks in a sample. A tensor of so many elements or fewer is always looked at whole."""
+
+WHOLE = -1
+"""In place of the number of a sample."""
+
+_CHUNK = 512
+"""Blocks that are projected at once."""
+
+_DRAWN = 4096
+_MOST_LAYOUTS = 64
+_COMPUTED_IN = (torch.float32, torch.float64)
+
+
+@dataclass(slots=True)
+class Taken:
+    """What is read at once of a tensor, as it may change: a sample, or the sums of both projections and the norm."""
+
+    sample: torch.Tensor | None
+    sums: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        tensor = self.sums if self.sample is None else self.sample
+        assert tensor is not None
+        return tensor.device
 
 
 @dataclass
-class Taken:
-    """What is computed at once of a tensor, as it may change: a projection of each block (2, blocks), and the norm."""
+class _Layout:
+    """Of samples that are projected together. padding: zeros after each. signs: those of the blocks in both directions.
+    owner: whose each block is."""
 
-    blocks: torch.Tensor
-    norm: torch.Tensor
+    padding: list[torch.Tensor]
+    signs: torch.Tensor
+    owner: torch.Tensor
 
 
 @dataclass
 class Sketching:
     """The directions, on each device and in each precision where they were needed."""
 
-    _columns: dict[tuple[torch.device, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _columns: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rows: dict[torch.device, torch.Tensor] = field(default_factory=dict)
-    _lengths: dict[tuple[torch.device, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = field(
-        default_factory=dict
-    )
+    _layouts: dict[tuple[torch.device, tuple[int, ...]], _Layout] = field(default_factory=dict)
 
-    def take(self, tensor: torch.Tensor) -> Taken:
-        """tensor: of any shape, dense or sparse, on any device; complex ones are read as pairs of reals."""
-        tensor = tensor.detach()
+    def take(self, tensor: torch.Tensor, number: int = WHOLE) -> Taken:
+        """tensor: of any shape, dense or sparse, on any device; complex ones are read as pairs of reals. number: the
+        sample to read, if it is not small."""
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         if tensor.layout != torch.strided:
-            return self._of_sparse(tensor)
+            return self._of_sparse(tensor, number)
         flat = tensor.reshape(-1)
-        if flat.dtype not in (torch.float32, torch.float64):
-            flat = flat.float()
-        b = self._column(flat.device, flat.dtype)
-        whole = flat.numel() // BLOCK
-        parts = []
-        if whole:
-            parts.append(b @ flat[: whole * BLOCK].view(whole, BLOCK).t())
-        rest = flat[whole * BLOCK :]
-        if rest.numel() or not whole:
-            parts.append((b[:, : rest.numel()] @ rest)[:, None])
-        return Taken(parts[0] if len(parts) == 1 else torch.cat(parts, 1), torch.linalg.vector_norm(flat))
+        size = flat.numel()
+        if size > SAMPLED * BLOCK:
+            if number == WHOLE:
+                return self._of_whole(_exact(flat))
+            begin, apart = spread(size, number)
+            flat = flat.as_strided((SAMPLED, BLOCK), (apart, 1), flat.storage_offset() + begin)
+        return Taken(flat.clone() if flat.dtype in _COMPUTED_IN else flat.float())
 
     def finish(self, taken: Sequence[Taken]) -> torch.Tensor:
         """(n, 3), double: the two projections and the norm of each tensor, all of one device."""
-        device = taken[0].blocks.device
-        lengths = tuple(one.blocks.shape[1] for one in taken)
-        rows, owner = self._weighing(device, lengths)
-        weighed = torch.cat([one.blocks for one in taken], 1).double() * rows
-        result = torch.zeros(len(taken), WIDTH, dtype=torch.float64, device=device)
-        result[:, :2].index_add_(0, owner, weighed.t())
-        result[:, 2] = torch.stack([one.norm for one in taken]).double()
-        return result
+        sampled = [n for n, one in enumerate(taken) if one.sample is not None]
+        summed = [n for n, one in enumerate(taken) if one.sample is None]
+        parts = [self._of_samples([one.sample for one in taken if one.sample is not None])] if sampled else []
+        parts += [torch.stack([one.sums for one in taken if one.sums is not None])] if summed else []
+        if len(parts) == 1:
+            return parts[0]
+        both = torch.cat(parts)
+        return torch.empty_like(both).index_copy_(0, torch.tensor(sampled + summed, device=both.device), both)
 
-    def _of_sparse(self, tensor: torch.Tensor) -> Taken:
+    def _of_samples(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        layout = self._layout(samples[0].device, tuple(sample.numel() for sample in samples))
+        parts = zip(samples, layout.padding, strict=True)
+        staged = [part for sample, zeros in parts for part in (sample.view(-1), zeros)]
+        blocks = _exact(torch.cat(staged).view(-1, BLOCK))
+        sketches = torch.zeros(len(samples), WIDTH, dtype=torch.float64, device=blocks.device)
+        squares = torch.linalg.vector_norm(blocks, dim=1).double().square_()
+        rows = torch.cat([torch.stack(self._projected(blocks)).double() * layout.signs, squares[None]])
+        sketches.index_add_(0, layout.owner, rows.t())
+        sketches[:, 2].sqrt_()
+        return sketches
+
+    def _of_whole(self, flat: torch.Tensor) -> Taken:
+        """Chunk by chunk: what is kept does not grow with the tensor."""
+        signs = self._row(flat.device, -(-flat.numel() // BLOCK))
+        sums = torch.zeros(WIDTH, dtype=torch.float64, device=flat.device)
+        for begin in range(0, flat.numel(), _CHUNK * BLOCK):
+            chunk = flat[begin : begin + _CHUNK * BLOCK]
+            whole, first = len(chunk) // BLOCK, begin // BLOCK
+            found = torch.stack(self._projected(chunk[: whole * BLOCK].view(whole, BLOCK)))
+            sums[:2] += (found.double() * signs[:, first : first + whole]).sum(1)
+            rest = chunk[whole * BLOCK :]
+            if len(rest):
+                last = torch.stack([torch.dot(rest, b[: len(rest)]) for b in self._column(flat.device, flat.dtype)])
+                sums[:2] += last.double() * signs[:, first + whole]
+        sums[2] = torch.linalg.vector_norm(flat)
+        return Taken(None, sums)
+
+    def _projected(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # With `out`, autocast does not apply.
+        return tuple(
+            torch.mv(blocks, b, out=blocks.new_empty(len(blocks))) for b in self._column(blocks.device, blocks.dtype)
+        )
+
+    def _of_sparse(self, tensor: torch.Tensor, number: int) -> Taken:
+        size = tensor.numel()
         tensor = (tensor if tensor.layout == torch.sparse_coo else tensor.to_sparse_coo()).coalesce()
         values = tensor.values().double()
         width = values[0].numel() if values.shape[0] else 1
@@ -78,36 +138,78 @@ class Sketching:
             strides[dimension - 1] = strides[dimension] * tensor.shape[dimension]
         start = (tensor.indices() * strides[:, None]).sum(0) * width
         at = (start[:, None] + torch.arange(width, device=values.device)).reshape(-1)
-        b = self._column(values.device, torch.float64)[:, at % BLOCK]
-        count = max(1, -(-tensor.numel() // BLOCK))
-        blocks = torch.zeros(2, count, dtype=torch.float64, device=values.device)
-        blocks.index_add_(1, at // BLOCK, b * values.reshape(-1))
-        return Taken(blocks, torch.linalg.vector_norm(values))
+        read = values.reshape(-1)
+        block = at // BLOCK
+        if number != WHOLE and size > SAMPLED * BLOCK:
+            begin, apart = spread(size, number)
+            block, at = (at - begin) // apart, (at - begin) % apart
+            inside = (block >= 0) & (block < SAMPLED) & (at < BLOCK)
+            block, at, read = block[inside], at[inside], read[inside]
+        signed = torch.stack([b[at % BLOCK] for b in self._column(values.device, torch.float64)]) * read
+        signed *= self._row(values.device, -(-size // BLOCK))[:, block]
+        return Taken(None, torch.cat([signed.sum(1), torch.linalg.vector_norm(read)[None]]))
 
-    def _column(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    def _column(self, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         found = self._columns.get((device, dtype))
         if found is None:
-            found = self._columns[device, dtype] = _signs(-1, BLOCK).to(device, dtype)
+            found = self._columns[device, dtype] = tuple(_signs(-1, BLOCK).to(device, dtype))
         return found
 
     def _row(self, device: torch.device, length: int) -> torch.Tensor:
         found = self._rows.get(device)
         if found is None or found.shape[1] < length:
-            parts = [_signs(part, _PART) for part in range(-(-length // _PART))]
+            parts = [_signs(part, _DRAWN) for part in range(-(-length // _DRAWN))]
             found = self._rows[device] = torch.cat(parts, 1).to(device)
         return found[:, :length]
 
-    def _weighing(self, device: torch.device, lengths: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The signs of the blocks of tensors of these lengths in a row, and to which tensor each belongs."""
-        found = self._lengths.get((device, lengths))
+    def _layout(self, device: torch.device, sizes: tuple[int, ...]) -> _Layout:
+        found = self._layouts.get((device, sizes))
         if found is None:
-            if len(self._lengths) >= _MOST_LENGTHS:
-                self._lengths.clear()
-            rows = torch.cat([self._row(device, length) for length in lengths], 1)
-            counts = torch.tensor(lengths, device=device)
-            owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
-            found = self._lengths[device, lengths] = rows, owner
+            if len(self._layouts) >= _MOST_LAYOUTS:
+                self._layouts.clear()
+            lengths = [max(1, -(-size // BLOCK)) for size in sizes]
+            zeros = torch.zeros(BLOCK, device=device)
+            padding = [zeros[: length * BLOCK - size] for length, size in zip(lengths, sizes, strict=True)]
+            signs = torch.cat([self._row(device, length) for length in lengths], 1)
+            owner = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+            found = self._layouts[device, sizes] = _Layout(padding, signs, owner)
         return found
+
+
+def samples(size: int) -> int:
+    """How many samples of a tensor of this size there are, which together cover it. An odd number: a parameter that is
+    stepped twice in a window goes through all of them, too."""
+    blocks = size // BLOCK
+    apart = blocks // SAMPLED
+    return (blocks - (SAMPLED - 1) * apart + (size % BLOCK > 0)) | 1
+
+
+def spread(size: int, number: int) -> tuple[int, int]:
+    """Where the first block of a sample begins, and from there how far the blocks are apart, in elements."""
+    apart = size // BLOCK // SAMPLED * BLOCK
+    last = size - (SAMPLED - 1) * apart - BLOCK
+    return min(number % samples(size) * BLOCK, last), apart
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    """In a format in which products with signs are exact. torch rounds single precision to TF32 or bfloat16 before it
+    multiplies matrices where the script allows that, which the bound in docs/numerics.md does not; double precision,
+    which takes longer, it never rounds."""
+    if tensor.dtype not in _COMPUTED_IN:
+        tensor = tensor.float()
+    if tensor.dtype == torch.float64 or _precision(tensor.device) in ("none", "ieee", "highest"):
+        return tensor
+    return tensor.double()
+
+
+def _precision(device: torch.device) -> str:
+    """That of products of matrices in single precision, as the script has set it."""
+    of_backend = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if of_backend is None:
+        # Before torch 2.9 there is one for all.
+        return torch.get_float32_matmul_precision()
+    found: str = of_backend("cuda" if device.type == "cuda" else "mkldnn", "matmul")
+    return found
 
 
 def _signs(number: int, length: int) -> torch.Tensor:

@@ -21,7 +21,7 @@ def total(several, factor=1.0):
 
 
 def sketches(tensors):
-    return sketching.finish([sketching.take(tensor) for tensor in tensors]).reshape(-1).tolist()
+    return sketching.finish([sketching.take(tensor) for tensor in tensors]).tolist() if tensors else []
 
 
 class Script:

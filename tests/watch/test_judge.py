@@ -101,9 +101,9 @@ def test_what_a_window_that_is_not_looked_at_leaves_over(kept, broken):
     script.step(first)
     script.clear()
     left = [gradient * 3 for gradient in first[0]]
-    script.each(records.Passed(0, "float32", script.numbers, sketches(left)))
-    if not kept:
-        script.clear()
+    script.each(records.Passed(0))
+    held = left if kept else []
+    script.each(records.Left(script.numbers, script.numbers if kept else [], "float32", sketches(held)))
     second = averaged([script.backward()])
     script.step([total([left, second[0]])] * 2 if kept else second)
     findings = script.findings()

@@ -3,22 +3,23 @@
 import pytest
 import torch
 
-from conformance.watch.sketch import BLOCK, Sketching
+from conformance.watch.sketch import BLOCK, SAMPLED, Sketching, samples, spread
 
 
-def sketch(*tensors):
+def sketch(*tensors, of=-1):
     sketching = Sketching()
-    return sketching.finish([sketching.take(tensor) for tensor in tensors])
+    return sketching.finish([sketching.take(tensor, of) for tensor in tensors])
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (BLOCK,), (3, BLOCK), (5, 17, 13), (BLOCK * 9 + 1,), (0,)])
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, BLOCK), (5, 17, 13), (BLOCK * 9,), (BLOCK * 519 + 1,), (0,)])
 def test_a_sketch_is_linear(shape):
     """Sums of small whole numbers do not round."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randint(-9, 10, shape, generator=generator).double() for _ in range(2))
     of_a, of_b, of_sum = sketch(a, b, 2 * a - 3 * b)
     assert torch.equal(of_sum[:2], 2 * of_a[:2] - 3 * of_b[:2])
-    assert torch.equal(of_a[2], torch.linalg.vector_norm(a))
+    # A handful of roundings in double precision.
+    assert torch.isclose(of_a[2], torch.linalg.vector_norm(a), rtol=2.0**-50, atol=0)
 
 
 def test_it_is_the_projection_on_signs():
@@ -42,3 +43,48 @@ def test_no_number_is_drawn_from_the_scripts_generator():
     before = torch.get_rng_state()
     sketch(torch.ones(5000))
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("size", [SAMPLED * BLOCK + 1, 40 * BLOCK, 1000 * BLOCK + 7])
+def test_samples_cover_a_large_tensor_and_each_is_linear(size):
+    generator = torch.Generator().manual_seed(3)
+    a, b = (torch.randint(-9, 10, (size,), generator=generator).float() for _ in range(2))
+    seen = torch.zeros(size, dtype=torch.bool)
+    for number in range(samples(size)):
+        begin, apart = spread(size, number)
+        places = (begin + apart * torch.arange(SAMPLED)[:, None] + torch.arange(BLOCK)).reshape(-1)
+        assert len(places.unique()) == len(places)
+        seen[places] = True
+        of_a, of_b, of_sum = sketch(a, b, a - 3 * b, of=number)
+        assert torch.equal(of_sum[:2], of_a[:2] - 3 * of_b[:2])
+        assert torch.isclose(of_a[2], a[places].double().norm(), rtol=2.0**-20, atol=0)
+        of_sparse = sketch(a.to_sparse(), of=number)[0]
+        assert torch.equal(of_sparse[:2], of_a[:2])
+    assert seen.all()
+
+
+def test_what_is_kept_of_a_tensor():
+    """At most 32 KiB, whether all of it is looked at or a sample."""
+    for rows, columns in ((7, 3), (128, 128), (320, 320), (8000, 320), (4096, 4096)):
+        tensor = torch.zeros(rows, columns)
+        for number in (-1, 0):
+            taken = Sketching().take(tensor, number)
+            kept = taken.sums if taken.sample is None else taken.sample
+            assert kept.untyped_storage().nbytes() <= min(tensor.nbytes, 2**15)
+
+
+@pytest.mark.parametrize("size", [5 * BLOCK, 50 * BLOCK])
+@pytest.mark.parametrize("of", [-1, 3])
+def test_autocast_and_lower_precision_of_products_change_nothing(size, of):
+    """Both would round each element to eight bits. Sums of whole numbers are exact, and need 22 bits here."""
+    tensor = torch.randint(-4095, 4096, (size,), generator=torch.Generator().manual_seed(1)).float()
+    plain = sketch(tensor, of=of)[:, :2]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(sketch(tensor, of=of)[:, :2], plain)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            assert torch.equal(sketch(tensor, of=of)[:, :2], plain)
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -13,6 +13,7 @@ from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
 from conformance.watch.records import Clipped
+from conformance.watch.sketch import WHOLE
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
@@ -93,6 +94,11 @@ class Case:
         )
 
     @property
+    def is_of_one_sample(self) -> bool:
+        """Whether all ranks look at the same of each parameter."""
+        return all(one.sample == self.sample(number) for number in self.parameters for _, one in self.by_rank(number))
+
+    @property
     def clipped(self) -> float:
         """What clipping by norm has multiplied the gradients with."""
         clips = [self.window.clips[number][1] for number in self.clips]
@@ -142,6 +148,10 @@ class Case:
     def shard(self, number: int) -> int:
         return self.window.shard.get(number, 0)
 
+    def sample(self, number: int) -> int:
+        """What is looked at of a parameter."""
+        return self.window.samples.get(number, WHOLE)
+
     # What a step may have used.
 
     def all(self, number: int) -> list[Contribution]:
@@ -177,10 +187,12 @@ class Case:
         return self.all(number) + [one for _, one in self.old(number)]
 
     def old(self, number: int) -> list[tuple[int, Contribution]]:
-        """What earlier steps left, by rank: of a parameter that is split, this rank's part alone."""
+        """What earlier steps left, by rank: of a parameter that is split, this rank's part alone. What is not of the
+        sample that is looked at cannot be compared."""
         is_split = self.window.shards.get(number, 1) > 1
         ranks = [self.window] if is_split else self.together.here
-        return [(other.rank, one) for other in ranks for one in other.old.get(number, [])]
+        sample = self.sample(number)
+        return [(other.rank, one) for other in ranks for one in other.old.get(number, []) if one.sample == sample]
 
     def own_with_old(self, number: int) -> list[Contribution]:
-        return self.own(number) + self.window.old.get(number, [])
+        return self.own(number) + [one for rank, one in self.old(number) if rank == self.window.rank]

@@ -12,7 +12,8 @@ from conformance.watch.judging import diagnosis
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.windows import Contribution, Sketch, Window
+from conformance.watch.judging.windows import Window
+from conformance.watch.sketch import WHOLE
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
@@ -78,7 +79,7 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
         return False
     if not window.new and not window.captured:
         used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
-        again = used and all(_is_as_it_was(window.old.get(number), sketch) for number, sketch in used.items())
+        again = used and all(_is_as_it_was(window, number) for number in used)
         if again and not step.closure and window.is_computed:
             effect = "the weights move along one gradient twice"
             found("watch/fresh", "a step without a backward pass since the last one", effect)
@@ -88,9 +89,11 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
     return True
 
 
-def _is_as_it_was(old: list[Contribution] | None, used: Sketch) -> bool:
+def _is_as_it_was(window: Window, number: int) -> bool:
     """Whether the step uses the gradient of the last step again, rather than one that was put there by hand."""
-    return bool(old) and np.array_equal(np.sum([one.sketch[0] for one in old or ()], axis=0), used)
+    old = window.old.get(number, [])
+    is_same_sample = all(one.sample == window.samples.get(number, WHOLE) for one in old)
+    return bool(old) and is_same_sample and np.array_equal(sum(one.sketch[0] for one in old), window.used[number])
 
 
 def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
@@ -106,6 +109,9 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     window = case.window
     if not any(window.used[number][2] for number in case.parameters):
         return True
+    if not case.is_of_one_sample:
+        findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
+        return False
     factor = case.fits(case.all)
     if factor is not None:
         if not factor.is_known:

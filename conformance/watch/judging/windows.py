@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.watch import records
-from conformance.watch.sketch import WIDTH
+from conformance.watch.sketch import WHOLE, WIDTH
 from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 Sketch = npt.NDArray[np.float64]
@@ -25,13 +25,14 @@ _MOST_NAMED = 3
 
 @dataclass
 class Contribution:
-    """What one backward gave one parameter. at: its place in the stream. sums: how many gradients are summed in it.
-    before: what it gave before hooks of the script's own, if there are any."""
+    """What one backward gave one parameter. at: its place in the stream. sample: what of the parameter it is of. sums:
+    how many gradients are summed in it. before: what it gave before hooks of the script's own, if there are any."""
 
     backward: int
     sketch: Sketch
     roundoff: float
     at: int
+    sample: int = WHOLE
     sums: int = 1
     before: Sketch | None = None
 
@@ -43,7 +44,7 @@ class Window:
     index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
     backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
     is_computed: whether backward passes ever gave its parameters gradients. first: where the first gradient came since,
-    even if it was cleared.
+    even if it was cleared. samples: what of each parameter `used` is of.
     """
 
     rank: int
@@ -73,6 +74,7 @@ class Window:
     """How many there were before them."""
     broken: list[tuple[str, str]] = field(default_factory=list)
     """What is found when it is cut, by `Finding.key`."""
+    samples: dict[int, int] = field(default_factory=dict)
 
     @property
     def places(self) -> list[int]:
@@ -201,6 +203,8 @@ class Stream:
                 self._before = _sketches(record.parameters, record.sketches)
             case records.Local():
                 yield from self._add(record)
+            case records.Left():
+                self._begin(record)
             case records.Captured():
                 self._keep(self._log.captured, record)
             case records.Cleared():
@@ -234,7 +238,8 @@ class Stream:
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
         at = 0
         self._reached.setdefault(record.backward, False)
-        for number in record.parameters:
+        samples = record.samples or [WHOLE] * len(record.parameters)
+        for number, which in zip(record.parameters, samples, strict=True):
             shards = max(1, self.parameters[number].shards)
             sketch = values[at : at + shards]
             at += shards
@@ -249,7 +254,20 @@ class Stream:
             else:
                 roundoff = ROUNDOFF.get(record.dtype, COARSEST)
                 before = self._before.pop(number, None)
-                earlier.append(Contribution(record.backward, sketch, roundoff, self._at, before=before))
+                earlier.append(Contribution(record.backward, sketch, roundoff, self._at, which, before=before))
+
+    def _begin(self, record: records.Left) -> None:
+        """What is in `.grad` now is known again, and is of the sample that the window looks at."""
+        for number in record.parameters:
+            self._old.pop(number, None)
+        self._keep_old(record.held, record.sketches, record.samples, record.dtype)
+
+    def _keep_old(self, numbers: list[int], sketches: records.Sketches, samples: list[int], dtype: str) -> None:
+        roundoff = ROUNDOFF.get(dtype, COARSEST)
+        for (number, sketch), which in zip(
+            _sketches(numbers, sketches).items(), samples or [WHOLE] * len(numbers), strict=True
+        ):
+            self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at, which)]
 
     def _clear(
         self, parameters: list[int], version: int, site: records.Site, but: int | None = None
@@ -312,6 +330,7 @@ class Stream:
             names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
             moments=moments[-_MOST_MOMENTS:],
             cut=max(0, len(moments) - _MOST_MOMENTS),
+            samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
         )
         for backward in reached:
             self._reached[backward] = True
@@ -321,10 +340,8 @@ class Stream:
             self.used_ever |= set(step.used)
             self.held[optimizer] |= set(step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
-            roundoff = ROUNDOFF.get(step.dtype, COARSEST)
-            for number, sketch in window.used.items():
-                # It stays in `.grad`, as it is, until somebody clears it.
-                self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at)]
+            # It stays in `.grad`, as it is, until somebody clears it.
+            self._keep_old(step.used, step.gradients, step.samples, step.dtype)
             for number in new:
                 self._pending.pop(number)
             for number in parameters:
@@ -338,14 +355,11 @@ class Stream:
         return window
 
     def _pass(self, step: records.Passed) -> None:
-        """A window that is not looked at: it leaves nothing, but for what the step used."""
+        """A window that is not looked at. What it leaves shows when the next one begins."""
         self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
         for number in self.held.get(step.optimizer, ()):
             self._pending.pop(number, None)
             self._old.pop(number, None)
-        roundoff = ROUNDOFF.get(step.dtype, COARSEST)
-        for number, sketch in _sketches(step.used, step.gradients).items():
-            self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at)]
         self._last[step.optimizer] = self._at
         self._forget()
 
@@ -360,7 +374,7 @@ class Stream:
             self._backwards.pop(backward, None)
 
 
-def _sketches(numbers: list[int], flat: list[float]) -> dict[int, Sketch]:
+def _sketches(numbers: list[int], flat: records.Sketches) -> dict[int, Sketch]:
     return dict(zip(numbers, np.array(flat, dtype=np.float64).reshape(-1, WIDTH), strict=True)) if numbers else {}
 
 

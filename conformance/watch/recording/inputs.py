@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DistributedSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
@@ -25,27 +28,44 @@ class Inputs:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._is_first = True
+        self._handle: RemovableHandle | None = None
+        self._enter = harmless(self._entering)
         self.probe = False
         self.fetched: list[int] = []
 
     def begin(self) -> None:
-        """A backward begins: the next forward is of another micro-batch."""
-        self._is_first, self.probe = True, False
+        """The next forward is of another micro-batch."""
+        self.probe = False
         self.fetched.clear()
+        if self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._enter)
 
     @property
     def loader(self) -> int | None:
         """The one that gave the one batch since the last backward."""
         return self.fetched[0] if len(self.fetched) == 1 else None
 
-    def enter(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        """A module goes forward; modules in it come later."""
-        if not self._is_first or not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within this, forwards are noted."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Modules that come now are inside the first. A hook that all of them call costs more than what it does."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _entering(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         if "backward" in self._recording.inside:
             return
-        self._is_first = False
+        self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
             self._recording.parameters.note_names(module)
@@ -82,5 +102,5 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         return result
 
     yield replaced(_BaseDataLoaderIter, "__next__", fetch)
-    yield register_module_forward_pre_hook(harmless(inputs.enter))
+    yield inputs.waiting()
     yield replaced(DistributedSampler, "__iter__", go_through)

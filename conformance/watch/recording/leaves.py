@@ -12,7 +12,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording.parameters import Known
+from conformance.watch.recording.parameters import Known, coarsest
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sketch import Taken
 
@@ -24,18 +24,22 @@ class Leaves:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._taken: list[tuple[int, list[Taken]]] = []
+        self._taken: list[tuple[Known, list[Taken]]] = []
         self._fresh: list[int] = []
         self._captured: list[int] = []
-        self._dtype = ""
-        self._before: list[tuple[int, Taken]] = []
+        self._dtype: torch.dtype | None = None
+        self._is_armed = False
+        self._before: list[tuple[Known, Taken]] = []
         self._see = harmless(self._noting)
         self._see_first = harmless(self._noting_first)
         recording.before_writing.append(self.close)
 
     def arm(self) -> None:
         """Before a backward: hook leaves that are new, and make our hook the last one of each again."""
-        for known, parameter in self._recording.parameters.all():
+        self._is_armed = True
+        known_ones = self._recording.parameters.all()
+        self._begin([(known, parameter) for known, parameter in known_ones if not known.is_in_window])
+        for known, parameter in known_ones:
             if known.pieces or known.is_cut_otherwise or not parameter.requires_grad:
                 continue
             hooks = parameter._backward_hooks
@@ -53,8 +57,26 @@ class Leaves:
 
     def disarm(self) -> None:
         """Take our hooks off."""
+        self._is_armed = False
         for known, _ in self._recording.parameters.all():
             _remove(known)
+
+    def _begin(self, beginning: list[tuple[Known, torch.Tensor]]) -> None:
+        """The first backward of a window of these parameters: what have the steps before left in `.grad`?"""
+        if not beginning:
+            return
+        for known, _ in beginning:
+            known.advance()
+        held = [(known, parameter.grad) for known, parameter in beginning if parameter.grad is not None]
+        self._recording.note(
+            records.Left(
+                [known.number for known, _ in beginning],
+                [known.number for known, _ in held],
+                coarsest(gradient.dtype for _, gradient in held),
+                self._recording.parameters.sketches([(known.sample, gradient) for known, gradient in held]),
+                [known.sample for known, _ in held],
+            )
+        )
 
     def follow(self, parameter: Any) -> None:
         """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
@@ -74,29 +96,28 @@ class Leaves:
             return
         finish = self._recording.sketching.finish
         if self._before:
-            numbers = [number for number, _ in self._before]
+            numbers = [known.number for known, _ in self._before]
             self._recording.note(records.Hooks(numbers, finish([one for _, one in self._before])))
             self._before = []
         flat = [one for _, pieces in self._taken for one in pieces]
         self._recording.note(
             records.Local(
                 self._recording.backwards,
-                [number for number, _ in self._taken],
+                [known.number for known, _ in self._taken],
                 self._fresh,
-                self._dtype,
+                str(self._dtype)[6:],
                 finish(flat),
+                [known.sample for known, _ in self._taken],
             )
         )
-        self._taken, self._fresh, self._dtype = [], [], ""
+        self._taken, self._fresh = [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor) -> None:
-        if torch.compiler.is_compiling() or not self._recording.is_looking or self._recording.in_grad:
-            return
-        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-            self._before.append((known.number, self._recording.sketching.take(gradient)))
+        if self._is_armed and not torch.compiler.is_compiling() and not self._recording.in_grad:
+            self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        if torch.compiler.is_compiling() or not self._recording.is_looking:
+        if not self._is_armed or torch.compiler.is_compiling():
             return
         if known is None:
             assert sharded is not None
@@ -104,21 +125,20 @@ class Leaves:
         if self._recording.in_grad:
             self._captured.append(known.number)
             return
-        dtype = str(gradient.dtype)[6:]
-        if self._taken and dtype != self._dtype:
+        if self._taken and gradient.dtype != self._dtype:
             self.close()
-        self._dtype = dtype
+        self._dtype = gradient.dtype
         parameter = known.reference()
         # FSDP2 keeps what is not reduced yet elsewhere.
         if parameter is not None and parameter.grad is None and sharded is None:
             self._fresh.append(known.number)
         take = self._recording.sketching.take
-        with torch.autocast(gradient.device.type, enabled=False), torch.no_grad():
-            if known.pieces:
-                pieces = [take(gradient[begin:end]) for begin, end in known.pieces]
-            else:
-                pieces = [take(getattr(gradient, "_local_tensor", gradient))]
-        self._taken.append((known.number, pieces))
+        if known.pieces:
+            gradient = gradient.detach()
+            pieces = [take(gradient[begin:end], known.sample) for begin, end in known.pieces]
+        else:
+            pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
+        self._taken.append((known, pieces))
 
 
 def _remove(known: Known) -> None:

@@ -9,22 +9,60 @@ from typing import Any
 import torch
 
 from conformance.watch import records
-from conformance.watch.sketch import WIDTH, Sketching, Taken
+from conformance.watch.sketch import WHOLE, WIDTH, Sketching, Taken
+
+WHOLE_AT_FIRST = 16
+"""Windows of a parameter in which all of it is looked at; then a sample in each, one after the other."""
 
 
 class Known:
     """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
     whole. piece: which of them is on this rank. handle, first: of our hooks, the last one and, where the script has
-    hooks of its own, the first one."""
+    hooks of its own, the first one. sample: what is looked at in this window. windows: how many that are looked at were
+    before. is_in_window: whether a backward pass has come since the last step. used: the identity and the version of
+    the gradient that the last step used."""
 
-    __slots__ = ("first", "handle", "is_cut_otherwise", "number", "piece", "pieces", "reference")
+    __slots__ = (
+        "first",
+        "handle",
+        "is_cut_otherwise",
+        "is_in_window",
+        "number",
+        "piece",
+        "pieces",
+        "reference",
+        "sample",
+        "used",
+        "windows",
+    )
 
     def __init__(self, number: int, parameter: torch.Tensor) -> None:
         self.number = number
         self.reference = weakref.ref(parameter)
         self.handle: Any = None
         self.first: Any = None
+        self.sample, self.windows, self.is_in_window = WHOLE, 0, False
+        self.used: tuple[int, int] | None = None
         self.pieces, self.piece, self.is_cut_otherwise = _pieces(parameter)
+
+    def advance(self) -> None:
+        """A window begins."""
+        self.is_in_window, self.sample = True, sample_of(self.windows)
+
+    def step(self, gradient: torch.Tensor | None, *, is_looked_at: bool) -> None:
+        """A window ends, in which `gradient` was used."""
+        self.is_in_window = False
+        self.windows += is_looked_at
+        self.used = None if gradient is None else (id(gradient), gradient._version)
+
+    def has_used(self, gradient: torch.Tensor) -> bool:
+        """Whether this is what the last step used, as it was then."""
+        return self.used == (id(gradient), gradient._version)
+
+
+def sample_of(window: int) -> int:
+    """Which sample of a large parameter is looked at in a window."""
+    return WHOLE if window < WHOLE_AT_FIRST else window - WHOLE_AT_FIRST
 
 
 class Parameters:
@@ -85,13 +123,13 @@ class Parameters:
         """Grows with every change of a weight in its memory."""
         return sum(parameter._version for _, parameter in self.all())
 
-    def sketches(self, tensors: Sequence[tuple[Known, torch.Tensor]]) -> torch.Tensor:
-        """(n, 3): of what this rank has of gradients or weights of known parameters."""
+    def sketches(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+        """(n, 3): of what this rank has of gradients or weights, each with the sample to look at."""
         take, finish = self._sketching.take, self._sketching.finish
         by_device: dict[torch.device, list[tuple[int, Taken]]] = {}
-        for number, (_, tensor) in enumerate(tensors):
-            taken = take(own(tensor))
-            by_device.setdefault(taken.norm.device, []).append((number, taken))
+        for number, (which, tensor) in enumerate(tensors):
+            tensor = own(tensor)
+            by_device.setdefault(tensor.device, []).append((number, take(tensor, which)))
         if len(by_device) == 1:
             [pairs] = by_device.values()
             return finish([taken for _, taken in pairs])
@@ -122,6 +160,11 @@ def own(tensor: Any) -> torch.Tensor:
     """The part of a DTensor that is on this rank; any other tensor itself."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+def coarsest(dtypes: Iterable[torch.dtype]) -> str:
+    """The one with the fewest digits: the names happen to sort so."""
+    return min((str(dtype)[6:] for dtype in {*dtypes}), default="float32")
 
 
 def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, bool]:

@@ -6,8 +6,7 @@ import linecache
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,11 @@ class Recording:
         return site
 
     @property
+    def is_with_others(self) -> bool:
+        """Whether there are ranks to compare this one with."""
+        return surroundings.world() > 1
+
+    @property
     def is_looking(self) -> bool:
         """Whether the window of some optimizer is looked at."""
         if self.settings.every == 1 or not self.steps:
@@ -96,23 +100,18 @@ class Recording:
         return number
 
     def flush(self) -> None:
-        """Write what is waiting. Sketches cross from their devices at once."""
+        """Write what is waiting."""
         for act in self.before_writing:
             act()
         if not self._waiting or not self.parameters.any:
             return
         waiting, self._waiting = self._waiting, []
-        tensors = [value for record in waiting for value in _tensors(record)]
-        plain = iter(torch.cat([value.to("cpu").reshape(-1) for value in tensors]).tolist() if tensors else [])
-
-        def finish(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                return [next(plain) for _ in range(value.numel())]
-            return value
-
+        for record in waiting:
+            for name in records.SKETCHES[type(record)]:
+                setattr(record, name, getattr(record, name).numpy(force=True))
         if self._file is None:
             self._open()
-        self._file.writelines(records.encoded(record, finish) for record in waiting)
+        self._file.writelines(records.encoded(record) for record in waiting)
         self._file.flush()
         if self._file.tell() > MOST_BYTES:
             self._file.close()
@@ -143,13 +142,6 @@ def unwrapped(optimizer: Any) -> Any:
     """The optimizer inside a framework's wrapper, which is an optimizer itself and keeps it under this name."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _tensors(record: records.Record) -> Iterator[torch.Tensor]:
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, torch.Tensor):
-            yield value
 
 
 def _script() -> str | None:

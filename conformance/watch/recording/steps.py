@@ -12,10 +12,12 @@ from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
+from conformance.watch.recording.parameters import coarsest, sample_of
 from conformance.watch.recording.recording import Recording
+from conformance.watch.sketch import WHOLE
 
-_ALWAYS, _THEN_EVERY = 16, 10
-"""Weights are compared before each of the first steps of an optimizer, and then before every tenth."""
+_THEN_EVERY = 10
+"""Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
 
 
 def observe(recording: Recording) -> Seams:
@@ -98,18 +100,23 @@ class _Steps:
         held = [(recording.parameters.of(one), one) for group in groups for one in group["params"]]
         number = recording.optimizer(optimizer)
         count = recording.steps.get(number, 0)
-        used = [(known, parameter.grad) for known, parameter in held if parameter.grad is not None]
-        dtype = min((str(gradient.dtype)[6:] for _, gradient in used), default="float32")
-        sketches = recording.parameters.sketches
+        gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
-            # What the next window may find left over.
-            left = used if recording.settings.looks_at(count + 1) else []
-            return records.Passed(number, dtype, [known.number for known, _ in left], sketches(left) if left else [])
+            for known, gradient in gradients:
+                known.step(gradient, is_looked_at=False)
+            return records.Passed(number)
+        used = [(known, gradient) for known, gradient in gradients if gradient is not None]
+        for known, gradient in used:
+            # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
+            if not known.is_in_window and not known.has_used(gradient):
+                known.advance()
+        sketches = recording.parameters.sketches
         looked = count // recording.settings.every
-        weighed = held if looked < _ALWAYS or looked % _THEN_EVERY == 0 else []
+        which = sample_of(looked)
+        weighed = held if (which == WHOLE or looked % _THEN_EVERY == 0) and recording.is_with_others else []
         weighed = [(known, parameter.data) for known, parameter in weighed if not parameter.is_sparse]
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        return records.Stepped(
+        record = records.Stepped(
             optimizer=number,
             type=type(optimizer).__name__,
             rates=rates(optimizer),
@@ -119,14 +126,18 @@ class _Steps:
             grad_scale=None if scale is None else float(scale),
             found_inf=overflow is not None and bool(overflow),
             maximize=any(group.get("maximize", False) for group in groups),
-            dtype=dtype,
+            dtype=coarsest(gradient.dtype for _, gradient in used),
             used=[known.number for known, _ in used],
-            gradients=sketches(used) if used else [],
+            gradients=sketches([(known.sample, gradient) for known, gradient in used]),
+            samples=[known.sample for known, _ in used],
             weights=[known.number for known, _ in weighed],
-            values=sketches(weighed) if weighed else [],
+            values=sketches([(which, weights) for _, weights in weighed]),
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
         )
+        for known, gradient in gradients:
+            known.step(gradient, is_looked_at=True)
+        return record
 
 
 def rates(optimizer: torch.optim.Optimizer) -> list[float | None]:

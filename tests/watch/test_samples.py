@@ -1,0 +1,79 @@
+"""A large parameter is looked at whole in its first windows, and then sample by sample."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import conformance
+from conformance.watch.recording.parameters import WHOLE_AT_FIRST
+from conformance.watch.sketch import samples
+from conformance.watch.verdict import verdict
+
+SAMPLES = samples(44 * 1024)
+STEPS = WHOLE_AT_FIRST + 2 * SAMPLES
+
+
+def train(*, steps=STEPS, spoil=lambda step, gradient: None, clears=lambda step: True, to_none=True):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 44))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(steps):
+        for _ in range(2):
+            (model(torch.randn(4, 20)).square().mean() / 2).backward()
+        spoil(step, model[2].weight.grad)
+        optimizer.step()
+        if clears(step):
+            optimizer.zero_grad(set_to_none=to_none)
+
+
+def findings_of(**options):
+    with suppress(AssertionError), conformance.watching() as findings:
+        train(**options)
+    return findings
+
+
+def causes_of(**options):
+    return {(law, cause.first.step) for (law, *_), cause in findings_of(**options).causes.items()}
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_right_loop_conforms_in_all_steps(to_none):
+    findings = findings_of(to_none=to_none)
+    assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", STEPS, STEPS)
+
+
+@pytest.mark.parametrize("step", [0, WHOLE_AT_FIRST - 1, WHOLE_AT_FIRST, WHOLE_AT_FIRST + 5])
+def test_what_a_step_leaves_over_is_found_in_any_window(step):
+    assert causes_of(clears=lambda at: at != step) == {("watch/cleared", step + 1)}
+
+
+def test_a_step_without_a_backward_is_found_late_too():
+    def spoil(step, gradient):
+        if step == WHOLE_AT_FIRST + 3:
+            optimizers[0].step()
+
+    optimizers = []
+
+    def register(optimizer, args, kwargs):
+        optimizers[:] = [optimizer]
+
+    handle = register_optimizer_step_pre_hook(register)
+    try:
+        assert causes_of(spoil=spoil) == {("watch/fresh", WHOLE_AT_FIRST + 4)}
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("place", [0, 17_000, 45_055])
+def test_a_fault_in_a_few_elements_is_seen_once_their_sample_comes(place):
+    """From a late step on, one element is far off. Samples have some blocks in common."""
+
+    def spoil(step, gradient):
+        if step >= WHOLE_AT_FIRST:
+            gradient.view(-1)[place] += gradient.norm()
+
+    findings = findings_of(spoil=spoil)
+    assert verdict(findings) != "CONFORMS"
+    assert findings.steps - findings.conserved in (2, 3, 4)
