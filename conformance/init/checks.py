@@ -12,6 +12,10 @@ _CALL = (
     "the task's model takes inputs (m, n) alone and returns predictions (m, 1): make this `outputs = model(x)`, and "
     "the loss `torch.nn.functional.mse_loss(outputs, y)`"
 )
+_RATE = (
+    "learning rates are the task's: leave this out; if the script steps a schedule so, make `scheduler = "
+    'TASK.scheduler(optimizer)`, step it after each optimizer step, and declare `schedules=["step"]`'
+)
 _SHAPES = re.compile(r"squeeze|unsqueeze|view|view_as|reshape|flatten|argmax|one_hot|long|permute|transpose")
 _SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
 #: What models have beside the attributes of their classes.
@@ -35,6 +39,8 @@ class Checks:
                 yield from self._of_attribute(node)
             elif isinstance(node, ast.For):
                 yield from self._of_loop(node)
+            elif isinstance(node, ast.Assign) and _is_rate(node.targets[0]):
+                yield node, _RATE
         yield from self._of_several(changes)
         for going_back in self.backwards[:1]:
             if "loader" in missing:
@@ -153,6 +159,11 @@ class Checks:
                 return parent
             node = parent
         return None
+
+
+def _is_rate(target: ast.expr) -> bool:
+    """`group["lr"]`"""
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr"
 
 
 def steps_of_schedulers(tree: ast.Module) -> Iterator[ast.Call]:

@@ -11,7 +11,7 @@ from .checks import Checks, keys_of_batches, steps_of_schedulers
 from .commands import commands, options
 from .losses import is_mean_of_squares
 from .source import Change, Node, Source, is_module, keyword, last_name
-from .windows import lengths
+from .windows import lengths, shares
 
 #: The name under which the adapter keeps the task.
 TASK = "TASK"
@@ -369,6 +369,8 @@ class _Finder(ast.NodeVisitor):
         for node in lengths(self._source) if self.found.backward else ():
             if node not in changed:
                 self._accumulates(node)
+        for statement in shares(self._source, _ACCUMULATION.search):
+            self._change(statement, "the task's are of each rank already", "pass")
 
     def _find_streams(self) -> None:
         """Batches that a function of the script gives one after the other."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .source import Source
 
@@ -29,6 +29,21 @@ def lengths(source: Source) -> Iterator[ast.expr]:
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Constant) and _is_length(value) and any(source.of(one) in both for one in targets):
             yield value
+
+
+def shares(source: Source, is_length: Callable[[str], object]) -> Iterator[ast.stmt]:
+    """Where a length of all ranks is shared out over them, or is held to be a multiple of their number. ``is_length``:
+    whether a name says that it is one."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.FloorDiv):
+            lengths_of: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assert):
+            parts = (one for one in ast.walk(node.test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
+            lengths_of = [one.left for one in parts]
+        else:
+            continue
+        if any(is_length(source.of(one)) for one in lengths_of):
+            yield node
 
 
 def _is_length(node: ast.Constant) -> bool:

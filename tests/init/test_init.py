@@ -111,6 +111,7 @@ ELSEWHERE = {
     "instantiated schedule": ("scheduler = instantiate(cfg.s, optimizer=opt)", "scheduler = TASK.scheduler(opt)"),
     "window of any name": ("K = 4\nx = (i + 1) % K == 0\ny = loss / K", "K = TASK.accumulation"),
     "window without a name": ("x = (i + 1) % 4 == 0\nloss /= 4", "loss /= TASK.accumulation"),
+    "shared window": ("accum = 8\nassert accum % world == 0\naccum //= world", "script has: accum //= world\n    pass"),
     "option of the window": (
         "@click.command()\ndef cli(accum):\n    loss / accum",
         "    loss / TASK.accumulation",
@@ -153,6 +154,10 @@ CHECKED = {
     "pairs of a function": (
         "def get(s):\n    pass\nwhile True:\n    X, Y = get('t')\n    f(model(X), Y).backward()",
         "make this `X, Y = next(batches, (None, None))`, and `batches = iter(TASK.dataloader())` before the loop",
+    ),
+    "rate by hand": (
+        LOOP + "for g in opt.param_groups:\n    g['lr'] = f(i)",
+        "learning rates are the task's: leave this",
     ),
     "parameters of a part": (
         LOOP + "SGD(model.head.parameters())",
