@@ -1,4 +1,5 @@
-"""Makes `pytest --pyargs conformance.suite` work: loads `conformance.suite.hooks` where the suite is run.
+"""Makes `pytest --pyargs conformance.suite` work: loads `conformance.suite.hooks` where the suite is run; and lets any
+test watch what it trains.
 
 pytest loads this wherever the package is installed. So nothing heavy is imported here, and the options exist only in
 runs of the suite: a project's own ``--backend`` must not clash with ours.
@@ -8,10 +9,17 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from conformance.watch.judging.findings import Findings
+
 _OURS = ("conformance.suite", "conformance/suite")
+_WATCHING = pytest.StashKey[ExitStack]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -25,3 +33,28 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
         known = parser.parse_known_args(args, namespace=known)
         args += importlib.import_module("conformance.suite.expecting").configured(early_config, known)
         early_config.known_args_namespace = parser.parse_known_args(args, namespace=known)
+
+
+@pytest.fixture
+def conformance_watch(request: pytest.FixtureRequest) -> Iterator[Findings]:
+    """Watch the optimizers that step in this test, also in processes that it starts and waits for. The test fails if
+    they do not conform, or if that is undecided."""
+    from conformance.watch.inside import watching
+
+    with suppress(_Over), ExitStack() as stack:
+        found = stack.enter_context(watching())
+        request.node.stash[_WATCHING] = stack
+        yield found
+        # Where the test did not run, there is nothing to judge.
+        raise _Over
+
+
+class _Over(Exception):
+    pass
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """The end of the test is the end of the watch, so that it is the test that fails, not its teardown."""
+    with item.stash.get(_WATCHING, nullcontext()):
+        return (yield)

@@ -1,11 +1,15 @@
-"""Watches what this process does within a block, for a test of one's own."""
+"""Watches what this process, and those that it starts, do within a block, for a test of one's own."""
 
 from __future__ import annotations
 
+import gc
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.judge import Judge
@@ -14,20 +18,42 @@ from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.report.digest import lines
 from conformance.watch.verdict import verdict
+from conformance.watch.watching import environment
 
 
 @contextmanager
 def watching() -> Iterator[Findings]:
-    """Watch the optimizers that are made and stepped in this block, in this process.
+    """Watch the optimizers that step in this block: in this process, and in those that it starts and waits for.
 
     What was found is in the result when the block is left. Raises AssertionError there if it does not conform or is
     undecided, unless the block itself raised.
     """
     judge = Judge()
     with tempfile.TemporaryDirectory(prefix="conformance-watch-") as folder:
-        with recorded(folder, Settings()):
+        with recorded(folder, Settings()) as recording, _inherited(folder):
+            for optimizer in _made_before():
+                recording.optimizer(optimizer)
             yield judge.findings
         Reader(Path(folder), judge).finish()
     findings = judge.finish()
     if verdict(findings) != "CONFORMS":
         raise AssertionError("\n".join(lines(findings)))
+
+
+def _made_before() -> list[torch.optim.Optimizer]:
+    """Those that exist: what they hold is to be seen from the first backward pass on, not only from the first step."""
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+
+
+@contextmanager
+def _inherited(folder: str) -> Iterator[None]:
+    """Within this, processes that are started have a recorder."""
+    before = dict(os.environ)
+    added = environment(folder, before)
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in added.keys() & before.keys() if added[name] != before[name]})

@@ -242,6 +242,14 @@ class Unheld(Record):
 
 
 @dataclass(slots=True)
+class Buffers(Record):
+    """What a model keeps beside its parameters, after some steps. values: a sketch of each."""
+
+    names: list[str]
+    values: Sketches
+
+
+@dataclass(slots=True)
 class Hooked(Record):
     """A communication hook was registered: it may change what is reduced."""
 

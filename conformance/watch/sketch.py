@@ -13,17 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-BLOCK = 1024
-WIDTH = 3
-"""Numbers in a sketch."""
+from conformance.watch.sizes import BLOCK, WHOLE, WIDTH
 
 SAMPLED = 8
 """Blocks in a sample. A tensor of so many elements or fewer is always looked at whole."""
-
-WHOLE = -1
-"""In place of the number of a sample."""
 
 _CHUNK = 512
 """Blocks that are projected at once."""
@@ -171,7 +167,8 @@ class Sketching:
             zeros = torch.zeros(BLOCK, device=device)
             padding = [zeros[: length * BLOCK - size] for length, size in zip(lengths, sizes, strict=True)]
             signs = torch.cat([self._row(device, length) for length in lengths], 1)
-            owner = torch.arange(len(sizes), device=device).repeat_interleave(torch.tensor(lengths, device=device))
+            # torch's own would start OpenMP's threads, without which a process that is forked later hangs.
+            owner = torch.from_numpy(np.repeat(np.arange(len(sizes)), lengths)).to(device)
             found = self._layouts[device, sizes] = _Layout(padding, signs, owner)
         return found
 

@@ -72,3 +72,10 @@ def test_others(tmp_path, source, code, says):
     ended = watched(tmp_path, source)
     assert [one for one in says if one not in ended.stdout + ended.stderr] == []
     assert ended.returncode == code
+
+
+def test_the_judging_process_needs_no_torch():
+    """It takes seconds to import, and a second copy of it."""
+    modules = "judging.judge, conformance.watch.watching, conformance.watch.report.html, conformance.watch.report.junit"
+    source = f"import sys; sys.modules['torch'] = None; import conformance.cli.watch, conformance.watch.{modules}"
+    subprocess.run([sys.executable, "-c", source], check=True)

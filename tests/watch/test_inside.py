@@ -1,5 +1,7 @@
 """`conformance.watching()` within a test of one's own."""
 
+import os
+
 import pytest
 import torch
 
@@ -37,3 +39,110 @@ def test_an_error_of_the_block_comes_first():
 
     with pytest.raises(KeyError):
         wrong()
+
+
+def rank_of(rank, folder, reduces):
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        generator = torch.Generator().manual_seed(10 * step + rank)
+        model(torch.randn(4, 3, generator=generator)).square().mean().backward()
+        for parameter in list(model.parameters())[: None if reduces else 1]:
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_that_are_spawned_are_watched(tmp_path):
+    before = dict(os.environ)
+    with conformance.watching() as findings:
+        torch.multiprocessing.spawn(rank_of, (tmp_path, True), nprocs=2)
+    assert (findings.conserved, findings.steps) == (8, 8)
+    assert dict(os.environ) == before
+
+
+def test_a_rank_that_is_spawned_fails_the_block(tmp_path):
+    with pytest.raises(AssertionError, match="1 of 2 parameters were not averaged"), conformance.watching():
+        torch.multiprocessing.spawn(rank_of, (tmp_path, False), nprocs=2)
+
+
+def test_a_process_that_is_forked_has_a_recorder_of_its_own():
+    with conformance.watching() as findings:
+        train(clears=True)
+        process = torch.multiprocessing.get_context("fork").Process(target=train, kwargs={"clears": True})
+        process.start()
+        process.join()
+        train(clears=True)
+    assert (findings.conserved, findings.steps) == (9, 9)
+
+
+def test_an_optimizer_that_was_made_before_is_watched_from_its_first_step():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with conformance.watching() as findings:
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+    assert (findings.conserved, findings.steps) == (1, 1)
+
+
+TESTS = """
+import pytest, torch
+
+def train(clears=True):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        if clears:
+            optimizer.zero_grad()
+
+def test_right(conformance_watch):
+    train()
+
+def test_wrong(conformance_watch):
+    train(clears=False)
+
+def test_idle(conformance_watch):
+    pass
+
+def test_raises(conformance_watch):
+    train(clears=False)
+    raise KeyError("its own")
+
+def test_skips(conformance_watch):
+    pytest.skip("not here")
+
+@pytest.fixture
+def broken():
+    raise OSError("no such data")
+
+def test_not_run(conformance_watch, broken):
+    pass
+
+def test_plain():
+    train(clears=False)
+"""
+
+
+def test_the_fixture_fails_the_test_itself(pytester):
+    pytester.makepyfile(TESTS)
+    ran = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    ran.assert_outcomes(passed=2, failed=3, skipped=1, errors=1)
+    text = ran.stdout.str()
+    for line in (
+        "*AssertionError: DOES NOT CONFORM*",
+        "*AssertionError: UNDECIDED*",
+        "*KeyError: 'its own'*",
+        "*OSError: no such data*",
+        "FAILED *::test_wrong - *",
+        "ERROR *::test_not_run - *",
+    ):
+        ran.stdout.fnmatch_lines_random(line)
+    assert "ERROR at teardown" not in text

@@ -166,3 +166,17 @@ def test_learning_rates_of_the_ranks():
     script.step(used, ranks=[0], rate=0.1)
     script.step(used, ranks=[1], rate=0.2)
     assert "watch/same-rates" in laws(script)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_buffers_that_differ_between_ranks_are_reported(offset):
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        values = [1.0, 2.0, 3.0, 4.0 + rank * offset, 5.0, 6.0]
+        stream.append(records.Buffers(["mean", "bn.running_var"], values))
+    script.step([total(script.backward(), 0.5)] * 2)
+    findings = script.findings()
+    assert [note.split(":")[0] for note in findings.notes] == (
+        ["1 of 2 buffers differ between ranks, such as bn.running_var"] if offset else []
+    )
+    assert findings.conserved == 2

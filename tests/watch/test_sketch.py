@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from conformance.watch.sketch import BLOCK, SAMPLED, Sketching, samples, spread
+from conformance.watch.sizes import BLOCK
+from conformance.watch.sketch import SAMPLED, Sketching, samples, spread
 
 
 def sketch(*tensors, of=-1):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import hypot, isfinite, sqrt
 
+import numpy as np
+
+from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
+from conformance.watch.sizes import WIDTH
+
+_MOST_NAMED = 3
 
 
 def judge(together: Together, findings: Findings) -> None:
@@ -66,6 +73,23 @@ def _weights(here: list[Window], findings: Findings) -> None:
                 _how_far(here, apart),
             )
         )
+
+
+def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:
+    """Buffers may well differ, as BatchNorm's statistics do under DDP. Who evaluates on another rank should know."""
+    values = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
+    apart = [name for name in values[0] if any(other.get(name) != values[0][name] for other in values)]
+    if apart:
+        more = ", ..." if len(apart) > _MOST_NAMED else ""
+        findings.note(
+            f"{len(apart)} of {len(values[0])} buffers differ between ranks, such as {', '.join(apart[:_MOST_NAMED])}"
+            f"{more}: what is evaluated or saved depends on the rank (SyncBatchNorm has common ones)"
+        )
+
+
+def _rows(sketches: records.Sketches) -> list[bytes]:
+    """Two NaN are the same."""
+    return [row.tobytes() for row in np.reshape(sketches, (-1, WIDTH))]
 
 
 def _how_far(here: list[Window], apart: list[int]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.watch.judging.windows import ROUNDOFF
-from conformance.watch.sketch import BLOCK
+from conformance.watch.sizes import BLOCK
 
 SIGNS = 64.0
 """A projection on random signs exceeds this many standard deviations with probability below 10⁻¹⁰."""

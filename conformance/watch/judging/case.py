@@ -13,7 +13,7 @@ from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
 from conformance.watch.records import Clipped
-from conformance.watch.sketch import WHOLE
+from conformance.watch.sizes import WHOLE
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""

@@ -13,7 +13,7 @@ from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
-from conformance.watch.sketch import WHOLE
+from conformance.watch.sizes import WHOLE
 
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""

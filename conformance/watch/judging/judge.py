@@ -57,6 +57,7 @@ class Launch:
         self._lacking = 0
         self._first_lacking: Finding | None = None
         self._is_over = False
+        self._buffers: dict[int, records.Buffers] = {}
 
     def feed(self, rank: int, record: records.Record) -> None:
         match record:
@@ -70,6 +71,10 @@ class Launch:
                 self._wrapped.add(record.optimizer)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+            case records.Buffers():
+                self._buffers[rank] = record
+                if len(self._buffers) == self.ranks > 1:
+                    agreement.judge_buffers(self._buffers, self.findings)
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.watch import records
-from conformance.watch.sketch import WHOLE, WIDTH
+from conformance.watch.sizes import WHOLE, WIDTH
 from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 Sketch = npt.NDArray[np.float64]

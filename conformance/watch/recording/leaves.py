@@ -32,7 +32,7 @@ class Leaves:
         self._before: list[tuple[Known, Taken]] = []
         self._see = harmless(self._noting)
         self._see_first = harmless(self._noting_first)
-        recording.before_writing.append(self.close)
+        recording.before_writing.append(harmless(self.close))
 
     def arm(self) -> None:
         """Before a backward: hook leaves that are new, and make our hook the last one of each again."""

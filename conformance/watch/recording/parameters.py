@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from conformance.watch import records
-from conformance.watch.sketch import WHOLE, WIDTH, Sketching, Taken
+from conformance.watch.sizes import WHOLE, WIDTH
+from conformance.watch.sketch import Sketching, Taken
 
 WHOLE_AT_FIRST = 16
 """Windows of a parameter in which all of it is looked at; then a sample in each, one after the other."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.site import Sites
 from conformance.watch import records
@@ -32,7 +33,7 @@ class Recording:
 
     def __init__(self, folder: str, settings: Settings) -> None:
         self._path = first_part(Path(folder), os.getpid())
-        self.settings = settings
+        self.folder, self.settings = folder, settings
         self._file: Any = None
         self._is_over = False
         self._among: tuple[str, int, int] | None = None
@@ -121,6 +122,8 @@ class Recording:
     def end(self) -> None:
         """There is nothing more to come."""
         self.note(records.Ended())
+        harmless(self.flush)()
+        # What could not be written is lost, and that is still to be said.
         self.flush()
         if self._file is not None:
             self._file.close()

@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 
 from conformance.trace.seams.guarding import failures, harmless
 from conformance.trace.seams.patching import Seams
@@ -30,34 +30,37 @@ _process = ExitStack()
 
 
 def start(folder: str) -> None:
-    """Record what this process does, in a file of this folder. In a process that is forked, again from the start."""
-
-    def begin() -> None:
-        _process.close()
-        _process.enter_context(recorded(folder, Settings.of()))
-
-    begin()
+    """Record what this process does, in a file of this folder."""
+    _process.enter_context(recorded(folder, Settings.of()))
     atexit.register(harmless(_process.close, __name__))
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=harmless(partial(_again, begin), __name__))
-
-
-def _again(begin: Callable[[], None]) -> None:
-    """The parent's recorder, which this process has a copy of, must write nothing more."""
-    if _latest:
-        _latest[-1].abandon()
-    begin()
 
 
 _latest: list[Recording] = []
 
 
+@cache
+def _follow_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=harmless(_begin_again, __name__))
+
+
+def _begin_again() -> None:
+    """In a process that was forked: the parent's recorder, of which this one has a copy, must write nothing more."""
+    if _latest:
+        parents = _latest[-1]
+        parents.abandon()
+        parents.stop()
+        _process.enter_context(recorded(parents.folder, parents.settings))
+
+
 @contextmanager
-def recorded(folder: str, settings: Settings) -> Iterator[None]:
-    """Within this, or until as many steps as asked were made, what this process does is recorded."""
+def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
+    """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
+    has a recorder of its own, from the start."""
     recording = Recording(folder, settings)
     at_leaves, fed = leaves.Leaves(recording), inputs.Inputs(recording)
-    _latest[:] = [recording]
+    _follow_forks()
+    _latest.append(recording)
     with ExitStack() as stack:
 
         def failed(observer: str, error: Exception) -> None:
@@ -86,7 +89,8 @@ def recorded(folder: str, settings: Settings) -> Iterator[None]:
         ):
             harmless(enter, observer.__name__)(observe)
         try:
-            yield
+            yield recording
         finally:
+            _latest.remove(recording)
             harmless(recording.end, __name__)()
             harmless(at_leaves.disarm, __name__)()

@@ -10,11 +10,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
+from conformance.watch.recording.buffers import note_buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import coarsest, sample_of
 from conformance.watch.recording.recording import Recording
-from conformance.watch.sketch import WHOLE
+from conformance.watch.sizes import WHOLE
 
 _THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
@@ -85,6 +86,7 @@ class _Steps:
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
             self._recording.steps[number] = self._recording.steps.get(number, 0) + 1
+            note_buffers(self._recording)
             self._recording.flush()
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.steps.values()):

@@ -1,0 +1,10 @@
+"""Of sketches. The judge knows these without torch, which takes seconds to import."""
+
+BLOCK = 1024
+"""Elements that have one sign in common, see `sketch.py`."""
+
+WIDTH = 3
+"""Numbers in a sketch."""
+
+WHOLE = -1
+"""In place of the number of a sample, of which a sketch is."""

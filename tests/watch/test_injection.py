@@ -1,0 +1,161 @@
+"""Injected into a process, the recorder changes nothing that the script does, prints or draws."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from conformance.watch.watching import environment
+
+HIDDEN = "import builtins\nbuiltins.hidden = 'ran'\n"
+
+SCRIPT = """
+    import builtins, hashlib, os, random, sys, warnings
+    import numpy, torch
+    random.seed(1), numpy.random.seed(2), torch.manual_seed(3)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, num_workers=2)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    for epoch in range(2):
+        for (rows,) in loader:
+            loss = model(rows).square().mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    digest = hashlib.sha256()
+    digest.update(repr(random.getstate()).encode())
+    digest.update(numpy.random.get_state()[1].tobytes())
+    digest.update(torch.get_rng_state().numpy().tobytes())
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    print(digest.hexdigest(), builtins.hidden, sys.argv[1:], torch.is_grad_enabled(), len(warnings.filters))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\\xff\\x00\\x1b[1m no text\\r\\n")
+    sys.stderr.buffer.write(b"\\xfe of its own\\n")
+"""
+
+
+def run(tmp_path, source, *, watch, arguments=(), file="train.py"):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(exist_ok=True)
+    (hidden / "sitecustomize.py").write_text(HIDDEN)
+    script = tmp_path / file
+    script.write_text(textwrap.dedent(source))
+    command = [sys.executable, "-m", "conformance", "watch", "--"] if watch else []
+    path = os.pathsep.join(filter(None, [str(hidden), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [*command, sys.executable, str(script), *arguments],
+        capture_output=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def test_output_random_numbers_and_weights_are_those_without_it(tmp_path):
+    plain, watched = (run(tmp_path, SCRIPT, watch=watch, arguments=["--lr", "a b"]) for watch in (False, True))
+    assert plain.returncode == 0, plain.stderr
+    assert b"ran ['--lr', 'a b'] True" in plain.stdout
+    assert watched.stdout.startswith(plain.stdout)
+    assert b"CONFORMS: In 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
+    assert watched.stderr == plain.stderr
+    assert watched.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("raise SystemExit(7)", 7),
+        ("raise ValueError('its own')", 1),
+        (f"os.kill(os.getpid(), {int(signal.SIGKILL)})", 128 + signal.SIGKILL),
+        (f"os.kill(os.getpid(), {int(signal.SIGTERM)})", 128 + signal.SIGTERM),
+    ],
+)
+def test_the_scripts_own_failure_wins_and_is_told_apart(tmp_path, ends, code):
+    watched = run(tmp_path, f"{SCRIPT}\n    {ends}\n", watch=True)
+    assert watched.returncode == code
+    assert b"conformance: the script itself failed with exit code" in watched.stderr
+    assert b"CONFORMS: In 6 of 6 steps" in watched.stdout
+
+
+@pytest.mark.parametrize(
+    ("perturbed", "observer"),
+    [
+        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", "leaves: ZeroDivisionError"),
+        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", "steps: ZeroDivisionError"),
+        ("import zlib; zlib.crc32 = None", "inputs: TypeError"),
+    ],
+)
+def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observer):
+    source = SCRIPT.replace("import numpy, torch\n", f"import numpy, torch\n    {perturbed}\n")
+    plain, watched = (run(tmp_path, source, watch=watch) for watch in (False, True))
+    assert plain.returncode == 0, plain.stderr
+    assert watched.stdout.startswith(plain.stdout)
+    assert watched.stderr == plain.stderr
+    said = watched.stdout[len(plain.stdout) :].decode()
+    assert said.startswith("UNDECIDED: ")
+    assert f"a part of the recorder failed: {observer}" in " ".join(said.split())
+    assert watched.returncode == 1
+
+
+def recorded(tmp_path, source):
+    """The files that the processes of a script leave."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(source))
+    env = environment(str(folder), os.environ)
+    subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=300, capture_output=True)
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_a_process_without_an_optimizer_leaves_nothing(tmp_path):
+    source = """
+        import torch
+        model = torch.nn.Linear(3, 2)
+        data = torch.utils.data.DataLoader(torch.randn(8, 3), num_workers=2)
+        for row in data:
+            model(row).sum().backward()
+    """
+    assert recorded(tmp_path, source) == []
+
+
+TRAIN = """
+import torch
+def train():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+train()
+"""
+
+
+def test_each_process_with_one_leaves_a_file_of_its_own(tmp_path):
+    source = (
+        f"import subprocess, sys\nTRAIN = {TRAIN!r}\nexec(TRAIN)\n"
+        "subprocess.run([sys.executable, '-c', TRAIN], check=True)\n"
+        "torch.multiprocessing.get_context('fork').Process(target=train).start()\n"
+    )
+    files = recorded(tmp_path, source)
+    assert len(files) == 3
+    assert all(name.endswith(".0.jsonl") for name in files)
+
+
+def test_a_package_that_cannot_be_imported_is_named_and_the_script_runs(tmp_path):
+    """Such as in a process with another Python."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    env = {**environment(str(folder), os.environ), "CONFORMANCE_WATCH_HOME": str(tmp_path / "nowhere")}
+    source = "import torch; print('runs')"
+    ran = subprocess.run([sys.executable, "-c", source], env=env, check=True, capture_output=True, text=True)
+    assert ran.stdout == "runs\n"
+    assert ran.stderr == ""
+    [file] = folder.iterdir()
+    assert file.name.startswith("failed.")
+    assert "FileNotFoundError" in file.read_text()
