@@ -81,7 +81,8 @@ class Backward(Record):
     not known. version: grows with each change of a weight. contains: it goes again through
     the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
     gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. loader: that which gave
-    one batch, and no other gave any, since the backward before."""
+    one batch, and no other gave any, since the backward before. calls: the same for all backward passes that come from
+    the same calls, line by line, whatever file they are in."""
 
     backward: int
     scale: float | None
@@ -94,6 +95,7 @@ class Backward(Record):
     site: Site
     summed: int = 0
     loader: int | None = None
+    calls: int = 0
 
 
 @dataclass(slots=True)

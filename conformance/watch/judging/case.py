@@ -192,7 +192,9 @@ class Case:
         is_split = self.window.shards.get(number, 1) > 1
         ranks = [self.window] if is_split else self.together.here
         sample = self.sample(number)
-        return [(other.rank, one) for other in ranks for one in other.old.get(number, []) if one.sample == sample]
+        left = [(other.rank, one) for other in ranks for one in other.old.get(number, []) if one.sample == sample]
+        # What is not finite cannot be in a step that is.
+        return [(rank, one) for rank, one in left if np.isfinite(one.sketch).all()]
 
     def own_with_old(self, number: int) -> list[Contribution]:
         return self.own(number) + [one for rank, one in self.old(number) if rank == self.window.rank]

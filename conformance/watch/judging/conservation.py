@@ -112,6 +112,9 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     if not case.is_of_one_sample:
         findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
         return False
+    if not all(np.isfinite(one.sketch).all() for number in case.parameters for one in case.all(number)):
+        findings.undecided("gradients that are not finite were replaced by finite ones by hand")
+        return False
     factor = case.fits(case.all)
     if factor is not None:
         if not factor.is_known:

@@ -44,7 +44,7 @@ def explain(case: Case) -> Finding | System | str:
                 "the step uses this rank's gradients alone",
                 f"the gradients of 1 of {case.together.ranks} ranks are in the update of rank {case.window.rank}",
             )
-            found.waits = case.step.type != "ZeroRedundancyOptimizer"
+            found.waits = _drifts(case, case.parameters)
             return found
         apart = case.factors_of_ranks
         if len({*apart}) > 1 and _is_known(case.fits(case.clipped_apart)):
@@ -82,13 +82,21 @@ def _some_not_averaged(case: Case) -> Finding | None:
         alone.append(number)
     if not alone:
         return None
-    return _found(
+    found = _found(
         case,
         "watch/averaged",
         f"{len(alone)} of {len(case.parameters)} parameters were not averaged over the ranks: "
         + case.window.named(alone),
         f"{len(alone)} of {len(case.parameters)} parameters follow the gradients of 1 of {case.together.ranks} ranks",
     )
+    found.waits = _drifts(case, alone)
+    return found
+
+
+def _drifts(case: Case, parameters: list[int]) -> bool:
+    """Whether it shows in the weights if each rank steps these parameters on gradients of its own."""
+    is_split = any(case.window.shards.get(number, 1) > 1 for number in parameters)
+    return not is_split and case.step.type != "ZeroRedundancyOptimizer"
 
 
 def _is_known(factor: Factor | None) -> bool:
@@ -184,6 +192,8 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     alone = [place for place in places if used[place] == [own]]
     lost = sum(not factor for of_place in factors.values() for factor in of_place)
     effect = f"{lost} of {len(of)} gradients are not in the update of rank {own}"
+    if dropped and not _are_lost(case, dropped):
+        return f"the script seems to have put gradients back that it had before: {table}"
     if dropped:
         says = f"{_micro_batches(dropped)} missing in the step: {table}"
         return _found(case, "watch/every-backward", says, effect, dropped)
@@ -214,6 +224,20 @@ def _longer(case: Case, factor: float) -> str | None:
 def _shares(of: dict[Column, float]) -> str:
     sizes = [abs(factor) for factor in of.values() if factor]
     return f"a backward pass counts up to {max(sizes) / min(sizes):.3g} times as much as another one"
+
+
+def _are_lost(case: Case, dropped: list[int]) -> bool:
+    """Whether these passes are like those that the step uses, and came before all of them.
+
+    What comes later and is not used was taken back by the script, as is right for a gradient that it only looks at.
+    """
+    passes = [case.window.backwards[number] for number in sorted(case.window.backwards)]
+    if max(dropped) >= len(passes):
+        return False
+    lost = [passes[place] for place in dropped]
+    kept = [one for place, one in enumerate(passes) if place not in dropped]
+    alike = {(one.calls, one.version) for one in lost} <= {(one.calls, one.version) for one in kept}
+    return alike and max(one.backward for one in lost) < min(one.backward for one in kept)
 
 
 def _micro_batches(places: list[int]) -> str:

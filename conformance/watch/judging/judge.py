@@ -54,6 +54,7 @@ class Launch:
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost: dict[int, list[Cleared]] = defaultdict(list)
         self._cleared: list[Cleared] = []
+        self._used_calls: set[int] = set()
         self._lacking = 0
         self._first_lacking: Finding | None = None
         self._is_over = False
@@ -156,6 +157,7 @@ class Launch:
         conservation.judge(together, own)
         agreement.judge(together, own)
         self._sort_cleared(here, is_known=own.conserved == own.steps)
+        self._used_calls |= {one.calls for window in here for one in window.backwards.values()}
         if own.conserved and own.conserved == own.steps and not own.causes:
             self._averages |= self.ranks > 1
             if self.ranks > 1:
@@ -280,7 +282,9 @@ class Launch:
         steps = sum(sum(stream.steps.values()) for stream in self.streams.values())
         if not self._cleared:
             return
-        if len(self._cleared) < max(2, _OFTEN * steps):
+        # A loss of another line is one that the script only looks at the gradients of.
+        alike = not self._used_calls or any(one.backward.calls in self._used_calls for one in self._cleared)
+        if len(self._cleared) < max(2, _OFTEN * steps) or not alike:
             self.findings.note(
                 f"{len(self._cleared)} backward passes were cleared before a step: windows left out by hand?"
             )

@@ -56,7 +56,7 @@ class Losses:
         elif nominal is not None:
             of.others.append((window, nominal))
         elif len(passes) > 1 and all(one.targets and not one.factors for one in passes):
-            of.summed += len({str(one.site) for one in passes}) == 1
+            of.summed += len({one.calls for one in passes}) == 1
 
     def _means(self, windows: list[Window]) -> None:
         """What each target weighs in a window: the same, if the mean is one of all."""
@@ -67,7 +67,7 @@ class Losses:
             if one.targets or one.summed
         }
         passes = [one for window in windows for one in window.backwards.values()]
-        if len(weights) < len(passes) or len(weights) < 2 or len({str(one.site) for one in passes}) > 1:
+        if len(weights) < len(passes) or len(weights) < 2 or len({one.calls for one in passes}) > 1:
             # Losses of other lines are other losses, not other parts of one mean.
             return
         low, high = min(weights.values()), max(weights.values())

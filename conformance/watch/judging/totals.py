@@ -30,7 +30,7 @@ class Totals:
         passes = [one for window in here for one in window.backwards.values()]
         kappas = {kappa for of_rank in together.kappas.values() for kappa in of_rank}
         # Losses of several lines are several losses, which are summed up on purpose.
-        if not passes or len(kappas) != 1 or len({str(one.site) for one in passes}) > 1:
+        if not passes or len(kappas) != 1 or len({one.calls for one in passes}) > 1:
             return
         if any(window.captured or (window.step is not None and window.step.closure) for window in here):
             return

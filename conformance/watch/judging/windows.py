@@ -347,7 +347,9 @@ class Stream:
             for number in parameters:
                 self._first.pop(number, None)
         else:
-            # GradScaler leaves out a step; what it would have used is thrown away by the next clearing.
+            # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
+            for number in new:
+                self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
             for backward in [*self._reached]:
                 self._reached[backward] = True
         self._last[optimizer] = self._at
