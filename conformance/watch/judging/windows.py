@@ -153,6 +153,7 @@ class Stream:
         self.ever: set[int] = set()
         self.used_ever: set[int] = set()
         self._keys: dict[int, Key] = {}
+        self._made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
         self.frozen: set[int] = set()
         self._at = 0
@@ -167,10 +168,10 @@ class Stream:
 
     @property
     def trains_unseen(self) -> bool:
-        """Whether parameters get gradients that no step of an optimizer uses as far as is seen: the script may step
-        them by hand."""
+        """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: the script
+        may step them by hand."""
         stepped = {number for held in self.held.values() for number in held}
-        return self.unheld is not None or bool(self.ever - stepped)
+        return self.unheld is not None or bool((self.ever | self._made) - stepped)
 
     def key(self, optimizer: int) -> Key:
         return self._keys[optimizer]
@@ -190,6 +191,7 @@ class Stream:
                 for number, name in record.names.items():
                     self.parameters[int(number)].name = name
             case records.Optimizer():
+                self._made |= {*record.parameters}
                 self._name(record)
             case records.Unheld():
                 self.unheld = record if record.names else None
