@@ -18,6 +18,8 @@ from conformance.watch.sizes import WHOLE
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
 
+_FEW_ELEMENTS = 3
+
 HOOKS = {
     "allreduce_hook": 0.0,
     "fp16_compress_hook": ROUNDOFF["float16"],
@@ -34,9 +36,9 @@ class Together:
     """The windows in which the ranks take the same step of an optimizer: None where a rank has none any more.
 
     ranks: how many average together. is_joined: whether ranks may run out of data. hooks: communication hooks.
-    factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients.
-    own: those of them where this rank's gradients alone explain the step as well. kappas: by rank, the factors over the
-    right ones.
+    factors: by the parameters that were clipped together and by rank, what a step used of the sum of all gradients,
+    where there are equations enough. own: those of them where this rank's gradients alone explain the step as well.
+    kappas: by rank, the factors over the right ones.
     """
 
     windows: Sequence[Window | None]
@@ -97,6 +99,12 @@ class Case:
     def is_of_one_sample(self) -> bool:
         """Whether all ranks look at the same of each parameter."""
         return all(one.sample == self.sample(number) for number in self.parameters for _, one in self.by_rank(number))
+
+    @property
+    def independent(self) -> int:
+        """How many equations say something of their own: projections of few elements are the same up to a sign."""
+        sizes = [self.window.sizes.get(number, 1) for number in self.parameters]
+        return sum(2 if size > _FEW_ELEMENTS else 1 for size in sizes)
 
     @property
     def clipped(self) -> float:

@@ -123,7 +123,8 @@ def _judge_set(case: Case, findings: Findings) -> bool:
             )
             return False
         at = tuple(case.parameters)
-        case.together.factors[at][window.rank] = factor
+        if case.independent >= 1 + diagnosis.AMPLE:
+            case.together.factors[at][window.rank] = factor
         if case.together.ranks > 1 and case.fits(case.own) is not None:
             case.together.own.add((at, window.rank))
         return _judge_factor(case, factor, findings)
@@ -139,7 +140,10 @@ def _judge_set(case: Case, findings: Findings) -> bool:
         return False
     found = diagnosis.explain(case)
     if isinstance(found, str):
+        findings.factors.append((window.rank, None, False))
         findings.undecided(found)
+    elif isinstance(found, Finding) and not found.waits and case.independent < 1 + diagnosis.AMPLE:
+        findings.factors.append((window.rank, found, False))
     elif isinstance(found, diagnosis.System):
         findings.unsolved.append(found)
     else:

@@ -22,6 +22,9 @@ _MOST_COLUMNS = 200
 _MORE = 2
 """Equations beyond the number of unknowns."""
 
+AMPLE = 4
+"""With fewer beyond them, gradients that a script changed by hand may fit a hypothesis by chance: all steps must."""
+
 ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
@@ -63,7 +66,7 @@ def explain(case: Case) -> Finding | System | str:
     system = system_of(case)
     if system is None:
         return FEW
-    return solved(system) if system.is_enough else system
+    return solved(system) if system.is_ample else system
 
 
 def _has_old(case: Case) -> bool:
@@ -106,7 +109,8 @@ def _is_known(factor: Factor | None) -> bool:
 @dataclass
 class System:
     """What a step used as a sum of what was computed, each with an unknown factor. columns: rank, position of the
-    backward pass in its window, and whether it was left by an earlier step. bounds: how far off rounding may be."""
+    backward pass in its window, and whether it was left by an earlier step. bounds: how far off rounding may be.
+    independent: how many equations say something of their own."""
 
     case: Case
     columns: list[Column]
@@ -114,17 +118,29 @@ class System:
     used: Sketch
     bounds: Sketch
 
+    independent: int
+
     @property
     def is_enough(self) -> bool:
         """Whether there are more equations than unknowns, so that a solution can be wrong."""
-        return len(self.columns) + _MORE <= len(self.used)
+        return len(self.columns) + _MORE <= self.independent
+
+    @property
+    def is_ample(self) -> bool:
+        return len(self.columns) + AMPLE <= self.independent
 
     def after(self, other: System) -> System:
         """Both at once, if they have the same unknowns."""
         if self.columns != other.columns:
             return self
-        parts = [(getattr(other, name), getattr(self, name)) for name in ("matrix", "used", "bounds")]
-        return System(self.case, self.columns, *(np.concatenate(pair) for pair in parts))
+        return System(
+            self.case,
+            self.columns,
+            np.concatenate((other.matrix, self.matrix)),
+            np.concatenate((other.used, self.used)),
+            np.concatenate((other.bounds, self.bounds)),
+            other.independent + self.independent,
+        )
 
 
 def system_of(case: Case) -> System | None:
@@ -157,7 +173,7 @@ def system_of(case: Case) -> System | None:
     bounds = np.array([max(one.slack + typical * one.spread, 1e-300) for one in equations])
     # Steps that are clipped differently have the same factors otherwise.
     clipped = case.clipped
-    return System(case, columns, matrix, used / clipped, bounds / clipped)
+    return System(case, columns, matrix, used / clipped, bounds / clipped, case.independent)
 
 
 def solved(system: System) -> Finding | str:

@@ -38,7 +38,7 @@ class Launch:
         self._over: set[int] = set()
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs = Inputs(ranks, findings)
-        self._steady = Steady(findings)
+        self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
         self._averages = False
         self._hooks: set[str] = set()
@@ -117,6 +117,7 @@ class Launch:
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
         self._steady.finish()
+        self._solved.finish()
         for _ in self._unsolved:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
@@ -231,9 +232,12 @@ class Launch:
         self._unsolved.pop(at, None)
         found = diagnosis.solved(system)
         if isinstance(found, str):
+            self._solved.feed([(window.rank, None, False)], here)
             self.findings.undecided(found)
-        else:
+        elif system.is_ample or found.waits:
             self.findings.add(found, here)
+        else:
+            self._solved.feed([(window.rank, found, False)], here)
 
     def _sort_cleared(self, windows: list[Window], *, is_known: bool) -> None:
         """What was cleared before a step is lost where the step is known to have used the rest alone; else the script

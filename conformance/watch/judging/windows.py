@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,7 @@ class Window:
     first: int | None = None
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     moments: list[records.Record] = field(default_factory=list)
     """The last of its calls, for a picture."""
@@ -168,8 +170,8 @@ class Stream:
 
     @property
     def trains_unseen(self) -> bool:
-        """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: the script
-        may step them by hand."""
+        """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: they may
+        be stepped by hand."""
         stepped = {number for held in self.held.values() for number in held}
         return self.unheld is not None or bool((self.ever | self._made) - stepped)
 
@@ -329,6 +331,7 @@ class Stream:
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
             shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},
+            sizes={number: prod(self.parameters[number].shape) for number in parameters if number in self.parameters},
             names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
             moments=moments[-_MOST_MOMENTS:],
             cut=max(0, len(moments) - _MOST_MOMENTS),

@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -84,7 +85,8 @@ def _node(tensors: Sequence[Any]) -> Any:
 
 def _calls() -> int:
     """A fingerprint of all calls that led here, equal in all processes."""
-    frame, lines = sys._getframe(1), []
+    frame: FrameType | None = sys._getframe(1)
+    lines = []
     while frame is not None:
         lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
         frame = frame.f_back
