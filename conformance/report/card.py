@@ -168,7 +168,8 @@ def _card(failure: Failure) -> CaseCard:
         where, source = law.where, [*_texts(law.where, law.source)]
     elif where is None and (first := example.first_difference) is not None:
         seen, source = first.where, [*_texts(first.where, first.source)]
-    looked = looked_at(example) if where is None else None
+    # What has raised or hung shows where it was then.
+    looked = looked_at(example) if where is None and example.verdict not in ("CRASH", "HANG") else None
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,
         verdict=failure.look.verdict,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.records import PAIR, CaseRecord, Finding
 
 from .bugs import OR
-from .signs import NUMERIC_LAWS, Cause, Kind, key_of, signs
+from .signs import CUT_SHORT, NUMERIC_LAWS, Cause, Kind, key_of, signs
 
 #: Laws of what comes of a mistake, whichever it is: a known bug that makes the numbers says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
@@ -18,6 +19,9 @@ _FOLLOW = {"acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedu
 
 #: What is said where nothing is known: anything else says more.
 _NOTHING_KNOWN = ("reason", "unknown")
+
+#: Of a title, in characters.
+_LONGEST = 160
 
 #: Guards that say where numbers are wrong, and not why.
 _WHERE_WRONG = ("each parameter", "gradients of each window")
@@ -115,7 +119,13 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
         return cause.key + (f" A trainer that {known} would do that, and these cases cannot tell." if known else "")
     if cause.kind == "unknown":
         return "The numbers are wrong, and no known bug makes them in every case in which it would show."
-    return cases[0].headline
+    if cause.key == CUT_SHORT:
+        return "Killed while it saves, the trainer cannot go on from the checkpoint before, which was whole."
+    headline = cases[0].headline
+    if cause.kind != "ending" or len(headline) <= _LONGEST:
+        return headline
+    # What was raised may tell a long story. The card has all of it.
+    return re.sub(r"(?:[.:;|] [^.:;|]*|\S*)$", "", headline[:_LONGEST]).rstrip(" |") + " …"
 
 
 def law_of(cause: Cause, case: CaseRecord) -> Finding | None:

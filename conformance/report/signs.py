@@ -30,7 +30,7 @@ _SINGLE_PRECISION = (
 )
 
 #: What was saved in part may lack this or that, so these crashes differ in words.
-_CUT_SHORT = "CRASH once a checkpoint was cut short"
+CUT_SHORT = "CRASH once a checkpoint was cut short"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _of(
         yield Cause("unknown", "")
     elif case.verdict in ("CRASH", "HANG"):
         words = _words(case.headline)
-        yield Cause("ending", _CUT_SHORT if words in cut_short else f"{case.verdict}: {words}")
+        yield Cause("ending", CUT_SHORT if words in cut_short else f"{case.verdict}: {words}")
     else:
         yield Cause("reason", f"{case.verdict}: {without_numbers(case.headline)}")
 

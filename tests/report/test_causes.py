@@ -288,7 +288,8 @@ def test_what_is_cut_short_as_it_is_saved_is_one_cause() -> None:
         return wrong(verdict="CRASH", headline=text, first_difference=None, ruled_out=(), resumed=resumed)
 
     killed = crash("rank 0 raised KeyError: a", "killed"), crash("rank 0 raised EOFError: b", "killed-between-files")
-    assert len(causes(killed)) == 1
+    [(cause, cases)] = causes(killed)
+    assert title(cause, cases, TEXTS).startswith("Killed while it saves, the trainer cannot go on")
     elsewhere = crash("rank 0 raised EOFError: b", "once")
     assert [cases for _, _, cases in of(*killed, elsewhere)] == [[1, 2], [0]]
 
@@ -365,3 +366,11 @@ def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() ->
     assert named(half, wrong()) == [(UNKNOWN, 2)]
     difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
     assert len(named(half, wrong(first_difference=difference))) == 2
+
+
+def test_the_title_of_a_crash_is_no_story() -> None:
+    said = "rank 0 raised OSError: no such file: " + "please look at the folder, and see whether it is there; " * 4
+    [(cause, cases)] = causes([wrong(verdict="CRASH", headline=said, first_difference=None, ruled_out=())])
+    short = title(cause, cases, TEXTS)
+    assert short.startswith("rank 0 raised OSError: no such file: please look at") and short.endswith(" …")
+    assert len(short) < 165 and short[:-2] in said
