@@ -22,6 +22,8 @@ def literal(value: Any) -> str:
         return f"torch.device({json.dumps(str(value))})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{literal(key)}: {literal(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list) and _counts_on(value):
+        return f"[*range({value[0]}, {value[-1] + 1})]"
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
     if isinstance(value, tuple):
@@ -33,6 +35,12 @@ def literal(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{name}={literal(one)}' for name, one in named.items())})"
     # A float as it is read again, to the bit.
     return f'float("{value}")' if repr(value) in ("inf", "-inf", "nan") else str(value)
+
+
+def _counts_on(numbers: list[Any]) -> bool:
+    """Whether these are numbers in a row, and so many that a range is shorter."""
+    are_numbers = len(numbers) > 4 and all(type(one) is int for one in numbers)
+    return are_numbers and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def assigned(name: str, value: Any, comment: str = "") -> str:

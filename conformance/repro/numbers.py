@@ -16,13 +16,13 @@ from conformance.verdict.answers import accepted_by, trajectory_of
 from conformance.verdict.comparison import outside, same
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.judgement import Judgement
-from conformance.workloads.behaviour import split
+from conformance.workloads.behaviour import WORDS, split
 from conformance.workloads.problem import Problem
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The steps of a trainer that is right. ``name``: how it decides what is open."""
+    """The steps of a trainer that is right. ``name`` completes "it is a trainer that ...", by what it decides."""
 
     name: str
     steps: Sequence[Step]
@@ -56,7 +56,7 @@ def answers(judgement: Judgement, problem: Problem) -> list[Answer]:
     first = [] if against else [followed]
     readings = [one for one in accepted if not against or not one.denies(declared)]
     trajectories: list[Trajectory] = [*first, *(trajectory_of(one, history) for one in readings)]
-    names = [*("" for _ in first), *(", ".join(one.ways) for one in readings)]
+    names = [*("" for _ in first), *(" and ".join(WORDS[way].says for way in one.ways) for one in readings)]
     return [Answer(name, one.steps) for name, one in zip(names, trajectories, strict=True)]
 
 

@@ -145,10 +145,10 @@ def _shown(shows: Shows, workload: Workload) -> dict[str, Given]:
     expected = [(name, *value) for name, value in zip(names, shows.expected, strict=True)]
     what = "the weights" if shows.quantity == "weights" else "the gradients"
     moment = f"after step {shows.step}" if shows.quantity == "weights" else f"the gradient in step {shows.step}"
-    others = {name or "as above": list(values) for name, values in shows.others}
+    others = {name or "decides nothing": list(values) for name, values in shows.others}
     return {
         "EXPECTED": Given(assigned("EXPECTED", expected, f"{what.capitalize()}, and how far each may be off.")),
-        "OTHERS": Given(assigned("OTHERS", others, "What is right, too, by what the trainer decides otherwise.")),
+        "OTHERS": Given(assigned("OTHERS", others, "What is right, too, for a trainer that ...")),
         "MOMENT": Given(assigned("MOMENT", moment)),
     }
 

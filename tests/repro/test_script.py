@@ -14,6 +14,7 @@ from conformance.adapter.task import Task
 from conformance.cases.case import Case
 from conformance.repro.case_data import cut
 from conformance.repro.kinds import Calls, CannotShow, Counts, Ending, Numbers, Reading
+from conformance.repro.literals import literal
 from conformance.repro.script import function_in, script
 from conformance.repro.sources import CannotCopy, Source
 
@@ -91,6 +92,18 @@ def test_ranks_meet_on_loopback_alone():
     assert "horovod.run(" not in under_horovod
     assert 'RendezvousHTTPServer(("127.0.0.1", 0)' in under_horovod and '"GLOO_IFACE": "lo"' in under_horovod
     assert 'os.environ["GLOO_SOCKET_IFNAME"] = "lo"' in written(Case("ddp", 2, 1, "fp32", "momentum"))
+
+
+def test_numbers_in_a_row_are_a_range():
+    assert literal([3, 4, 5, 6, 7]) == "[*range(3, 8)]"
+    assert literal([3, 4, 5, 6]) == "[3, 4, 5, 6]"
+    assert literal([0.0, 1.0, 2.0, 3.0, 4.0]) == "[0.0, 1.0, 2.0, 3.0, 4.0]"
+    assert literal([True, 1, 2, 3, 4]) == "[True, 1, 2, 3, 4]"
+
+
+def test_the_trainer_comes_before_the_data():
+    text = written(Case("ddp", 2, 2, "fp32", "momentum"))
+    assert text.index("# The trainer, as it is in ddp.py.") < text.index("def train(") < text.index("SAMPLES = [")
 
 
 def test_names_of_the_trainer_come_first_and_what_it_does_not_need_is_left_out():

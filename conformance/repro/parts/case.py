@@ -29,7 +29,7 @@ GROUPS: list[dict[str, Any]] = []
 SCHEDULES: list[list[float]] = []
 #: What the trainer reads, or should: the name of each entry, its right value, and how large the error may be.
 EXPECTED: list[tuple[str, float, float]] = []
-#: What is right, too, by what the trainer decides otherwise: values, and how large the error may be.
+#: What is right, too, for a trainer that does as its key says: values, and how large the error may be.
 OTHERS: dict[str, list[tuple[float, float]]] = {}
 #: When and of what these values are.
 MOMENT: str = ""

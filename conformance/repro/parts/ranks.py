@@ -11,14 +11,13 @@ import resource
 import signal
 import socket
 import tempfile
-from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import torch
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from torch.multiprocessing.spawn import spawn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from conformance.repro.parts.calls import watch
@@ -140,8 +139,14 @@ def altered_by_resume() -> list[Any]:
 def killed_and_resumed() -> list[Any]:
     """Training that is killed while it saves its second checkpoint, and goes on from what there is."""
     with tempfile.TemporaryDirectory() as name:
-        with suppress(ProcessExitedException, ProcessRaisedException):
-            spawned(start_to_be_killed, free_port(), {**STOP, "checkpoint_dir": Path(name), "resume_from": None})
+        life = {**STOP, "checkpoint_dir": Path(name), "resume_from": None}
+        arguments = get_context("spawn").SimpleQueue(), free_port(), life
+        ranks: Any = spawn(start_to_be_killed, arguments, WORLD_SIZE, join=False)
+        for process in ranks.processes:
+            # The others notice that it is gone, and end.
+            process.join(20)
+            process.kill()
+            process.join()
         return in_one_life(**GO_ON, resume_from=Path(name))
 
 
