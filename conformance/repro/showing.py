@@ -73,6 +73,9 @@ def _beside(judgement: Judgement, problem: Problem) -> Iterator[Shows]:
         elif name in _SEAMS:
             watch, rule = _SEAMS[name]
             yield Calls(len(problem.windows), rule, watch, "compare_seam", "in_both_lives")
+    if problem.precision.scaled and problem.resumed_at is not None:
+        rule = "the loss scaler goes on as it was when training was stopped"
+        yield Calls(len(problem.windows), rule, "watch_scale", "compare_seam", "in_both_lives")
 
 
 def _counted(problem: Problem) -> Iterator[tuple[float, float, float]]:

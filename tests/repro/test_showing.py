@@ -176,6 +176,13 @@ def test_buffers_and_what_is_resumed():
     assert (draws.watch, draws.launch) == ("watch_draws", "in_both_lives")
 
 
+def test_a_loss_scale_that_is_resumed():
+    problem = Case("single", 1, 2, "fp16", "growing-scale", resumed_at=3).problem
+    [scale] = shown(right_judgement("FAIL (numerics)", problem), problem)
+    assert isinstance(scale, Calls)
+    assert scale.watch == "watch_scale"
+
+
 def test_an_order_of_the_trainers_own():
     problem = Case("single", 1, 1, "fp32", "own-order").problem
     ended = SimpleNamespace(final_weights=(0.5, 0.25))

@@ -102,7 +102,8 @@ class Functional(TorchDispatchMode):
 
 def watch_functional_waiting(task: Task, seen: list[Any]) -> None:
     """Functional collectives that nobody has waited for when an optimizer steps."""
-    mode: Any = Functional()
+    mode_class: Any = Functional
+    mode = mode_class()
     mode.__enter__()
 
     def look(*_: Any) -> None:
@@ -225,6 +226,25 @@ def watch_states(task: Task, seen: list[Any]) -> None:
 
     register_optimizer_step_pre_hook(note)
     register_optimizer_step_post_hook(note)
+
+
+def watch_scale(task: Task, seen: list[Any]) -> None:
+    """What the loss scaler keeps, before each of its steps and after each of its updates."""
+    scaler_class: Any = torch.amp.GradScaler
+    step, update = scaler_class.step, scaler_class.update
+
+    def note(scaler: Any) -> None:
+        seen.append([f"{name} of {value} in the loss scaler" for name, value in scaler.state_dict().items()])
+
+    def noted_step(scaler: Any, *arguments: Any, **more: Any) -> Any:
+        note(scaler)
+        return step(scaler, *arguments, **more)
+
+    def noted_update(scaler: Any, *arguments: Any) -> None:
+        update(scaler, *arguments)
+        note(scaler)
+
+    scaler_class.step, scaler_class.update = noted_step, noted_update
 
 
 def watch_averages(task: Task, seen: list[Any]) -> None:
