@@ -68,5 +68,5 @@ def is_shown(ran: Run, shows: Shows, names: Sequence[str]) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without the numbers of ports, processes and lines."""
-    return re.sub(r"\d+", "0", text)
+    """Without folders, which a run may have for itself, and the numbers of ports, processes and lines."""
+    return re.sub(r"\d+", "0", re.sub(r"/[^\s'\"]*/", "/", text))

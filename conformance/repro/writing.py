@@ -7,8 +7,9 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions, version
+from itertools import product
 from pathlib import Path
 
 from conformance.adapter.loading import file_of, function_of
@@ -50,11 +51,13 @@ def written(
         CannotCopy: the trainer's source cannot be part of one.
     """
     found = shown(judgement, case.problem, case.resumed)
+    # What the first resume does wrong shows without a second one.
+    cases = [replace(case, resumed="once"), case] if case.resumed == "twice" else [case]
     # Beside what it replaces, where it finds the modules that the trainer imports from there.
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".repro-") as folder:
         unproven = Path(folder, output.name)
-        for shows in found:
-            unproven.write_text(_documented(text(case, shows, target), card, case.id), encoding="utf-8")
+        for shows, as_case in product(found, cases):
+            unproven.write_text(_documented(text(as_case, shows, target), card, case.id), encoding="utf-8")
             ran = run(unproven, output.parent)
             if is_shown(ran, shows, case.problem.workload.model.elements):
                 unproven.replace(output)

@@ -28,6 +28,8 @@ SAYS = "after step 0, bias on rank 1: observed 0.25, expected 0.5"
             Ending(1, ("RuntimeError: read error [127.0.0.1]:9",)),
             True,
         ),
+        (Run(1, "OSError: no file '/tmp/one/a.pt'\n"), Ending(1, ("OSError: no file '/tmp/two/a.pt'",)), True),
+        (Run(1, "OSError: no file '/tmp/one/b.pt'\n"), Ending(1, ("OSError: no file '/tmp/one/a.pt'",)), False),
         (Run(None, ""), Ending(1), False),
         (Run(1, "observed\nthe trainer is wrong here\n"), Calls(1, "rule", "watch_saves"), True),
         (Run(1, "observed, expected\nIndexError: list index out of range\n"), Calls(1, "rule", "watch_saves"), False),
