@@ -59,6 +59,7 @@ class Sketching:
 
     _columns: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, ...]] = field(default_factory=dict)
     _rows: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    _buffers: dict[tuple[torch.device, torch.dtype], torch.Tensor] = field(default_factory=dict)
     _layouts: dict[tuple[torch.device, tuple[int, ...]], _Layout] = field(default_factory=dict)
 
     def take(self, tensor: torch.Tensor, number: int = WHOLE) -> Taken:
@@ -94,13 +95,21 @@ class Sketching:
         layout = self._layout(samples[0].device, tuple(sample.numel() for sample in samples))
         parts = zip(samples, layout.padding, strict=True)
         staged = [part for sample, zeros in parts for part in (sample.view(-1), zeros)]
-        blocks = _exact(torch.cat(staged).view(-1, BLOCK))
+        blocks = _exact(torch.cat(staged, out=self._buffer(samples, BLOCK * len(layout.owner))).view(-1, BLOCK))
         sketches = torch.zeros(len(samples), WIDTH, dtype=torch.float64, device=blocks.device)
         squares = torch.linalg.vector_norm(blocks, dim=1).double().square_()
         rows = torch.cat([torch.stack(self._projected(blocks)).double() * layout.signs, squares[None]])
         sketches.index_add_(0, layout.owner, rows.t())
         sketches[:, 2].sqrt_()
         return sketches
+
+    def _buffer(self, samples: list[torch.Tensor], size: int) -> torch.Tensor:
+        """The same memory each time: new pages cost more than what is put into them."""
+        key = samples[0].device, max((sample.dtype for sample in samples), key=lambda dtype: dtype.itemsize)
+        found = self._buffers.get(key)
+        if found is None or len(found) < size:
+            found = self._buffers[key] = torch.empty(size, device=key[0], dtype=key[1])
+        return found[:size]
 
     def _of_whole(self, flat: torch.Tensor) -> Taken:
         """Chunk by chunk: what is kept does not grow with the tensor."""

@@ -95,8 +95,12 @@ class Findings:
 
     def undecided(self, why: str, count: int = 1) -> None:
         """Reasons that differ in their numbers are one, with those of the first time."""
-        known = next((one for one in self.open if _NUMBERS.split(one, 1)[0] == _NUMBERS.split(why, 1)[0]), why)
-        self.open[known] = self.open.get(known, 0) + count
+        _count(self.open, why, count)
 
     def note(self, what: str) -> None:
-        self.notes[what] = self.notes.get(what, 0) + 1
+        _count(self.notes, what, 1)
+
+
+def _count(counts: dict[str, int], text: str, count: int) -> None:
+    known = next((one for one in counts if _NUMBERS.split(one, 1)[0] == _NUMBERS.split(text, 1)[0]), text)
+    counts[known] = counts.get(known, 0) + count

@@ -1,0 +1,83 @@
+"""What a watch keeps of a run: no more after 100,000 steps than after 1,000.
+
+    python benchmarks/watch_memory.py [--steps 1000 100000]
+
+A script, two layers with AdamW, clipping, a schedule and accumulation, runs under a watch for each number of steps. It
+prints the peak of the script's memory and of the judge's, how much lay in the folder of the records at most, and how
+long a step took. Where the judge is slower than the script, records wait in the folder, and not in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import tempfile
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+
+SCRIPT = """
+import resource, sys
+import torch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(sys.argv[1]))
+for _ in range(int(sys.argv[1])):
+    for _ in range(2):
+        (model(torch.randn(4, 16)).square().mean() / 2).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def watched(steps: int, connection) -> None:  # type: ignore[no-untyped-def]  # of a process of its own
+    """Sends the judge's peak in KiB, the most bytes in the folder, and the steps that conform."""
+    from conformance.watch import watching
+
+    most = 0
+
+    class Reader(watching.Reader):
+        def __init__(self, folder: Path, judge: object) -> None:
+            super().__init__(folder, judge)  # type: ignore[arg-type]
+            self.folder = folder
+
+        def read(self) -> bool:
+            nonlocal most
+            most = max(most, sum(path.stat().st_size for path in self.folder.iterdir()))
+            return super().read()
+
+    watching.Reader = Reader  # type: ignore[misc]
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(SCRIPT)
+        found = watching.watch([sys.executable, str(script), str(steps)]).findings
+    connection.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, most, found.conserved, found.open))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1000, 100_000], help="(default: %(default)s)")
+    options = parser.parse_args()
+    for steps in options.steps:
+        here, there = get_context("spawn").Pipe()
+        process = get_context("spawn").Process(target=watched, args=(steps, there))
+        print(f"{steps} steps; the script's peak in KiB: ", end="", flush=True)
+        began = perf_counter()
+        process.start()
+        judge, most, conserved, undecided = here.recv()
+        process.join()
+        print(
+            f"  the judge's {judge}; at most {most / 2**20:.1f} MiB of records; {conserved} steps conform, "
+            f"{sum(undecided.values())} times undecided; {1e3 * (perf_counter() - began) / steps:.2f} ms a step"
+        )
+
+
+if __name__ == "__main__":
+    main()
