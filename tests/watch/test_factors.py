@@ -44,3 +44,16 @@ def test_a_loss_that_goes_backward_again():
     last.contains = True
     script.step([total([of_rank for [of_rank] in computed])])
     assert laws(script) == {"watch/backward-once"}
+
+
+@pytest.mark.parametrize(("limit", "broken"), [(1.0, {"watch/unscale-before-clip"}), (1024.0, set())])
+def test_scaled_gradients_are_clipped(limit, broken):
+    """Which is right at a limit that is scaled as they are."""
+    script = Script(ranks=1)
+    for _ in range(3):
+        [computed] = script.backward(scale=1024.0)
+        script.each(records.Clipped("norm", script.numbers, limit, 2 * limit, len(script.numbers), LINE))
+        script.each(records.Unscaled(0, 1024.0, LINE))
+        script.step([total([computed], limit / (2 * limit + 1e-6) / 1024)])
+        script.clear()
+    assert laws(script) == broken

@@ -66,8 +66,18 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
         findings.add(Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer))
 
     held = len(step.parameters)
+    if not step.used and not window.is_computed:
+        findings.undecided(
+            "an optimizer steps parameters that no backward pass reaches, as one kept for its schedule does"
+        )
+        return False
     if not step.used:
-        found("watch/has-gradient", "a step without any gradient", f"0 of {held} parameters move along a gradient")
+        effect = f"0 of {held} parameters move along a gradient"
+        says = "a step without any gradient"
+        finding = Finding(
+            "watch/has-gradient", says, window.index, (window.rank,), window.site, effect, window.optimizer
+        )
+        findings.factors.append((window.rank, finding, False))
         return False
     wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
     if wrong:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Site
@@ -48,8 +50,12 @@ def judge(window: Window, findings: Findings) -> None:
             )
         if (
             max(window.scales, default=1.0) != 1.0
+            # A limit of the scale's own order is one that the script has scaled as well.
+            and clip.limit < sqrt(max(window.scales))
             and at > last
             and not any(unscaled < at for unscaled, _ in window.unscales)
+            # Without one the script has divided by itself, before or after.
+            and (step.grad_scale is not None or any(unscaled > at for unscaled, _ in window.unscales))
         ):
             found(
                 "watch/unscale-before-clip",

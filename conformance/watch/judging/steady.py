@@ -54,8 +54,9 @@ class Steady:
         for of in self._of.values():
             if not of.counts:
                 continue
-            is_once = sum(of.counts.values()) == 1 and of.right > 0
-            if of.others or len(of.counts) > 1 or is_once:
+            # A step without gradients does nothing, and one beside others may be meant to.
+            is_beside = of.right > 0 and (sum(of.counts.values()) == 1 or "watch/has-gradient" in of.counts)
+            if of.others or len(of.counts) > 1 or is_beside:
                 self._findings.undecided(VARIES, sum(of.counts.values()))
                 continue
             for law, finding in of.first.items():
