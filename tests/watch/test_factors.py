@@ -57,3 +57,25 @@ def test_scaled_gradients_are_clipped(limit, broken):
         script.step([total([computed], limit / (2 * limit + 1e-6) / 1024)])
         script.clear()
     assert laws(script) == broken
+
+
+@pytest.mark.parametrize(("limit", "broken"), [(1.0, {"watch/clip-whole-window"}), (1e9, set())])
+def test_a_clip_between_two_backward_passes_may_measure_the_norm(limit, broken):
+    script = Script(ranks=1)
+    for _ in range(3):
+        [first] = script.backward()
+        script.each(records.Clipped("norm", script.numbers, limit, 4.0, len(script.numbers), LINE))
+        [second] = script.backward()
+        script.step([total([first, second])])
+        script.clear()
+    assert laws(script) & {"watch/clip-whole-window"} == broken
+
+
+def test_a_rank_without_data_has_no_loss_scale():
+    script = Script()
+    script.step([total(script.backward(), 0.5)] * 2)
+    script.clear()
+    computed = script.backward()
+    del script.streams[1][-2:]
+    script.step([total(computed[:1], 0.5)] * 2)
+    assert "watch/one-scale" not in laws(script)

@@ -42,8 +42,9 @@ def judge(together: Together, findings: Findings) -> None:
                 f"a rank steps {max(sizes) / min(sizes):.3g} times as far as another one" if sizes else None,
             )
         )
-    scales = {window.rank: window.scales for window in here}
-    if any(of_rank != scales[first.rank] for of_rank in scales.values()):
+    # A rank that has run out of data has none.
+    scales = {window.rank: window.scales for window in here if window.scales}
+    if len({*map(tuple, scales.values())}) > 1:
         says = "the loss scales are " + ", ".join(f"{of_rank} on rank {rank}" for rank, of_rank in scales.items())
         every = [scale for of_rank in scales.values() for scale in of_rank]
         effect = f"a rank counts up to {max(every) / min(every):g} times as much as another one"
