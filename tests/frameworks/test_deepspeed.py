@@ -178,21 +178,35 @@ def test_fp16_is_unavailable_where_deepspeed_refuses_it(servers):
     assert (item.verdict, item.reason) == ((None, "") if supported else ("UNAVAILABLE", REFUSED))
 
 
+FP16 = """
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    CPU_Accelerator.is_fp16_supported = lambda self: True
+
+    from conformance import Task
+    from conformance.frameworks import deepspeed
+
+    @deepspeed.reference
+    def train(task: Task) -> None:
+        deepspeed.fit(task, {stage})
+"""
+
+
+def test_fp16_in_stage_0(write, servers):
+    """Known: the loss is not scaled, and `initialize` makes the state of the optimizer by a step."""
+    cases = [f"deepspeed-w2-acc2-fp16-{workload}" for workload in ("momentum", "two-groups-clip")]
+    target = write(FP16.format(stage=0))
+    results = [run_case(item, servers, TIME_LIMIT) for item in collect(servers, [target], [], cases)]
+    assert [case.verdict for case in results] == ["FAIL (numerics)"] * 2
+    headlines = {case.workload: case.headline for case in results}
+    assert headlines["momentum"] == "step 0, rank 0: the gradient of weight[0] is 0.0625, expected 2"
+    assert headlines["two-groups-clip"].startswith("a step with gradients of zero changed the weights before training")
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_fp16_where_it_is_not_refused(stage, write, servers):
     """Skipped steps and the loss scale are seen. When the scale grows, DeepSpeed divides by the new one already."""
-    target = write(f"""
-        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-
-        CPU_Accelerator.is_fp16_supported = lambda self: True
-
-        from conformance import Task
-        from conformance.frameworks import deepspeed
-
-        @deepspeed.reference
-        def train(task: Task) -> None:
-            deepspeed.fit(task, {stage})
-    """)
+    target = write(FP16.format(stage=stage))
     cases = [f"deepspeed-w2-acc2-fp16-{workload}" for workload in ("momentum", "overflow-in-part", "growing-scale")]
     results = [run_case(item, servers, TIME_LIMIT) for item in collect(servers, [target], [], cases)]
     assert {case.workload: case.verdict for case in results} == {
