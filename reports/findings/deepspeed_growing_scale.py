@@ -17,6 +17,7 @@ model = torch.nn.Linear(1, 1, bias=False)
 torch.nn.init.constant_(model.weight, 1.0)
 config = {
     "train_micro_batch_size_per_gpu": 1,
+    "gradient_clipping": 0.0,
     "fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 3},
     "zero_optimization": {"stage": 1},
     "zero_force_ds_cpu_optimizer": False,

@@ -17,6 +17,7 @@ model = torch.nn.Linear(1, 1, bias=False)
 torch.nn.init.constant_(model.weight, 1.0)
 config = {
     "train_micro_batch_size_per_gpu": 1,
+    "gradient_clipping": 0.0,
     "fp16": {"enabled": True},
     "zero_optimization": {"stage": 0},
     "zero_allow_untested_optimizer": True,
