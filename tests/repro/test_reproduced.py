@@ -22,7 +22,7 @@ SHOWN = [
     ("own_order_gradients_summed", "ddp-w2-acc2-fp32-own-order"),
     ("own_order_seeded_again", "single-acc2-fp32-own-order-resumed-at-4"),
     ("resumes_without_average", "single-acc2-fp32-momentum-resumed-at-3"),
-    ("resumes_without_scaler", "single-acc2-fp16-growing-scale-resumed-at-3"),
+    ("resumes_without_scaler", "single-acc2-fp16-overflow-resumed-at-4"),
     ("divides_by_ranks_of_the_stop", "ddp-w2-acc2-fp32-momentum-resumed-at-4-on-3-ranks"),
     ("saves_over_what_it_resumed_from", "single-acc2-fp32-momentum-resumed-at-3-twice"),
     ("overwrites_its_checkpoint", "single-acc2-fp32-momentum-resumed-at-3-killed"),
