@@ -40,12 +40,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def watched(steps: int, connection) -> None:  # type: ignore[no-untyped-def]  # of a process of its own
     """Sends the judge's peak in KiB, the most bytes in the folder, and the steps that conform."""
     from conformance.watch import watching
+    from conformance.watch.judging.judge import Judge
+    from conformance.watch.reading import Reader
 
     most = 0
 
-    class Reader(watching.Reader):
-        def __init__(self, folder: Path, judge: object) -> None:
-            super().__init__(folder, judge)  # type: ignore[arg-type]
+    class Measured(Reader):
+        def __init__(self, folder: Path, judge: Judge) -> None:
+            super().__init__(folder, judge)
             self.folder = folder
 
         def read(self) -> bool:
@@ -53,7 +55,7 @@ def watched(steps: int, connection) -> None:  # type: ignore[no-untyped-def]  # 
             most = max(most, sum(path.stat().st_size for path in self.folder.iterdir()))
             return super().read()
 
-    watching.Reader = Reader  # type: ignore[misc]
+    vars(watching)["Reader"] = Measured
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(SCRIPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import isclose
@@ -48,7 +48,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         return early
     if case.resumed_at is not None and right.steps[difference.step].window >= case.resumed_at:
         model, is_missing = case.problem.workload.model, difference.observed is None
-        restored = {
+        restored: dict[str, Callable[[], str | None]] = {
             "weights": lambda: other_weights(ranks),
             "gradients": lambda: other_gradients(case, ranks),
             "parameters of the optimizer": lambda: left_behind(model, ranks) if is_missing else None,

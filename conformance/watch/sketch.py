@@ -97,7 +97,8 @@ class Sketching:
         staged = [part for sample, zeros in parts for part in (sample.view(-1), zeros)]
         blocks = _exact(torch.cat(staged, out=self._buffer(samples, BLOCK * len(layout.owner))).view(-1, BLOCK))
         sketches = torch.zeros(len(samples), WIDTH, dtype=torch.float64, device=blocks.device)
-        squares = torch.linalg.vector_norm(blocks, dim=1).double().square_()
+        # In double, as the square of a small single is zero, and that of a large one infinite.
+        squares = torch.linalg.vector_norm(blocks, dim=1, dtype=torch.float64).square_()
         rows = torch.cat([torch.stack(self._projected(blocks)).double() * layout.signs, squares[None]])
         sketches.index_add_(0, layout.owner, rows.t())
         sketches[:, 2].sqrt_()
@@ -124,7 +125,7 @@ class Sketching:
             if len(rest):
                 last = torch.stack([torch.dot(rest, b[: len(rest)]) for b in self._column(flat.device, flat.dtype)])
                 sums[:2] += last.double() * signs[:, first + whole]
-        sums[2] = torch.linalg.vector_norm(flat)
+        sums[2] = torch.linalg.vector_norm(flat, dtype=torch.float64)
         return Taken(None, sums)
 
     def _projected(self, blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from conformance.watch.judging import bound
+from conformance.watch.judging.windows import ROUNDOFF
 from conformance.watch.sizes import BLOCK
 from conformance.watch.sketch import SAMPLED, Sketching, samples, spread
 
@@ -34,9 +36,30 @@ def test_sparse_and_half_precision_tensors():
     dense[[3, 17, 39]] = torch.arange(99.0).reshape(3, 33)
     of_sparse, of_dense = sketch(dense.to_sparse(1)), sketch(dense)
     assert torch.equal(of_sparse[:, :2], of_dense[:, :2])
-    # Of the 99 squares that the norm in single precision adds up.
-    assert torch.allclose(of_sparse[:, 2], of_dense[:, 2], rtol=100 * 2.0**-24, atol=0)
+    # Of the 99 squares that the norm adds up, in double precision.
+    assert torch.allclose(of_sparse[:, 2], of_dense[:, 2], rtol=100 * 2.0**-53, atol=0)
     assert torch.equal(sketch(dense.bfloat16()), sketch(dense))
+
+
+@pytest.mark.parametrize("size", [5, SAMPLED * BLOCK + 1])
+@pytest.mark.parametrize("exponent", [-140, -70, 70, 120])
+def test_norms_of_very_small_and_large_numbers(size, exponent):
+    """Their squares are no numbers of single precision."""
+    [(_, _, norm)] = sketch(torch.full((size,), 2.0**exponent))
+    assert norm.item() == pytest.approx(size**0.5 * 2.0**exponent, rel=size * 2.0**-53)
+
+
+def test_what_halves_lose_is_within_the_bound():
+    """And is not without what the bound allows for numbers that are too small."""
+    generator = torch.Generator().manual_seed(3)
+    small = (torch.rand(4000, generator=generator) * 2.0**-23).half()
+    (of_all,), (of_third,) = sketch(small), sketch(small / 3)
+    roundoff, norm = ROUNDOFF["float16"], of_all[2].item()
+    off = (of_third[:2] - of_all[:2] / 3).abs()
+    rounded = bound.of_sum(1, roundoff, norm / 3)
+    summed = bound.of_sketch(roundoff, norm / 3) + bound.of_sketch(roundoff, of_third[2].item())
+    assert (off <= rounded + summed + bound.of_underflow(1, roundoff, small.numel())).all()
+    assert (small / 3 - small.double() / 3).norm() * bound.SIGNS > rounded + summed
 
 
 def test_no_number_is_drawn_from_the_scripts_generator():

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from conformance.watch.judging.windows import ROUNDOFF
+from math import sqrt
+
+from conformance.watch.judging.windows import LOST, ROUNDOFF
 from conformance.watch.sizes import BLOCK
 
 SIGNS = 64.0
 """A projection on random signs exceeds this many standard deviations with probability below 10⁻¹⁰."""
 
-_OF_NORM = 1.01
-"""Norms are computed in single precision."""
+_HIGHER_ORDER = 1.01
+"""Terms of higher order in the roundoff, and the rounding of sums in double precision."""
 
 
 def of_sum(roundings: int, roundoff: float, norms: float) -> float:
     """Of a sum of gradients whose norms add up to `norms`, each element of which passed so many roundings."""
-    return SIGNS * roundings * roundoff * _OF_NORM * norms
+    return SIGNS * roundings * roundoff * _HIGHER_ORDER * norms
+
+
+def of_underflow(roundings: int, roundoff: float, elements: int) -> float:
+    """Of so many elements, each of which was so often too small for the format with this roundoff."""
+    return SIGNS * roundings * LOST[roundoff] * sqrt(elements)
 
 
 def of_sketch(roundoff: float, norm: float) -> float:
     """Of the sketch of a tensor, which is computed block by block in single precision, or double for doubles."""
     computed_in = max(min(roundoff, ROUNDOFF["float32"]), ROUNDOFF["float64"])
-    return SIGNS * (BLOCK - 1) * computed_in * _OF_NORM * norm
+    return SIGNS * (BLOCK - 1) * computed_in * _HIGHER_ORDER * norm

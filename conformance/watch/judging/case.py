@@ -114,23 +114,22 @@ class Case:
 
     def equations(self, choose: Choose) -> list[Equation]:
         found = []
-        biggest = max(float(abs(self.window.used[p][2])) for p in self.parameters)
         for number in self.parameters:
             used, total = self.window.used[number], Sum(choose(number))
             local = total.sketch(self.shard(number))
             roundings = max(0, total.terms - 1) + len(self.clips) + _BY_HAND
             # Compressed for the way alone: a cast, the sum over ranks, a division.
+            on_the_way = self.together.ranks + 1
+            elements = self.window.sizes.get(number, 1)
+            lost = bound.of_underflow(roundings, self.roundoff, elements)
+            lost += bound.of_underflow(on_the_way, self.lossy, elements)
             spread = (
                 bound.of_sum(roundings, self.roundoff, local[2])
-                + bound.of_sum(self.together.ranks + 1, self.lossy, local[2])
+                + bound.of_sum(on_the_way, self.lossy, local[2])
                 + bound.of_sketch(self.roundoff, local[2])
+                + lost
             )
-            # What is much smaller than all else may have underflowed on the way.
-            slack = (
-                bound.of_sketch(self.roundoff, abs(used[2]))
-                + 1e-12 * biggest * self.roundoff / ROUNDOFF["float32"]
-                + 1e-37
-            )
+            slack = bound.of_sketch(self.roundoff, abs(used[2])) + lost
             found += [Equation(float(used[j]), float(local[j]), slack, spread, number) for j in (0, 1)]
         return found
 
@@ -147,8 +146,9 @@ class Case:
         equations = []
         for number, one in every:
             before = one.sketch[0] if one.before is None else one.before
-            slack = bound.of_sketch(self.roundoff, abs(one.sketch[0, 2])) + 1e-37
-            spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2])
+            lost = bound.of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
+            slack = bound.of_sketch(self.roundoff, abs(one.sketch[0, 2])) + lost
+            spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2]) + lost
             equations += [Equation(float(one.sketch[0, j]), float(before[j]), slack, spread, number) for j in (0, 1)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None
