@@ -24,11 +24,12 @@ class Expected:
 def expectation(case: CaseRecord, names: Iterable[str]) -> str | None:
     """The name that stands for the case: its id, also as trainer:id, or a cause that it shows, if it failed.
 
-    A cause is the law that it broke, or the known bug that makes its numbers.
+    A cause is the law that it broke, the condition that does not hold, or the known bug that makes its numbers.
     """
     own = [case.id, f"{case.trainer}:{case.id}"]
     if case.failed:
         own += [finding.law for finding in case.findings if finding.level == "MUST"]
+        own += [guard.name for guard in case.guards if not guard.holds]
         own += case.explained_by
     known = set(names)
     return next((name for name in own if name in known), None)

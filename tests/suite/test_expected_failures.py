@@ -21,6 +21,10 @@ def test_an_id_and_a_cause_stand_for_a_case(results):
     assert expectation(bug, [bug.id]) == bug.id
     assert expectation(bug, [f"{bug.trainer}:{bug.id}"]) == f"{bug.trainer}:{bug.id}"
     assert expectation(bug, ["another", must]) is None
+    broken = next(case for case in results.cases if any(not guard.holds for guard in case.guards))
+    guard, holds = (next(one.name for one in broken.guards if one.holds is truth) for truth in (False, True))
+    assert expectation(broken, [guard, holds]) == guard
+    assert expectation(broken, [holds]) is None
 
 
 def test_those_that_fail_are_counted_and_those_that_hold_are_wrong(results):
