@@ -1,4 +1,7 @@
-"""The verdict on one case."""
+"""The verdict on one case: evidence, guards, numbers, laws and declarations, and which of them decides.
+
+What the numbers alone say, and how a run that ended early is judged, is in `conformance.verdict.numbers`.
+"""
 
 from __future__ import annotations
 

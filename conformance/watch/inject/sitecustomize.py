@@ -1,4 +1,5 @@
-"""Python runs this file when it starts, in each process of a watched command: its folder is first on PYTHONPATH.
+"""Python runs this file when it starts, in each process of a watched command: its folder is first on PYTHONPATH,
+where `conformance.watch.watching` has put it.
 
 It costs nothing until the process imports torch. Then it starts the recorder.
 """
