@@ -52,3 +52,19 @@ def test_each_adapter_has_its_page() -> None:
     }
     assert len(linked) == len(set(linked))
     assert set(linked) == adapters
+
+
+def test_the_commands_for_an_adapter_are_those_of_its_session() -> None:
+    """Each framework's session installs the extra of its name, and runs the adapter by `conformance run`."""
+    text = (ROOT / "docs/frameworks.md").read_text()
+    [(extra, module)] = re.findall(
+        r'^pip install "trainer-conformance\[(.+?)\]"\nconformance run (\S+)$', text, re.MULTILINE
+    )
+    extras = re.findall(
+        r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2], re.M
+    )
+    adapters = re.findall(r"\]\(\.\./conformance/frameworks/(\w+)\.py\)", text)
+    for name in adapters:
+        tests = (ROOT / f"tests/frameworks/test_{name}.py").read_text()
+        assert name.replace("_", "-") in extras
+        assert re.search(rf'^(TARGET|ADAPTER) = "{re.escape(module.replace(extra, name))}"$', tests, re.MULTILINE), name
