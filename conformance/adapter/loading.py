@@ -100,7 +100,8 @@ def _holds_trainer(file: Path) -> bool:
 
 
 def every_trainer(targets: Sequence[str]) -> list[str]:
-    """The targets, with each file that has several trainers replaced by them where `all` is among the targets.
+    """The targets, with each file or module that has several trainers replaced by them where `all` is among
+    the targets.
 
     Raises TrainerError: `all` stands alone.
     """
@@ -114,7 +115,8 @@ def every_trainer(targets: Sequence[str]) -> list[str]:
 
 def _each(target: str) -> list[str]:
     place, name = _split(target)
-    names = trainers_in(Path(place)) if name is None and place.endswith(".py") else []
+    file = file_of(place) if name is None else None
+    names = [] if file is None else trainers_in(file)
     return [f"{place}:{one}" for one in names] if len(names) > 1 else [target]
 
 
@@ -190,5 +192,7 @@ def _choose(module: ModuleType, place: str, name: str | None) -> tuple[Train, bo
     if len(candidates) > 1:
         choices = ", ".join(f"{place}:{key}" for key in candidates)
         several = f"{place}: {len(candidates)} @trainer functions in it"
-        raise TrainerError(f"{several}, name one of {choices}, or add --trainer {ALL}")
+        # Those that a file makes in another way than under `@trainer` are not known before it is imported.
+        or_all = f", or add --trainer {ALL}" if len(_each(place)) > 1 else ""
+        raise TrainerError(f"{several}, name one of {choices}{or_all}")
     return next(iter(candidates.values())), True

@@ -87,6 +87,8 @@ def test_several_trainers_and_no_name(write):
     said = message("several.py")
     assert said.startswith("several.py: 2 @trainer functions in it, name one of several.py:train, several.py:other, or")
     assert said.endswith("add --trainer all")
+    write("made.py", "from conformance import trainer\nfirst, second = map(trainer, (lambda task: 1,) * 2)\n")
+    assert message("made.py") == "made.py: 2 @trainer functions in it, name one of made.py:first, made.py:second"
 
 
 @pytest.mark.parametrize("target", [":train", "my_trainer.py:"])

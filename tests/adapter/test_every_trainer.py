@@ -46,6 +46,11 @@ def test_all_of_a_file(several):
     ]
 
 
+def test_all_of_a_module(several, monkeypatch):
+    monkeypatch.syspath_prepend(several.parent)
+    assert every_trainer(["several", "all"])[:2] == ["several:first", "several:second"]
+
+
 def test_what_names_one_trainer_stays(several, tmp_path):
     one = tmp_path / "one.py"
     one.write_text("from conformance import trainer\n@trainer()\ndef train(task): ...\n")
