@@ -19,7 +19,7 @@ from conformance.cli.signals import ended_like_ctrl_c
 from conformance.results import ResultsError
 
 if TYPE_CHECKING:
-    from conformance.watch.judging.findings import Findings
+    from conformance.watch.judging.judge import Judge
 
 SUMMARY = "watch any training script, without an adapter"
 DESCRIPTION = """Run a training script as it is, and say whether each optimizer step used the average of what the ranks
@@ -106,10 +106,11 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _live(start: float, *, stop: bool) -> Callable[[Findings], bool]:
+def _live(start: float, *, stop: bool) -> Callable[[Judge], bool]:
     """Shows how it stands, on a terminal; its result is whether that is enough."""
 
-    def see(findings: Findings) -> bool:
+    def see(judge: Judge) -> bool:
+        findings = judge.findings
         if sys.stderr.isatty():
             undecided = sum(findings.open.values())
             print(
@@ -119,7 +120,7 @@ def _live(start: float, *, stop: bool) -> Callable[[Findings], bool]:
                 file=sys.stderr,
                 flush=True,
             )
-        return stop and bool(findings.causes)
+        return stop and judge.accuses
 
     return see
 

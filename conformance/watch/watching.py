@@ -33,11 +33,11 @@ class Watched:
 
 def watch(
     command: Sequence[str],
-    see: Callable[[Findings], bool] = lambda findings: False,
+    see: Callable[[Judge], bool] = lambda judge: False,
     settings: Settings = Settings(),  # noqa: B008  # is frozen
 ) -> Watched:
-    """Run a command to its end. `see` is called now and then with what was found until then; if it is true, that is
-    enough, and the command is ended. KeyboardInterrupt ends it, too.
+    """Run a command to its end. `see` is called now and then with the judge of what came until then; if it is true,
+    that is enough, and the command is ended. KeyboardInterrupt ends it, too.
 
     Raises OSError if it cannot be started.
     """
@@ -47,7 +47,7 @@ def watch(
         process = subprocess.Popen(command, env={**environment(folder, os.environ), **settings.variables()})
         code, was_interrupted = None, False
         try:
-            while code is None and not see(judge.findings):
+            while code is None and not see(judge):
                 try:
                     code = process.wait(_PAUSE)
                 except subprocess.TimeoutExpired:

@@ -1,7 +1,11 @@
 """A factor that looks like a mistake is one if the script makes it in each step."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.steady import Steady
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
@@ -36,3 +40,22 @@ def test_the_count_is_that_of_all_steps():
     [cause] = script.findings().causes.values()
     assert (cause.count, cause.ranks, cause.first.step) == (6, {0, 1}, 0)
     assert cause.first.effect == "the gradients used are 0.5 of what they should be"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [("ww", False), ("www", True), ("rwww", True), ("wwwo", False), ("wwwv", False), ("rrr", False)],
+)
+def test_a_run_is_ended_once_several_steps_say_the_same(steps, expected):
+    """Of right (r) and wrong (w) steps, those of another factor (o) and those that break another law (v)."""
+    window = SimpleNamespace(optimizer=0, rank=0, index=0, moments=[], cut=0)
+    says = {
+        "w": (0, Finding("watch/averaged-once", "", 0, (0,)), False),
+        "v": (0, Finding("watch/divided-once", "", 0, (0,)), False),
+        "r": (0, None, True),
+        "o": (0, None, False),
+    }
+    steady = Steady(Findings())
+    for step in steps:
+        steady.feed([says[step]], [window])
+    assert steady.accuses == expected

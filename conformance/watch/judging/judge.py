@@ -103,6 +103,11 @@ class Launch:
         """Whether the other ranks are so far behind that it has to wait."""
         return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
 
+    @property
+    def accuses(self) -> bool:
+        """Whether what was seen so far is enough to accuse the script."""
+        return bool(self.findings.causes) or self._steady.accuses or self._solved.accuses
+
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         self._is_over = True
@@ -320,6 +325,11 @@ class Judge:
                 launch.streams[began.rank] = Stream(began)
                 return launch
         raise AssertionError("there is one launch more than there were")
+
+    @property
+    def accuses(self) -> bool:
+        """Whether what was seen so far is enough to accuse the script."""
+        return any(launch.accuses for launch in self._launches.values())
 
     def finish(self, *, is_whole: bool = True) -> Findings:
         """is_whole: whether the command came to its end by itself, and without an error."""

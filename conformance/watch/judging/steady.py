@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 
+_OFTEN = 3
+"""Steps. What one comes to by chance, so many in a row do not."""
+
 VARIES = "factors look wrong in some steps, and otherwise in others, as if the script changed gradients by hand"
 
 
@@ -25,6 +28,13 @@ class _Of:
     first: dict[str, Finding] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether all steps say the same, but for those that may be right beside it."""
+        # A step without gradients does nothing, and one beside others may be meant to.
+        is_beside = self.right > 0 and (sum(self.counts.values()) == 1 or "watch/has-gradient" in self.counts)
+        return len(self.counts) == 1 and not self.others and not is_beside
+
 
 class Steady:
     """Of the processes that train together."""
@@ -36,6 +46,11 @@ class Steady:
     def suspects(self, law: str) -> bool:
         """Whether any step looks as if it broke this law."""
         return any(law in of.counts for of in self._of.values())
+
+    @property
+    def accuses(self) -> bool:
+        """Whether it would accuse the script of what it has seen several times, if that ended now."""
+        return any(of.is_steady and sum(of.counts.values()) >= _OFTEN for of in self._of.values())
 
     def feed(self, factors: Sequence[tuple[int, Finding | None, bool]], windows: Sequence[Window]) -> None:
         """What a step says: see `Findings.factors`. windows: those of all ranks."""
@@ -52,12 +67,8 @@ class Steady:
 
     def finish(self) -> None:
         for of in self._of.values():
-            if not of.counts:
-                continue
-            # A step without gradients does nothing, and one beside others may be meant to.
-            is_beside = of.right > 0 and (sum(of.counts.values()) == 1 or "watch/has-gradient" in of.counts)
-            if of.others or len(of.counts) > 1 or is_beside:
-                self._findings.undecided(VARIES, sum(of.counts.values()))
-                continue
-            for law, finding in of.first.items():
+            if of.is_steady:
+                [(law, finding)] = of.first.items()
                 self._findings.add(finding, count=of.counts[law])
+            elif of.counts:
+                self._findings.undecided(VARIES, sum(of.counts.values()))
