@@ -14,6 +14,7 @@ import resource
 import sys
 import tempfile
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 
@@ -37,8 +38,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-def watched(steps: int, connection) -> None:  # type: ignore[no-untyped-def]  # of a process of its own
-    """Sends the judge's peak in KiB, the most bytes in the folder, and the steps that conform."""
+def watched(steps: int, connection: Connection) -> None:
+    """In a process of its own, sends the judge's peak in KiB, the most bytes in the folder, and the steps that conform."""
     from conformance.watch import watching
     from conformance.watch.judging.judge import Judge
     from conformance.watch.reading import Reader

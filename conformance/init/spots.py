@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .checks import Checks, keys_of_batches, steps_of_schedulers
 from .commands import commands, options
+from .loops import Loops, is_counted
 from .losses import is_mean_of_squares
 from .source import Change, Node, Source, is_module, keyword, last_name
 from .windows import lengths, shares
@@ -36,7 +37,6 @@ _BY_NAME = {
 _TARGET = re.compile(r"label|target|tgt|(^|_)(y|gt|answer)", re.IGNORECASE)
 _PASSES = ("iter", "enumerate", "tqdm", "cycle", "prepare", "zip", "len")
 _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepare", "to", "cuda", "FSDP")
-_COUNTS = ("range", "trange", "count")
 _CASTS = "casts as the precision of the case asks"
 _SCHEDULE = "the schedule of the task: step it after each optimizer step"
 _DATA = "the data of the task"
@@ -100,8 +100,7 @@ class _Finder(ast.NodeVisitor):
         #: Of the script itself, without those of its models.
         self._functions = set(self._defined(source.tree))
         self._trained = {*_MODELS, *self._stepped()} - {"self", ""}
-        self._training = self._functions_that_train()
-        self._looping = self._functions_that_loop()
+        self._loops = Loops(source.tree)
         calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
         self.found.accelerate = any(last_name(call) == "Accelerator" for call in calls)
         self._unpacked: dict[ast.expr, int] = {}
@@ -131,28 +130,6 @@ class _Finder(ast.NodeVisitor):
                     if isinstance(part, ast.Call) and last_name(part) in ("parameters", "named_parameters"):
                         yield last_name(part.func.value if isinstance(part.func, ast.Attribute) else part.func)
 
-    def _functions_that_train(self) -> set[str]:
-        """Those that go backward, or call one that does."""
-        functions = [node for node in ast.walk(self._source.tree) if isinstance(node, ast.FunctionDef)]
-        calls = {
-            one.name: {last_name(node) for node in ast.walk(one) if isinstance(node, ast.Call)} for one in functions
-        }
-        return _callers({"backward"}, calls)
-
-    def _functions_that_loop(self) -> set[str]:
-        """Those that go over the data, or call one that does."""
-        functions = [node for node in ast.walk(self._source.tree) if isinstance(node, ast.FunctionDef)]
-        calls = {
-            one.name: {last_name(node) for node in ast.walk(one) if isinstance(node, ast.Call)} for one in functions
-        }
-        loop = {
-            one.name
-            for one in functions
-            for node in ast.walk(one)
-            if isinstance(node, ast.For) and not _is_counted(node) and self._trains(node)
-        }
-        return _callers(loop, calls)
-
     def _change(self, node: Node, why: str, *parts: str | Node) -> None:
         had = " ".join(self._source.of(node).split())
         shown = had if len(had) < 60 else had[:57] + "..."
@@ -168,38 +145,25 @@ class _Finder(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For) -> None:
         named, calls = last_name(node.target), {last_name(one) for one in ast.walk(node) if isinstance(one, ast.Call)}
-        is_counted = isinstance(node.iter, ast.Call) and last_name(node.iter) in _COUNTS
+        counted = is_counted(node)
         if isinstance(node.iter, ast.Name) and node.iter.id in self._trained:
             self._change(node.iter, "the layers of the task's model, if it has any", node.iter, ".children()")
-        elif not self._trains(node) or not isinstance(node.iter, ast.Call):
+        elif not self._loops.trains(node) or not isinstance(node.iter, ast.Call):
             pass
-        elif named.startswith(("epoch", "ep", "_")) or (is_counted and self._trains_in_a_loop(node)):
+        elif named.startswith(("epoch", "ep", "_")) or (counted and self._loops.trains_in_a_loop(node)):
             self._change(node.iter, _WHOLE, "range(1)")
-        elif (
-            is_counted
-            and "next" in calls
-            and not any(isinstance(one, ast.For) for one in ast.walk(node) if one != node)
-        ):
+        elif counted and "next" in calls and not any(isinstance(one, ast.For) for one in ast.walk(node) if one != node):
             self._change(node.iter, "as many micro-batches as the task has", f"range(len({TASK}.dataloader()))")
-        elif is_counted and "next" in calls:
+        elif counted and "next" in calls:
             self._change(node.iter, "as many windows as the task has", f"range({TASK}.steps)")
         self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> None:
-        if self._trains_in_a_loop(node):
+        if self._loops.trains_in_a_loop(node):
             header = ast.Pass(lineno=node.lineno, col_offset=node.col_offset)
             header.end_lineno, header.end_col_offset = node.test.end_lineno, node.test.end_col_offset
             self._change(header, _WHOLE, "for _ in range(1)")
         self.generic_visit(node)
-
-    def _trains(self, node: ast.stmt) -> bool:
-        return any(isinstance(one, ast.Call) and last_name(one) in self._training for one in ast.walk(node))
-
-    def _trains_in_a_loop(self, node: ast.For | ast.While) -> bool:
-        """Whether a loop in this one goes over the data: one that trains, here or in a function that it calls."""
-        calls = {last_name(one) for part in node.body for one in ast.walk(part) if isinstance(one, ast.Call)}
-        within = [one for part in node.body for one in ast.walk(part) if isinstance(one, ast.For)]
-        return bool(calls & self._looping) or any(self._trains(one) and not _is_counted(one) for one in within)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         if isinstance(node.targets[0], ast.Tuple):
@@ -250,7 +214,7 @@ class _Finder(ast.NodeVisitor):
             one for one in call.args if isinstance(one, ast.Attribute) and _OPTIONS.search(last_name(one.value))
         ]
         takes_one = any(last_name(one) in self._trained for one in call.args if one not in of_options)
-        others = ("load", "eval", "train", *_WRAPPERS, *self._modules, *self._training)
+        others = ("load", "eval", "train", *_WRAPPERS, *self._modules, *self._loops.training)
         return last_name(call) not in others and not takes_one
 
     def _model(self, call: ast.Call) -> None:
@@ -311,7 +275,7 @@ class _Finder(ast.NodeVisitor):
             share, loader = (
                 ("all ranks'", "global_dataloader") if self.found.accelerate else ("this rank's", "dataloader")
             )
-            keys = keys_of_batches(self._source.tree, self._loops())
+            keys = keys_of_batches(self._source.tree, self._loops.over_data)
             of = "pairs of x and y" if keys is None else "inputs and targets by the script's keys"
             self._change(node, f"the data of the task, {of}, {share} share", f"{TASK}.{loader}({_format(keys)})")
         elif name == "random_split" and len(node.args) > 1:
@@ -330,11 +294,6 @@ class _Finder(ast.NodeVisitor):
             return False
         return True
 
-    def _loops(self) -> set[ast.For]:
-        """Those over the data that train."""
-        loops = {one for one in ast.walk(self._source.tree) if isinstance(one, ast.For) and self._trains(one)}
-        return {one for one in loops if not _is_counted(one) and not self._trains_in_a_loop(one)}
-
     def _losses(self) -> set[str]:
         """The names of what is called for the loss."""
         found = {"mse_loss", "cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "criterion", "loss_fn"}
@@ -345,14 +304,9 @@ class _Finder(ast.NodeVisitor):
 
     def _schedule(self) -> None:
         """One that is stepped after each epoch is left out: here all epochs are one."""
-        tree = self._source.tree
-        around = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
-        whole: list[ast.stmt] = [one for one in around if self._trains_in_a_loop(one)]
-        whole += [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name in self._looping]
-        in_epochs = {one for node in whole for one in ast.walk(node)}
-        in_steps = {one for node in around if node not in whole and self._trains(node) for one in ast.walk(node)}
-        for call in steps_of_schedulers(tree):
-            if call in in_epochs and call not in in_steps:
+        in_epochs = self._loops.in_epochs()
+        for call in steps_of_schedulers(self._source.tree):
+            if call in in_epochs:
                 self.found.scheduler = False
                 why = "CHECK: the schedule counts epochs, which are one here: it is not judged"
                 self.found.changes.append(Change(call, ("None",), why))
@@ -389,7 +343,7 @@ class _Finder(ast.NodeVisitor):
             ):
                 self.found.loader = True
                 self._change(node.value, f"{_DATA}, pairs of x and y", f"iter({TASK}.dataloader())")
-        for loop in self._loops() if not self.found.loader else ():
+        for loop in self._loops.over_data if not self.found.loader else ():
             if isinstance(loop.iter, ast.Call) and last_name(loop.iter) in self._functions:
                 self.found.loader = True
                 self._change(loop.iter, f"{_DATA}, pairs of x and y", f"{TASK}.dataloader()")
@@ -500,18 +454,6 @@ class _Finder(ast.NodeVisitor):
         elif name == "to" and first is not None and _OF_A_RANK.search(self._source.of(first)):
             self._change(first, "the device of the task", f"{TASK}.device")
         return True
-
-
-def _callers(functions: set[str], calls: Mapping[str, set[str]]) -> set[str]:
-    """These, and what calls one of them. ``calls``: by the names of functions, what each calls."""
-    found = set(functions)
-    while more := {name for name, called in calls.items() if name not in found and called & found}:
-        found |= more
-    return found
-
-
-def _is_counted(node: ast.For) -> bool:
-    return isinstance(node.iter, ast.Call) and last_name(node.iter) in _COUNTS
 
 
 def _format(keys: list[str] | None) -> str:

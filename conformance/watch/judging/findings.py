@@ -60,7 +60,7 @@ class Findings:
     scenes: by `Finding.key`, the first window that shows it. sources: of each line that a site names, by file and line,
     the path of the file and the text.
 
-    checked, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
+    steps, conserved: how many steps of a rank there were to judge, and in how many the gradients used are those
     computed.
     """
 
