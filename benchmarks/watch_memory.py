@@ -39,7 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def watched(steps: int, connection: Connection) -> None:
-    """In a process of its own, sends the judge's peak in KiB, the most bytes in the folder, and the steps that conform."""
+    """In a process of its own: sends the judge's peak in KiB, the most bytes in the folder, and what conforms."""
     from conformance.watch import watching
     from conformance.watch.judging.judge import Judge
     from conformance.watch.reading import Reader
