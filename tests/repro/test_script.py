@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -241,6 +242,6 @@ def test_what_is_shown_otherwise_than_by_numbers(shows, case, has):
     text = written(case, shows=shows)
     assert has in text
     assert "conformance" not in text
-    checked = ["ruff", "check", "--isolated", "--select", "F821,F811", "--quiet", "-"]
+    checked = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821,F811", "--quiet", "-"]
     ended = subprocess.run(checked, input=text, text=True, stdout=subprocess.PIPE)
     assert (ended.returncode, ended.stdout) == (0, "")

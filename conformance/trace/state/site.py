@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
@@ -40,10 +41,12 @@ class Sites:
     """Finds the calls that led here.
 
     trainer_file: the file of the trainer under test as its frames name it (`co_filename`), or None.
+    folders: further ones that files are named from, beside those of `sys.path`.
     """
 
-    def __init__(self, trainer_file: str | None = None) -> None:
+    def __init__(self, trainer_file: str | None = None, *folders: str) -> None:
         self.trainer_file = trainer_file
+        self._folders = folders
         self._known: dict[int, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
@@ -89,7 +92,7 @@ class Sites:
         # Before Python 3.11 code does not know the class that it is in.
         function = getattr(itself, "co_qualname", itself.co_name)
         # A trainer may change the working directory.
-        file = self._files.get(path) or self._files.setdefault(path, shortened(path))
+        file = self._files.get(path) or self._files.setdefault(path, shortened(path, self._folders))
         code = self._known[id(itself)] = _Code(itself, path, file, function)
         return code
 
@@ -105,8 +108,8 @@ def _is_users(module: dict[str, Any], path: str) -> bool:
     return package not in _NOT_THE_USERS and not path.startswith(("<frozen ", "<string>"))
 
 
-def shortened(path: str) -> str:
-    """`path` as seen from the longest entry of `sys.path` that it lies in, or from the working directory."""
+def shortened(path: str, more: Sequence[str] = ()) -> str:
+    """`path` as seen from the longest entry of `sys.path` or `more` that it lies in, or from the working directory."""
     entries: list[object]
     try:
         entries = [os.getcwd(), *sys.path]
@@ -114,6 +117,6 @@ def shortened(path: str) -> str:
         # The working directory was removed; what is relative to it is nowhere.
         entries = [entry for entry in map(str, sys.path) if os.path.isabs(entry)]
     # Trainers also put paths of other types there, which Python ignores.
-    folders = {os.path.abspath(entry) for entry in entries if isinstance(entry, str)}
+    folders = {os.path.abspath(entry) for entry in [*entries, *more] if isinstance(entry, str)}
     inside = [folder for folder in folders if path.startswith(folder.rstrip(os.sep) + os.sep)]
     return os.path.relpath(path, max(inside, key=len)) if inside else path

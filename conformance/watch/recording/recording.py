@@ -41,7 +41,9 @@ class Recording:
         self._said: set[str] = set()
         self._lines: set[tuple[str, int]] = set()
         self.numbers = Numbers()
-        self.sites = Sites(_script())
+        script = _script()
+        # Python leaves the script's folder out of `sys.path` where it is told to be safe.
+        self.sites = Sites(script, *([] if script is None else [os.path.dirname(script)]))
         self.sketching = Sketching()
         self.inside: list[str] = []
         self.backwards = 0
