@@ -10,6 +10,7 @@ from pathlib import Path
 from conformance.laws.chapters import CHAPTERS
 from conformance.laws.explain import HARMLESS
 from conformance.laws.law import Law, laws
+from conformance.watch.judging import laws as of_watch
 
 PAGE = Path(__file__).parents[1] / "docs" / "laws.md"
 
@@ -81,6 +82,11 @@ explain` prints one.
 | --- | --- |
 """
 
+HEAD_OF_WATCH = """## Scripts that are watched
+
+What [`conformance watch`](watch.md) holds a script to, where no plan says what it should do. Above, "in a watch" says
+which of these laws check the same."""
+
 HEAD_OF_PERMISSIONS = """## Permissions
 
 What no law flags. Each line links to a correct trainer that does it; the tests run them all.
@@ -89,12 +95,13 @@ What no law flags. Each line links to a correct trainer that does it; the tests 
 
 
 def page() -> str:
-    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in laws())
+    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in [*laws(), *of_watch.LAWS.values()])
     chapters = ["\n\n".join([f"## {title}", *_laws(chapter)]) for chapter, title in CHAPTERS.items()]
     permissions = "\n".join(
         f"- {says} ([{Path(variant).stem}](../fixtures/variants/{variant}))" for variant, says in PERMISSIONS.items()
     )
-    return "\n\n".join([HEAD + contents, *chapters, HEAD_OF_PERMISSIONS + permissions]) + "\n"
+    watched = [HEAD_OF_WATCH, *map(_law_of_watch, of_watch.LAWS.values())]
+    return "\n\n".join([HEAD + contents, *chapters, *watched, HEAD_OF_PERMISSIONS + permissions]) + "\n"
 
 
 def _laws(chapter: str) -> list[str]:
@@ -105,8 +112,14 @@ def _law(law: Law) -> str:
     better = [f"Not reported beside {', '.join(map(_link, law.unless))}."] if law.unless else []
     if law.gives_way or law.latent:
         better.append(f"Where the numbers are right: {law.latent or HARMLESS}")
+    by = ", ".join(map(_link, law.watched)) or "not checked"
+    better.append(f"In a watch: {by}.{f' {law.unwatched}' if law.unwatched else ''}")
     source, snippet = f"Source: {law.source}.", f"```python\n{law.fix}\n```"
     return "\n\n".join([f"### {law.id}", f"**{law.says}**", law.why, *better, source, snippet])
+
+
+def _law_of_watch(law: of_watch.Law) -> str:
+    return f"### {law.id}\n\n**{law.says}**\n\n{law.why}\n\nFix: {law.fix}."
 
 
 def _link(id: str) -> str:

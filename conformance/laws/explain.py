@@ -32,8 +32,15 @@ def listing(chapters: Iterable[str] = CHAPTERS) -> RenderableType:
         if of_chapter:
             table.add_row(Text(chapter, "bold"), Text(CHAPTERS[chapter], "bold"))
         for law in of_chapter:
-            table.add_row(Text(f"  {law.id}"), Text(law.says, "" if law.level == "MUST" else "yellow"))
+            says = Text(law.says, "" if law.level == "MUST" else "yellow")
+            table.add_row(Text(f"  {law.id}"), Text.assemble(says, "\n", (f"in a watch: {in_a_watch(law)}", "dim")))
     return table
+
+
+def in_a_watch(law: Law) -> str:
+    """By which laws a watch checks it, and what of it none sees."""
+    by = ", ".join(law.watched) or "not checked"
+    return f"{by}. {law.unwatched}" if law.unwatched else by
 
 
 def explained(name: str) -> RenderableType:
@@ -61,6 +68,8 @@ def _in_full(law: Law) -> RenderableType:
         *([Text.assemble(("Where the numbers are right  ", "dim"), law.latent), Text("")] if law.latent else []),
         *([Text.assemble(("Where the numbers are right  ", "dim"), HARMLESS), Text("")] if law.gives_way else []),
         *([Text.assemble(("Not reported beside  ", "dim"), ", ".join(law.unless)), Text("")] if law.unless else []),
+        Text.assemble(("In a watch  ", "dim"), in_a_watch(law)),
+        Text(""),
         Text.assemble(("Source  ", "dim"), law.source),
         Text(""),
         Text("Right", "dim"),

@@ -73,6 +73,8 @@ class Law:
     why: what goes wrong in the numbers, in two sentences.
     source: the document that states the rule.
     fix: a short, correct snippet of Python.
+    watched: ids of the laws that hold a script to the same in a watch, where there is no plan. () if none does.
+    unwatched: what of it no watch sees, and why. "" if a watch sees all of it.
     latent: how another run goes wrong where the numbers of this one are right. "" if the numbers of a run show all harm
         that the law prevents: then a run with right numbers has done the same in another way, and is not condemned.
     judges: checks one subject. Yields a `Broken` or OK; yields nothing if the law does not apply or the trace does not
@@ -92,6 +94,8 @@ class Law:
     unless: tuple[str, ...] = ()
     needs: tuple[type[Event], ...] = ()
     latent: str = ""
+    watched: tuple[str, ...] = ()
+    unwatched: str = ""
 
     @property
     def chapter(self) -> str:
@@ -117,6 +121,8 @@ def law(
     why: str,
     source: str,
     fix: str,
+    watched: tuple[str, ...] = (),
+    unwatched: str = "",
     latent: str = "",
     unless: tuple[str, ...] = (),
     needs: tuple[type[Event], ...] = (),
@@ -127,7 +133,8 @@ def law(
     other parameters are those of `Law`.
 
     Raises:
-        ValueError: the chapter is unknown, the id is taken, or the sentence does not have exactly one MUST or SHOULD.
+        ValueError: the chapter is unknown, the id is taken, the sentence does not have exactly one MUST or SHOULD, or
+            nothing says whether a watch checks it.
     """
     if id.partition("/")[0] not in CHAPTERS:
         raise ValueError(f"{id!r} belongs to no chapter; the chapters are {', '.join(CHAPTERS)}")
@@ -135,6 +142,8 @@ def law(
         raise ValueError(f"two laws have the id {id!r}")
     if says.count("MUST") + says.count("SHOULD") != 1:
         raise ValueError(f"the sentence of {id!r} needs exactly one MUST or SHOULD")
+    if not watched and not unwatched:
+        raise ValueError(f"say under `watched` which laws of a watch check {id!r}, or under `unwatched` why none does")
 
     def add(judges: J) -> J:
         [parameter] = signature(judges).parameters
@@ -150,6 +159,8 @@ def law(
             unless,
             needs,
             " ".join(latent.split()),
+            watched,
+            unwatched,
         )
         return judges
 

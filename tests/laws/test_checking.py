@@ -134,6 +134,7 @@ def test_laws_that_give_way_in_a_circle():
         ("acc/one-scale-per-window", "It MUST.", "two laws"),
         ("acc/vague", "It might.", "exactly one MUST or SHOULD"),
         ("acc/torn", "It MUST, or SHOULD.", "exactly one MUST or SHOULD"),
+        ("acc/untold", "It MUST.", "say under `watched` which laws of a watch check 'acc/untold'"),
     ],
 )
 def test_a_law_that_cannot_be(id, says, complaint):

@@ -38,6 +38,7 @@ ACCUMULATION = 'PyTorch, "Automatic Mixed Precision examples", section "Gradient
         scaler.step(optimizer)
         scaler.update()
         """,
+    watched=("watch/unscaled",),
     needs=(Unscale,),
 )
 def unscale_once(window: Window) -> Outcomes:
@@ -119,6 +120,7 @@ def _samples(run: Run) -> float:
         scaler.step(optimizer)
         scaler.update()
         """,
+    watched=("watch/unscale-whole-window",),
     needs=(Unscale,),
 )
 def unscale_after_last_backward(window: Window) -> Outcomes:
@@ -169,6 +171,8 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         scaler.step(optimizer)
         scaler.update()
         """,
+    watched=("watch/same-steps",),
+    unwatched="It is seen once the gradients of one rank overflow, and not while all are finite.",
     latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
         overflow, some ranks step and others skip.""",
     needs=(Unscale,),
