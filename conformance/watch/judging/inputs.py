@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.rows import Rows
 
 _FEWEST_BATCHES, _ALIKE = 3, 0.9
-_FEWEST_ROWS, _MOST_ROWS, _SHARED = 16, 20_000, 0.4
+_SHARED = 0.4
 _MOST_BEHIND = 1000
 
 
@@ -19,7 +20,7 @@ class _Rank:
     sampler, the epoch that it began last, and the first batch of it."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
-    rows: set[int] = field(default_factory=set)
+    rows: Rows = field(default_factory=Rows)
     has_repeated: bool = False
     orders: dict[int, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
@@ -53,10 +54,7 @@ class Inputs:
     def _enter(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
         of.batches += 1
         self._order(of, rank, rows, site)
-        if not of.has_repeated and len(of.rows) < _MOST_ROWS:
-            of.has_repeated = len(set(rows)) < len(rows) or any(row in of.rows for row in rows)
-            if not of.has_repeated:
-                of.rows.update(rows)
+        of.has_repeated = of.has_repeated or not of.rows.add(rows)
         of.fed.append(rows)
         self._site = site
         if len(self._of) == self._ranks and all(other.fed for other in self._of.values()):
@@ -95,9 +93,7 @@ class Inputs:
             self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))
             return
         rows = [of.rows for of in self._of.values()]
-        if len(rows) < 2 or min(map(len, rows)) < _FEWEST_ROWS:
-            return
-        shared = len(rows[0] & rows[1]) / min(len(rows[0]), len(rows[1]))
+        shared = rows[0].shared(rows[1]) if len(rows) > 1 else 0.0
         if shared > _SHARED:
             says = f"before any sample came twice on a rank, {shared:.0%} of its samples came on another rank, too"
             self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))

@@ -1,0 +1,54 @@
+"""Which rows ranks have read, kept in bounded memory, shows whether they read each other's."""
+
+import random
+import sys
+
+import pytest
+
+from conformance.watch.judging.rows import Rows
+
+
+def read(fingerprints, batch=100):
+    """What is kept of an epoch, and whether a row came twice."""
+    rows = Rows()
+    return rows, all(rows.add(fingerprints[n : n + batch]) for n in range(0, len(fingerprints), batch))
+
+
+def drawn(number, seed=0):
+    return random.Random(seed).sample(range(2**32), number)
+
+
+@pytest.mark.parametrize("number", [100, 3000, 30_000])
+def test_shards_share_nothing(number):
+    data = drawn(number)
+    (own, is_new), (theirs, _) = read(data[::2]), read(data[1::2])
+    assert is_new
+    assert own.shared(theirs) == 0
+
+
+@pytest.mark.parametrize(("lengths", "share"), [((3000, 3000), 0.3), ((50_000, 50_000), 0.5), ((50_000, 5000), 0.5)])
+def test_ranks_that_shuffle_everything_share_what_they_happen_to(lengths, share):
+    data = drawn(round(max(lengths) / share), 1)
+    own, theirs = (read(random.Random(seed).sample(data, length))[0] for seed, length in enumerate(lengths))
+    # Five standard deviations of a share among 64 rows or more.
+    assert own.shared(theirs) == pytest.approx(share, abs=5 * 0.5 / 8)
+
+
+def test_few_rows_say_nothing():
+    rows = [read(list(range(15)))[0] for _ in range(2)]
+    assert rows[0].shared(rows[1]) == 0
+
+
+@pytest.mark.parametrize("number", [50, 3000, 30_000])
+def test_a_second_epoch_is_noticed(number):
+    data = drawn(number, 2)
+    rows, _ = read(data)
+    assert not read(data + data)[1]
+    assert not all(rows.add([row]) for row in data)
+
+
+def test_memory_is_bounded():
+    def size(number):
+        return sys.getsizeof(read(drawn(number, 3))[0]._kept)
+
+    assert size(50_000) <= size(2000)
