@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from .shapes import is_reshaped
 from .source import Change, Node, Source, is_module, last_name
 
 _CALL = (
@@ -16,7 +17,6 @@ _RATE = (
     "learning rates are the task's: leave this out; if the script steps a schedule so, make `scheduler = "
     'TASK.scheduler(optimizer)`, step it after each optimizer step, and declare `schedules=["step"]`'
 )
-_SHAPES = re.compile(r"squeeze|unsqueeze|view|view_as|reshape|flatten|argmax|one_hot|long|permute|transpose")
 _SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
 #: What models have beside the attributes of their classes.
 _OF_MODELS = re.compile(r"module$|training$|require_|configure_optimizers$|_")
@@ -32,7 +32,7 @@ class Checks:
 
     def of(self, missing: list[str], changes: list[Change]) -> Iterator[tuple[Node, str]]:
         """Nodes, and what is to be done there. ``missing``: what was not found. ``changes``: what was."""
-        for node in self._outside_of_modules(self._source.tree):
+        for node in outside_of_modules(self._source.tree):
             if isinstance(node, ast.Call):
                 yield from self._of_call(node)
             elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Call):
@@ -81,7 +81,7 @@ class Checks:
             gives_parts = isinstance(target, ast.Name) and any(self._parts(target.id, node))
             if not takes_one or gives_parts or isinstance(target, ast.Tuple):
                 yield node, _CALL
-        elif name in self._losses and any(map(self._is_reshaped, node.args)):
+        elif name in self._losses and any(map(is_reshaped, node.args)):
             yield node, "outputs and targets are (m, 1) both: pass them as they are, or the loss broadcasts them"
         elif name == "LBFGS":
             yield node, "LBFGS itself is not judged: the optimizers of the task are SGD, AdamW and Adagrad"
@@ -107,13 +107,6 @@ class Checks:
                         yield one.name
                     elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
                         yield one.attr
-
-    def _outside_of_modules(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Without the classes of models, of which the task's takes the position."""
-        yield node
-        for one in ast.iter_child_nodes(node):
-            if not (isinstance(one, ast.ClassDef) and is_module(one)):
-                yield from self._outside_of_modules(one)
 
     def _of_loop(self, node: ast.For) -> Iterator[tuple[Node, str]]:
         """Over batches: with the number of each, or without."""
@@ -149,9 +142,6 @@ class Checks:
             elif isinstance(one, ast.Attribute) and one.attr in ("loss", "logits") and last_name(one.value) == name:
                 yield one
 
-    def _is_reshaped(self, value: ast.expr) -> bool:
-        return any(isinstance(one, ast.Call) and _SHAPES.fullmatch(last_name(one)) for one in ast.walk(value))
-
     def _loop(self, node: ast.AST) -> ast.For | ast.While | None:
         """The innermost one around a node."""
         while (parent := self._parents.get(node)) is not None:
@@ -159,6 +149,14 @@ class Checks:
                 return parent
             node = parent
         return None
+
+
+def outside_of_modules(node: ast.AST) -> Iterator[ast.AST]:
+    """Without the classes of models, of which the task's takes the position."""
+    yield node
+    for one in ast.iter_child_nodes(node):
+        if not (isinstance(one, ast.ClassDef) and is_module(one)):
+            yield from outside_of_modules(one)
 
 
 def _is_rate(target: ast.expr) -> bool:

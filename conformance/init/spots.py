@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .checks import Checks, keys_of_batches, steps_of_schedulers
+from .checks import Checks, keys_of_batches, outside_of_modules, steps_of_schedulers
 from .commands import commands, options
 from .loops import Loops, is_counted
 from .losses import is_mean_of_squares
+from .shapes import reshapes
 from .source import Change, Node, Source, is_module, keyword, last_name
 from .windows import lengths, shares
 
@@ -111,7 +112,9 @@ class _Finder(ast.NodeVisitor):
         self._find_by_name()
         self._find_streams()
         self._schedule()
-        checks = Checks(source, self._trained, self._losses())
+        losses = self._losses()
+        self._reshaped(losses)
+        checks = Checks(source, self._trained, losses)
         for node, text in checks.of(self.found.missing, self.found.changes):
             self.found.changes.append(Change(node, (), f"CHECK: {text}"))
 
@@ -301,6 +304,14 @@ class _Finder(ast.NodeVisitor):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 found |= {last_name(node.targets[0])} if last_name(node.value).endswith("Loss") else set()
         return found - {""}
+
+    def _reshaped(self, losses: set[str]) -> None:
+        def is_taker(call: ast.Call) -> bool:
+            return last_name(call) in self._trained | losses or _LOSSES.search(last_name(call)) is not None
+
+        for call, whole in reshapes([*outside_of_modules(self._source.tree)], is_taker):
+            if all(call is not one.node for one in self.found.changes):
+                self._change(call, "inputs are (m, n), outputs and targets (m, 1)", whole)
 
     def _schedule(self) -> None:
         """One that is stepped after each epoch is left out: here all epochs are one."""

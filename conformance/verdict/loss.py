@@ -32,7 +32,8 @@ def other_loss(rank: Rank) -> str | None:
     asked = "weighted mean of the squared errors" if is_weighted else "mean of the squared errors"
     return (
         f"Your loss ({where}) is not the task's: its gradient is no multiple of {'weight * ' * is_weighted}"
-        f"(output - target) in each sample; this case asks for the {asked}: use `task.loss`."
+        f"(output - target) in each sample; this case asks for the {asked} of outputs and targets (m, 1): use "
+        "`task.loss`."
     )
 
 

@@ -146,6 +146,22 @@ LOOPS |= {
         "for x, y in TASK.dataloader():",
     ),
 }
+LOOPS |= {
+    "reshaped outputs": ("for x, y in d:\n    mse_loss(model(x).squeeze(-1), y).backward()", "mse_loss(model(x), y)"),
+    "reshaped targets": (
+        "c = CrossEntropyLoss()\nfor x, y in d:\n    c(model(x), y.view(-1).long().to(0)).backward()",
+        "c(model(x), y.to(0))",
+    ),
+    "reshaped by name": (
+        "for x, y in d:\n    o = model(x)\n    o, y = o.view(-1, o.size(-1)), torch.flatten(y)\n    nll_loss(o, y).backward()",
+        " o, y = o, y\n",
+    ),
+    "reshaped inputs": ("for x, y in d:\n    x = x.view(-1, 784).to(0)\n    f(model(x), y).backward()", "x = x.to(0)"),
+    "reshaped data": (
+        "def main():\n    x = read().view(-1, 1)\n    for x, y in d:\n        f(model(x), y).backward()",
+        "x = read().view(-1, 1)\n",
+    ),
+}
 #: And what a person has to look at.
 CHECKED = {
     "two inputs": ("for x, y in loader:\n    l(model(x, y), y).backward()", "takes inputs (m, n) alone"),
@@ -165,7 +181,7 @@ CHECKED = {
     ),
     "three of a batch": ("for x, y, z in loader:\n    l(model(x), y).backward()", "a batch of the task is a pair"),
     "attribute": (LOOP + "model.head.weight", "the task's model has no `head`"),
-    "reshaped": ("for x, y in loader:\n    mse_loss(model(x).squeeze(), y).backward()", "pass them as they are"),
+    "reshaped": ("for x, y in loader:\n    mse_loss(model(x) + x.view(-1), y).backward()", "pass them as they are"),
     "two models": ("net = Net()\nmodel = Net()\n" + LOOP, "the task has one model"),
     "closures": ("opt = torch.optim.LBFGS(model.parameters())\n" + LOOP, "LBFGS itself is not judged"),
     "epoch's schedule": (

@@ -45,6 +45,6 @@ def test_what_is_declined_says_why():
 
 def test_the_sample_of_the_session_has_each_cause_and_each_law():
     sample = [mutant for mutant, _ in covering()]
-    able = [mutant for mutant in MUTANTS.values() if not mutant.cannot_run]
+    able = [mutant for mutant in MUTANTS.values() if not mutant.cannot_run and mutant.expected != "PASS"]
     assert {mutant.cause for mutant in sample} >= {mutant.cause for mutant in able}
     assert {law for mutant in sample for law in mutant.laws} == {law for mutant in able for law in mutant.laws}
