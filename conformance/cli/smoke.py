@@ -64,16 +64,20 @@ def main(options: argparse.Namespace, command: str, console: Console) -> int:
     rest = sum(item.verdict is None for item in planned)
     if not held + failed:
         return say("no case of these trainers can be run here; conformance list cases says why", NOT_CONFORMING)
-    all_of_them = f"`conformance run` has {rest} cases for these trainers."
-    verdict = (
-        f"{failed} of {held + failed} cases do not hold."
-        if failed
-        else f"{f'All {held} hold' if held > 1 else 'The one case holds'}, which is no proof."
-    )
-    console.print(Text(f"{verdict} {all_of_them}", "bold red" if failed else "bold green"))
+    trainers = "this trainer" if len({item.target for item in planned}) == 1 else "these trainers"
+    line = f"{_said(held, failed)} `conformance run` has {plural(rest, 'case')} for {trainers}."
+    console.print(Text(line, "bold red" if failed else "bold green"), soft_wrap=True)
     if expected:
         console.print(Text(f"{plural(expected, 'failure')} expected by {options.configuration.file}."))
     return NOT_CONFORMING if failed > expected else CONFORMING
+
+
+def _said(held: int, failed: int) -> str:
+    if held + failed == 1:
+        return "The one case does not hold." if failed else "The one case holds, which is no proof."
+    if failed:
+        return f"{failed} of {held + failed} cases {'does' if failed == 1 else 'do'} not hold."
+    return f"All {held} hold, which is no proof."
 
 
 def chosen(items: Iterable[Item]) -> list[Item]:

@@ -434,12 +434,17 @@ class _Finder(ast.NodeVisitor):
         elif name == "device_count":
             self._change(node, "the number of ranks of the task", f"{TASK}.world_size")
         elif name == "Accelerator":
-            named = [one for one in node.keywords if one.arg not in _FOR_ACCELERATE]
+            wanted = dict(_FOR_ACCELERATE)
+            precision = keyword(node, "mixed_precision")
+            if precision is not None and not (isinstance(precision, ast.Constant) and precision.value in (None, "no")):
+                self.found.autocast = True
+                wanted["mixed_precision"] = f'"bf16" if {TASK}.precision == "bf16" else "no"'
+            named = [one for one in node.keywords if one.arg not in wanted]
             kept: list[str | Node] = [part for one in node.args for part in (one, ", ")]
             kept += [part for one in named for part in (f"{one.arg}=", one.value, ", ")]
-            why = "on the device of the task, with a schedule that counts steps, whatever the number of processes"
-            wanted = ", ".join(f"{name}={value}" for name, value in _FOR_ACCELERATE.items())
-            self._change(node, why, f"{function}(", *kept, f"{wanted})")
+            why = "as the case asks, with a schedule that counts steps, whatever the number of processes"
+            own = ", ".join(f"{name}={value}" for name, value in wanted.items())
+            self._change(node, why, f"{function}(", *kept, f"{own})")
         else:
             return False
         return True

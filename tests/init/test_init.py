@@ -84,6 +84,11 @@ ELSEWHERE = {
     "notebook": ("get_ipython().system('ls')", "pass"),
     "options": ("p.add_argument('--lr', type=float, required=True); a = p.parse_args()", 'parse_args(["--lr", "1"])'),
     "argv": ("n = sys.argv[1:]", "n = [__file__][1:]"),
+    "precision": (
+        "Accelerator(mixed_precision=args.precision)",
+        'mixed_precision="bf16" if TASK.precision == "bf16" else',
+    ),
+    "full precision": ("Accelerator(mixed_precision='no')", "Accelerator(mixed_precision='no', cpu="),
     "device": ("device = f'cuda:{rank}'", "device = str(TASK.device)"),
     "amp": ("use_amp = device == 'cuda'", 'use_amp = TASK.precision != "fp32"'),
     "casts": ("ctx = torch.autocast('cuda') if gpu else nullcontext()", "ctx = TASK.autocast()"),
@@ -153,7 +158,7 @@ LOOPS |= {
         "c(model(x), y.to(0))",
     ),
     "reshaped by name": (
-        "for x, y in d:\n    o = model(x)\n    o, y = o.view(-1, o.size(-1)), torch.flatten(y)\n    nll_loss(o, y).backward()",
+        "for x, y in d:\n    o = model(x)\n    o, y = o.view(-1, 9), flatten(y)\n    nll_loss(o, y).backward()",
         " o, y = o, y\n",
     ),
     "reshaped inputs": ("for x, y in d:\n    x = x.view(-1, 784).to(0)\n    f(model(x), y).backward()", "x = x.to(0)"),

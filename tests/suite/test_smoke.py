@@ -60,7 +60,7 @@ def test_an_adapter_that_does_not(conformance, folder):
     assert "  SETUP: " in ended.out
     assert "  again: conformance run mine.py --case single-batched-fp32-momentum\n" in ended.out
     assert ended.out.startswith("◇ mine  single-batched-fp32-momentum")
-    assert "1 of 1 cases do not hold." in ended.out
+    assert "The one case does not hold." in ended.out
 
 
 def test_an_adapter_that_declines_holds_in_nothing(conformance, folder):
