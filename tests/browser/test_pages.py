@@ -1,4 +1,4 @@
-"""The report in a browser: what axe-core finds, and that nothing is wider than the page, in both themes.
+"""Reports of runs and of watches in a browser: what axe-core finds, and that nothing is too wide, in both themes.
 
 `nox -s browser` runs it. It needs Chromium or Chrome on PATH, and `AXE`, the path of axe-core's axe.min.js.
 """
@@ -18,8 +18,11 @@ import pytest
 
 from conformance.report.html import render_html
 from conformance.results import read_results
+from conformance.watch.judging.findings import Findings
+from conformance.watch.report.html import write
 
 from ..results import synthetic
+from ..watch.scripts import accused
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 #: Of Chromium's setting preferredColorScheme.
@@ -33,7 +36,7 @@ axe.run(document, { resultTypes: ["violations"] }).then((found) => parent.postMe
   violations: found.violations.map((one) => [one.id, one.help, one.nodes.slice(0, 3).map((node) => node.html)]),
   wider: page.scrollWidth - page.clientWidth,
   shown: [...document.querySelectorAll(".case")].filter((one) => one.checkVisibility()).length,
-  says: document.querySelector("#find output").textContent,
+  says: document.querySelector("#find output")?.textContent,
 }), "*"));
 """
 FRAME = """<!doctype html><iframe src="{page}" width="{width}" height="900"></iframe>
@@ -49,24 +52,35 @@ def browser() -> str:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of several trainers, of one that fails, and of cases that hold; each lets axe-core in."""
+    """Reports of several trainers, of one that fails, and of cases that hold, of a script that is accused and of one of
+    which nothing was seen; each lets axe-core in."""
     folder = tmp_path_factory.mktemp("pages")
     every = synthetic.all_cases()
-    assert "AXE" in os.environ, "run nox -s browser, or set AXE to the path of axe-core's axe.min.js"
-    axe = Path(os.environ["AXE"]).read_text(encoding="utf-8")
     for name, cases in {
         "several": every,
         "failing": [case for case in every if case["trainer"] == "my_loop"],
         "holding": [case for case in every if case["trainer"] == "single"],
     }.items():
         synthetic.write(folder / "results.jsonl", cases)
-        page = folder / f"{name}.html"
-        render_html(read_results(folder / "results.jsonl"), page)
-        policy, content = r'<meta http-equiv="Content-Security-Policy"[^>]*>', page.read_text(encoding="utf-8")
-        assert re.search(policy, content)
-        scripts = f"<script>{axe}</script><script>{INSPECT}</script></body>"
-        page.write_text(re.sub(policy, "", content).replace("</body>", scripts), encoding="utf-8")
+        render_html(read_results(folder / "results.jsonl"), folder / f"{name}.html")
+    found = accused()
+    found.undecided("a reason")
+    found.note("a note")
+    for name, findings in {"accused": found, "unseen": Findings()}.items():
+        write(findings, ["python", "train.py"], folder).rename(folder / f"{name}.html")
+    for page in folder.glob("*.html"):
+        let_in(page)
     return folder
+
+
+def let_in(page: Path) -> None:
+    """Let axe-core run in a page."""
+    assert "AXE" in os.environ, "run nox -s browser, or set AXE to the path of axe-core's axe.min.js"
+    axe = Path(os.environ["AXE"]).read_text(encoding="utf-8")
+    policy, content = r'<meta http-equiv="Content-Security-Policy"[^>]*>', page.read_text(encoding="utf-8")
+    assert re.search(policy, content)
+    scripts = f"<script>{axe}</script><script>{INSPECT}</script></body>"
+    page.write_text(re.sub(policy, "", content).replace("</body>", scripts), encoding="utf-8")
 
 
 def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path, fragment: str = "") -> dict[str, Any]:
@@ -85,7 +99,7 @@ def inspected(browser: str, page: Path, width: int, theme: str, scratch: Path, f
     return found
 
 
-@pytest.mark.parametrize("name", ["several", "failing", "holding"])
+@pytest.mark.parametrize("name", ["several", "failing", "holding", "accused", "unseen"])
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (360, "dark")])
 def test_nothing_is_found(browser: str, pages: Path, tmp_path: Path, name: str, width: int, theme: str) -> None:
     found = inspected(browser, pages / f"{name}.html", width, theme, tmp_path)

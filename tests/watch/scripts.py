@@ -70,3 +70,16 @@ class Script:
     def findings(self):
         self.each(records.Ended())
         return judged(self.streams)
+
+
+def accused():
+    """The findings of two ranks: a right step, then one on each rank's own gradients, and on."""
+    script = Script(drift=0.1)
+    script.each(records.Source(LINE[0], LINE[1], "/home/me/train.py", "optimizer.step()  # <b>"))
+    script.each(records.Named({str(number): f"layer.{number}" for number in script.numbers}))
+    for right in (True, False, False):
+        computed = [script.backward(), script.backward()]
+        own = [total([micro_batch[rank] for micro_batch in computed]) for rank in range(2)]
+        script.step([total(own, 0.5)] * 2 if right else own)
+        script.clear()
+    return script.findings()

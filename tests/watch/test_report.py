@@ -19,7 +19,7 @@ from conformance.watch.report.html import write
 from conformance.watch.report.junit import junit
 from conformance.watch.report.terminal import render
 
-from .scripts import LINE, Script, total
+from .scripts import Script, accused, total
 
 COMMAND = ["python", "<train>.py"]
 SCHEMA = json.loads((Path(__file__).parents[1] / "report" / "sarif-schema-2.1.0.json").read_text())
@@ -27,16 +27,7 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "report" / "sarif-schema-2.1.0.
 
 @pytest.fixture
 def findings():
-    """Two ranks: a right step, then one on each rank's own gradients, and on."""
-    script = Script(drift=0.1)
-    script.each(records.Source(LINE[0], LINE[1], "/home/me/train.py", "optimizer.step()  # <b>"))
-    script.each(records.Named({str(number): f"layer.{number}" for number in script.numbers}))
-    for right in (True, False, False):
-        computed = [script.backward(), script.backward()]
-        own = [total([micro_batch[rank] for micro_batch in computed]) for rank in range(2)]
-        script.step([total(own, 0.5)] * 2 if right else own)
-        script.clear()
-    return script.findings()
+    return accused()
 
 
 def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
