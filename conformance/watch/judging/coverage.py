@@ -19,7 +19,8 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
                 f"{len(silent)} parameters of the optimizer never got a gradient, and as many of the model, alike, "
                 f"got gradients that no optimizer holds: {', '.join(unheld.names[:3])}"
             )
-            findings.add(Finding("watch/held", says, None, (rank,), None, optimizer=optimizer))
+            effect = f"{len(silent)} parameters of the model stay what they were"
+            findings.add(Finding("watch/held", says, None, (rank,), None, effect, optimizer))
         elif _size(stream, silent) > _size(stream, held) / 2:
             findings.undecided("an optimizer holds parameters that never got a gradient, and they are most of it")
         else:

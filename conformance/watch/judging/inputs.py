@@ -75,6 +75,7 @@ class Inputs:
                         None,
                         (rank,),
                         site,
+                        f"2 epochs begin with the same {len(rows)} samples",
                     )
                 )
             of.orders[sampler] = epoch, rows
@@ -90,10 +91,12 @@ class Inputs:
                 self._findings.note("all ranks were fed the same few batches, again and again")
                 return
             says = f"all ranks were fed the same inputs in {self._alike} of {self._compared} forwards"
-            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))
+            effect = f"the ranks together train on 1/{self._ranks} of the samples that they would each on its own"
+            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site, effect))
             return
         rows = [of.rows for of in self._of.values()]
         shared = rows[0].shared(rows[1]) if len(rows) > 1 else 0.0
         if shared > _SHARED:
             says = f"before any sample came twice on a rank, {shared:.0%} of its samples came on another rank, too"
-            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site))
+            effect = f"about {shared:.0%} of the samples count more than once in what should be one epoch"
+            self._findings.add(Finding("watch/own-data", says, None, everyone, self._site, effect))

@@ -113,6 +113,7 @@ class Launch:
         self._is_over = True
         self._join()
         if self._first_lacking is not None and is_whole:
+            self._first_lacking.effect = f"{self._lacking} steps change the weights of some ranks alone"
             self.findings.add(self._first_lacking)
             self.findings.steps += self._lacking
         elif self._first_lacking is not None:
@@ -306,6 +307,7 @@ class Launch:
                     cleared.after_steps,
                     (cleared.rank,),
                     cleared.site or cleared.backward.site,
+                    f"the gradients of {len(self._cleared)} backward passes are in no update",
                 )
             )
 
