@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
 from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
@@ -37,8 +39,7 @@ class Inputs:
         """The next forward is of another micro-batch."""
         self.probe = False
         self.fetched.clear()
-        if self._handle is None:
-            self._handle = register_module_forward_pre_hook(self._enter)
+        self._wait()
 
     @property
     def loader(self) -> int | None:
@@ -53,6 +54,23 @@ class Inputs:
             yield
         finally:
             self.end()
+
+    def _wait(self) -> None:
+        if self._handle is None:
+            self._handle = register_module_forward_pre_hook(self._enter)
+
+    def compiled(self, original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A forward of what `torch.compile` made of a module: torch warns where there is a hook for all modules."""
+        if self._handle is None:
+            return original(module, *args, **kwargs)
+        self._entering(module, args)
+        waits = self._handle is not None
+        self.end()
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            if waits:
+                self._wait()
 
     def end(self) -> None:
         """Modules that come now are inside the first. A hook that all of them call costs more than what it does."""
@@ -75,9 +93,16 @@ class Inputs:
         rows: list[int] = []
         for one in tensors:
             if one.dim() and one.numel() and not one.requires_grad:
-                rows = fingerprints(one)
+                rows = fingerprints(one) if _has_data(one) else []
                 break
         self._recording.note(records.Entered(rows, wrapped, self._recording.site()))
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    """Whether it is a plain one: neither of a class of its own, such as a DTensor, nor on no device, nor one that stands
+    for several within `vmap`."""
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]
 
 
 def fingerprints(batch: torch.Tensor) -> list[int]:
@@ -101,6 +126,27 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
             inputs.fetched.append(recording.numbers.of("loader", iterator._index_sampler))
         return result
 
+    def export(original: Any, *args: Any, **kwargs: Any) -> Any:
+        # What is exported of a module with hooks is something else, if torch can export it at all.
+        inputs.end()
+        return original(*args, **kwargs)
+
+    def convert(original: Any, converter: Any, *args: Any, **kwargs: Any) -> Any:
+        if converter._export:
+            inputs.end()
+        return original(converter, *args, **kwargs)
+
+    def compiling(module: ModuleType) -> Seams:
+        yield replaced(module.ConvertFrameAssert, "__call__", convert)
+        # torch 2.6 exports by the former.
+        if hasattr(module, "get_traced_fn"):
+            yield replaced(module, "get_traced_fn", export)
+
+    def calling(module: ModuleType) -> Seams:
+        yield replaced(module.OptimizedModule, "__call__", inputs.compiled)
+
+    yield when_imported("torch._dynamo.convert_frame", compiling)
+    yield when_imported("torch._dynamo.eval_frame", calling)
     yield replaced(_BaseDataLoaderIter, "__next__", fetch)
     yield inputs.waiting()
     yield replaced(DistributedSampler, "__iter__", go_through)

@@ -82,7 +82,8 @@ class Leaves:
         """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
         unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
         sharded._conformance_whole = weakref.ref(parameter)
-        if not getattr(unsharded, "_conformance_watched", False) and sharded.requires_grad:
+        # It may be frozen, and unfrozen later.
+        if not getattr(unsharded, "_conformance_watched", False) and unsharded.requires_grad:
             # It is created once, and kept by FSDP2.
             unsharded._conformance_watched = True
             unsharded.register_hook(partial(self._see, None, sharded))
