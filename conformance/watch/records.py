@@ -244,6 +244,14 @@ class Unheld(Record):
 
 
 @dataclass(slots=True)
+class Weighed(Record):
+    """What the weights are before a backward pass, now and then."""
+
+    parameters: list[int]
+    values: Sketches
+
+
+@dataclass(slots=True)
 class Buffers(Record):
     """What a model keeps beside its parameters, after some steps. values: a sketch of each."""
 

@@ -151,13 +151,6 @@ def test_backward_passes_that_are_cleared():
     assert laws(script) == {"watch/used"}
 
 
-def test_a_step_on_one_rank_alone():
-    script = Script()
-    used = averaged([script.backward()])
-    script.step(used, ranks=[0])
-    assert "watch/same-steps" in laws(script)
-
-
 def test_a_step_that_the_end_of_the_script_cut_off_is_not_judged():
     script = Script()
     used = averaged([script.backward()])

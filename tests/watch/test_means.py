@@ -23,3 +23,22 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
     findings = script.findings()
     assert {law for law, _ in findings.causes} == broken
     assert bool(findings.notes) == (targets[-1] < targets[0])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "broken", "is_open"),
+    [
+        ((2, 2, 2), set(), False),
+        ((2, 2, 1), {"watch/window-length"}, False),
+        ((2, 2, 3), set(), True),  # with what an epoch has left
+    ],
+)
+def test_a_window_of_another_length(lengths, broken, is_open):
+    script = Script(ranks=1)
+    for length in lengths:
+        computed = [script.backward(factors=[1 / 2]) for _ in range(length)]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert {law for law, _ in findings.causes} == broken
+    assert bool(findings.open) == is_open

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance.watch.judging import bound
-from conformance.watch.judging.windows import ROUNDOFF
+from conformance.watch.judging.formats import ROUNDOFF
 from conformance.watch.sizes import BLOCK
 from conformance.watch.sketch import SAMPLED, Sketching, samples, spread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from conformance.watch.judging.windows import LOST, ROUNDOFF
+from conformance.watch.judging.formats import LOST, ROUNDOFF
 from conformance.watch.sizes import BLOCK
 
 SIGNS = 64.0

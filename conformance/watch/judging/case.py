@@ -11,7 +11,8 @@ import numpy as np
 
 from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
-from conformance.watch.judging.windows import COARSEST, ROUNDOFF, Contribution, Sketch, Window
+from conformance.watch.judging.formats import COARSEST, ROUNDOFF
+from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
 from conformance.watch.sizes import WHOLE
 

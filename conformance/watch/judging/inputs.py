@@ -12,17 +12,19 @@ from conformance.watch.judging.rows import Rows
 _FEWEST_BATCHES, _ALIKE = 3, 0.9
 _SHARED = 0.4
 _MOST_BEHIND = 1000
+_TWICE = 2
+"""So often an epoch may come by itself: one that is taken up again, or goes through the data only to look at it."""
 
 
 @dataclass
 class _Rank:
     """fed: batches that the other ranks have not read yet. rows: those read until one came again. orders: of each
-    sampler, the epoch that it began last, and the first batch of it."""
+    sampler, the epoch that it began last, the first batch of it, and how often it began so."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: Rows = field(default_factory=Rows)
     has_repeated: bool = False
-    orders: dict[int, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
+    orders: dict[int, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
     batches: int = 0
 
@@ -66,19 +68,15 @@ class Inputs:
 
     def _order(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
         for sampler, epoch in of.waiting.items():
-            before = of.orders.get(sampler)
-            if before == (epoch, rows):
-                self._findings.add(
-                    Finding(
-                        "watch/new-order",
-                        f"the sampler began epoch {epoch} twice, and the first batch was the same again",
-                        None,
-                        (rank,),
-                        site,
-                        f"2 epochs begin with the same {len(rows)} samples",
-                    )
-                )
-            of.orders[sampler] = epoch, rows
+            *before, times = of.orders.get(sampler, (None, None, 0))
+            times = times + 1 if before == [epoch, rows] else 1
+            of.orders[sampler] = epoch, rows, times
+            says = f"the sampler began epoch {epoch} {times} times, each with the same batch"
+            if times > _TWICE:
+                effect = f"{times} epochs begin with the same {len(rows)} samples"
+                self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
+            elif times == _TWICE:
+                self._findings.note(f"{says}, as one without `set_epoch` does, or one that takes up an epoch again")
         of.waiting.clear()
 
     def finish(self, *, averages: bool) -> None:

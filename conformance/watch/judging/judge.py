@@ -6,13 +6,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order
+from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order, pairing
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
+from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
@@ -40,6 +41,7 @@ class Launch:
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
+        self._pairing = Pairing(ranks)
         self._averages = False
         self._hooks: set[str] = set()
         self._is_joined = False
@@ -56,7 +58,7 @@ class Launch:
         self._cleared: list[Cleared] = []
         self._used_calls: set[int] = set()
         self._lacking = 0
-        self._first_lacking: Finding | None = None
+        self._first_lacking: tuple[Finding, Window] | None = None
         self._is_over = False
         self._buffers: dict[int, records.Buffers] = {}
 
@@ -76,6 +78,8 @@ class Launch:
                 self._buffers[rank] = record
                 if len(self._buffers) == self.ranks > 1:
                     agreement.judge_buffers(self._buffers, self.findings)
+            case records.Weighed():
+                self._pairing.weigh(rank, self.streams[rank].clock, record)
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
@@ -112,12 +116,7 @@ class Launch:
         """All processes have ended. is_whole: of themselves, and well."""
         self._is_over = True
         self._join()
-        if self._first_lacking is not None and is_whole:
-            self._first_lacking.effect = f"{self._lacking} steps change the weights of some ranks alone"
-            self.findings.add(self._first_lacking)
-            self.findings.steps += self._lacking
-        elif self._first_lacking is not None:
-            self.findings.note("steps that the end of the script left to some ranks alone are not judged")
+        self._decide_lacking(is_whole=is_whole)
         self._decide_waiting()
         self._judge_cleared()
         self._inputs.finish(averages=self._averages)
@@ -156,13 +155,19 @@ class Launch:
             self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
         if len(here) < self.ranks and not self._is_joined:
-            self._lack(here, windows)
+            lacking = tuple(rank for rank, window in enumerate(windows) if window is None)
+            says = f"{len(here)} of {self.ranks} ranks take the step, {len(lacking)} do not"
+            self._lack(here, says, lacking)
             return
         self._relate(here[0])
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
         agreement.judge(together, own)
+        is_conserved = 0 < own.steps == own.conserved
+        if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
+            self._lack(here, pairing.said(here), tuple(window.rank for window in here))
+            return
         self._sort_cleared(here, is_known=own.conserved == own.steps)
         self._used_calls |= {one.calls for window in here for one in window.backwards.values()}
         if own.conserved and own.conserved == own.steps and not own.causes:
@@ -183,18 +188,29 @@ class Launch:
             history.good = Scene.seen(here)
         self._take(own, here)
 
-    def _lack(self, here: list[Window], windows: list[Window | None]) -> None:
-        """A step that not all ranks take: if the script came to its end, the others never will."""
+    def _lack(self, here: list[Window], says: str, ranks: tuple[int, ...]) -> None:
+        """A step that not all ranks take at this time."""
         self._lacking += sum(window.step is not None for window in here)
         if self._first_lacking is None:
-            self._first_lacking = Finding(
-                "watch/same-steps",
-                f"{len(here)} of {self.ranks} ranks take the step, {self.ranks - len(here)} have ended",
-                here[0].index,
-                tuple(rank for rank, window in enumerate(windows) if window is None),
-                here[0].site,
-                optimizer=here[0].optimizer,
-            )
+            first = here[0]
+            finding = Finding("watch/same-steps", says, first.index, ranks, first.site, optimizer=first.optimizer)
+            self._first_lacking = finding, first
+
+    def _decide_lacking(self, *, is_whole: bool) -> None:
+        """A rank may also step for others, or with a part of them, and send the weights."""
+        if self._first_lacking is None:
+            return
+        finding, window = self._first_lacking
+        averages = window.optimizer in self._common | self._wrapped
+        if averages and self._pairing.are_lost(window):
+            self.findings.steps += self._lacking
+            finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
+            self.findings.add(finding)
+        elif is_whole:
+            self.findings.steps += self._lacking
+            self.findings.undecided(pairing.TURNS, self._lacking)
+        else:
+            self.findings.note("steps that the end of the script left to some ranks alone are not judged")
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""

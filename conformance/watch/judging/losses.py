@@ -105,6 +105,12 @@ class Losses:
             if of.right >= 2 and of.right >= of.windows / 2:
                 for window, nominal in of.others:
                     passes = len(window.backwards)
+                    if passes > nominal:
+                        self._findings.undecided(
+                            f"{passes} micro-batches were each divided by {nominal}: what is left of an epoch may be "
+                            "added to the next window on purpose"
+                        )
+                        continue
                     self._findings.add(
                         Finding(
                             "watch/window-length",

@@ -12,24 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from conformance.watch import records
+from conformance.watch.judging.formats import COARSEST, ROUNDOFF
 from conformance.watch.sizes import WHOLE, WIDTH
-from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
 
-#: Unit roundoffs.
-ROUNDOFF = {one.dtype: float(one.unit_roundoff) for one in (FP64, FP32, FP16, BF16)}
-COARSEST = 2.0**-8
-#: By the roundoff of a format, what an operation loses at most where its result is too small: the smallest normal
-#: number, as processors may flush to zero; of float16, which none flushes, the smallest positive one.
-LOST = {
-    ROUNDOFF["float64"]: 2.0**-1022,
-    ROUNDOFF["float32"]: 2.0**-126,
-    ROUNDOFF["bfloat16"]: 2.0**-126,
-    ROUNDOFF["float16"]: 2.0**-24,
-    0.0: 0.0,
-}
 _MOST_NAMED = 3
 
 
@@ -86,6 +74,8 @@ class Window:
     broken: list[tuple[str, str]] = field(default_factory=list)
     """What is found when it is cut, by `Finding.key`."""
     samples: dict[int, int] = field(default_factory=dict)
+    clock: int = 0
+    """The number of all backward passes of the rank before."""
 
     @property
     def places(self) -> list[int]:
@@ -168,6 +158,7 @@ class Stream:
         self.held: dict[int, set[int]] = defaultdict(set)
         self.frozen: set[int] = set()
         self._at = 0
+        self.clock = 0
         self._before: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
@@ -207,6 +198,7 @@ class Stream:
             case records.Unheld():
                 self.unheld = record if record.names else None
             case records.Backward():
+                self.clock += 1
                 self._backwards[record.backward] = record
                 if len(self._backwards) > _MOST_BACKWARDS:
                     oldest = next(iter(self._backwards))
@@ -345,6 +337,7 @@ class Stream:
             moments=moments[-_MOST_MOMENTS:],
             cut=max(0, len(moments) - _MOST_MOMENTS),
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
+            clock=self.clock,
         )
         for backward in reached:
             self._reached[backward] = True

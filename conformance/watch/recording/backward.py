@@ -20,6 +20,7 @@ from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.weights import note_weights
 
 _MOST_PASSED = 64
 
@@ -47,6 +48,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
         number = graphs.number(root)
         divided = losses.of(root)
         coverage.look(root)
+        note_weights(recording)
         recording.backwards += 1
         recording.note(
             records.Backward(

@@ -1,0 +1,65 @@
+"""Which steps of the ranks are one step, and what becomes of ranks that step at other times than the others.
+
+Ranks go through the same backward passes, so that the number of those that came before says when a step is. The k-th
+steps of two ranks need not be one: ranks may take turns, or one may step for all and send its weights. Then the ranks
+have equal weights at equal times all the same; those that have lost each other do not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from conformance.watch import records
+from conformance.watch.judging.windows import Window
+from conformance.watch.sizes import WIDTH
+
+_MOST_TIMES = 64
+_ENOUGH = 2
+"""Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
+
+TURNS = "ranks step at different times, and may step for each other and send the weights"
+
+
+class Pairing:
+    """Of the processes that train together."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._since: dict[int, dict[int, int]] = defaultdict(dict)
+        self._weights: dict[int, dict[int, dict[int, bytes]]] = defaultdict(dict)
+        self._apart: dict[int, set[int]] = {}
+
+    def weigh(self, rank: int, clock: int, weighed: records.Weighed) -> None:
+        """What a rank's weights are before a backward pass. clock: how many came before."""
+        rows = [row.tobytes() for row in np.reshape(weighed.values, (-1, WIDTH))]
+        at = self._weights[clock]
+        at[rank] = dict(zip(weighed.parameters, rows, strict=True))
+        if len(at) == self._ranks:
+            first, *others = self._weights.pop(clock).values()
+            self._apart[clock] = {n for n in first if any(other.get(n, first[n]) != first[n] for other in others)}
+        while len(self._weights) > _MOST_TIMES:
+            del self._weights[min(self._weights)]
+
+    def is_one_step(self, windows: Iterable[Window], *, is_conserved: bool) -> bool:
+        """is_conserved: whether the ranks are known to have used the sum of what they computed in these windows."""
+        windows = list(windows)
+        since = self._since[windows[0].optimizer]
+        passed = {window.clock - since.get(window.rank, 0) for window in windows}
+        if len(passed) > 1 and not is_conserved:
+            return False
+        since.update((window.rank, window.clock) for window in windows)
+        return True
+
+    def are_lost(self, window: Window) -> bool:
+        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks."""
+        held = set() if window.step is None else {*window.step.parameters}
+        held -= {number for number, shards in window.shards.items() if shards > 1}
+        after = [bool(apart & held) for clock, apart in self._apart.items() if clock > window.clock]
+        return len(after) >= _ENOUGH and all(after)
+
+
+def said(windows: Iterable[Window]) -> str:
+    return "a step comes after " + ", ".join(f"{one.clock} backward passes on rank {one.rank}" for one in windows)

@@ -1,0 +1,19 @@
+"""Weights before a backward pass, now and then: ranks that do not step together may have them all the same."""
+
+from __future__ import annotations
+
+from conformance.watch import records
+from conformance.watch.recording.recording import Recording
+from conformance.watch.sizes import WHOLE
+
+
+def note_weights(recording: Recording) -> None:
+    """Note `Weighed` before the backward passes 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ..., if there are other ranks."""
+    done = recording.backwards
+    if not recording.is_with_others or done & ((1 << max(0, done.bit_length() - 2)) - 1):
+        return
+    weighed = [(known, one.data) for known, one in recording.parameters.all() if not one.is_sparse]
+    numbers = [known.number for known, _ in weighed]
+    if numbers:
+        values = recording.parameters.sketches([(WHOLE, weights) for _, weights in weighed])
+        recording.note(records.Weighed(numbers, values))

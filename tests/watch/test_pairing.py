@@ -1,0 +1,61 @@
+"""Steps that not all ranks take: they are wrong where the ranks' weights are apart from then on, if they average."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import Script, gradients, sketches, total
+
+
+def weigh(script, is_apart):
+    for rank, stream in enumerate(script.streams):
+        stream.append(records.Weighed(script.numbers, sketches(gradients(rank if is_apart else 0))))
+
+
+@pytest.mark.parametrize(
+    ("wraps", "apart", "expected"),
+    [
+        (True, [1, 1, 1], "DOES NOT CONFORM"),
+        (True, [1, 0, 1], "UNDECIDED"),
+        (True, [0, 0, 0], "UNDECIDED"),
+        (True, [1], "UNDECIDED"),
+        (False, [1, 1, 1], "UNDECIDED"),
+    ],
+)
+def test_rank_0_alone_steps(wraps, apart, expected):
+    """It may send its weights to the others, before each backward pass or now and then."""
+    script = Script()
+    if wraps:
+        script.each(records.Wrapped(0))
+    for is_apart in [0, *apart]:
+        weigh(script, is_apart)
+        script.step([total(script.backward(), 0.5)] * 2, ranks=[0])
+        script.clear()
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert {law for law, _ in findings.causes} == ({"watch/same-steps"} if "NOT" in expected else set())
+
+
+@pytest.mark.parametrize(("is_apart", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
+def test_ranks_take_turns(is_apart, expected):
+    script = Script()
+    script.each(records.Wrapped(0))
+    for turn in range(4):
+        weigh(script, is_apart and turn)
+        script.step([total(script.backward(), 0.5)] * 2, ranks=[turn % 2])
+        script.clear()
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert {law for law, _ in findings.causes} == ({"watch/same-steps"} if is_apart else set())
+
+
+def test_ranks_may_have_different_numbers_of_micro_batches():
+    script = Script()
+    for _ in range(3):
+        computed = [script.backward(), script.backward()]
+        del script.streams[1][-2:]
+        of_all = [*computed[0], computed[1][0]]
+        script.step([total(of_all, 0.5)] * 2)
+        script.clear()
+    assert verdict(script.findings()) == "CONFORMS"
