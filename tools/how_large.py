@@ -264,6 +264,37 @@ def adamw(seed: int, wrong: bool) -> float:
     return problem.error()
 
 
+def growing_scale(seed: int, every: int) -> float:
+    """One step in `every` has half a gradient: the loss scale has just grown."""
+    problem = Problem(seed)
+    optimizer = sgd(problem)
+    windows = [window for epoch in range(4 * EPOCHS) for window in problem.windows(epoch)]
+    for number, window in enumerate(windows, 1):
+        (problem.loss(torch.cat(window)) / (2 if every and number % every == 0 else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return problem.error()
+
+
+def in_half(seed: int, wrong: bool, kind: Callable[..., torch.optim.Optimizer], rate: float) -> float:
+    """In float16, with weights in float32 beside it. The loss is scaled by 1024; or not, and unscaled by 65536."""
+    problem = Problem(seed)
+    half = copy.deepcopy(problem.model).half()
+    optimizer = kind(problem.model.parameters(), rate)
+    problem.inputs, problem.targets = problem.inputs.half(), problem.targets.half()
+    for epoch in range(EPOCHS):
+        for window in problem.windows(epoch):
+            (problem.loss(torch.cat(window), half) * (1 if wrong else 1024)).backward()
+            for parameter, trained in zip(half.parameters(), problem.model.parameters(), strict=True):
+                assert parameter.grad is not None
+                trained.grad, parameter.grad = parameter.grad.float() / (65536 if wrong else 1024), None
+            optimizer.step()
+            with torch.no_grad():
+                for parameter, trained in zip(half.parameters(), problem.model.parameters(), strict=True):
+                    parameter.copy_(trained)
+    return problem.error()
+
+
 def rounded_start(seed: int, wrong: bool) -> float:
     """Weights that are trained are rounded to bfloat16."""
     problem = Problem(seed)
@@ -323,6 +354,10 @@ RUNS: dict[str, tuple[Callable[..., float], tuple[Any, ...], tuple[Any, ...]]] =
     "experts lost": (experts, (False,), (True,)),
     "statistics updated twice": (statistics_twice, (False,), (True,)),
     "AdamW a step ahead": (adamw, (False,), (True,)),
+    "half a gradient, one step in 1000": (growing_scale, (0,), (1000,)),
+    "half a gradient, one step in 20": (growing_scale, (0,), (20,)),
+    "float16, not scaled, SGD": (in_half, (False, torch.optim.SGD, 0.05), (True, torch.optim.SGD, 0.05)),
+    "float16, not scaled, Adam": (in_half, (False, torch.optim.Adam, 0.01), (True, torch.optim.Adam, 0.01)),
     "rounded to bfloat16": (rounded_start, (False,), (True,)),
     "float64, outputs rounded": (double, ("",), ("outputs",)),
     "float64, factor rounded": (double, ("",), ("factor",)),

@@ -18,7 +18,7 @@ torch.nn.init.constant_(model.weight, 1.0)
 config = {
     "train_micro_batch_size_per_gpu": 1,
     "gradient_clipping": 0.0,
-    "fp16": {"enabled": True},
+    "fp16": {"enabled": True, "initial_scale_power": 4},
     "zero_optimization": {"stage": 0},
     "zero_allow_untested_optimizer": True,
 }
