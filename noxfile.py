@@ -42,6 +42,8 @@ AXE = "axe-core@4.14.1"
 ROUNDS = 2
 # Relative, because a report shows the command that made it.
 BUILT = Path("build", "reports")
+# What the session `watch` has beside torch. Scripts that need another framework run in the session of that one.
+WATCHED = ("accelerate", "lightning", "horovod")
 # What has an adapter; the extra has the same name.
 FRAMEWORKS = {
     "accelerate": "Hugging Face Accelerate",
@@ -181,8 +183,16 @@ def framework(session: nox.Session) -> None:
         conformance_run(session, f"conformance.frameworks.{module}")
     else:
         session.run("pytest", f"tests/frameworks/test_{module}.py")
+        if session.name not in WATCHED and (scripts := watched_with(module)):
+            session.run("python", "-m", "fixtures.watched", *scripts)
         for script in sorted(ROOT.glob(f"reports/findings/{module}_*.py")):
             session.run("python", str(script), success_codes=[1])
+
+
+def watched_with(package: str) -> list[str]:
+    """The scripts that `conformance watch` is tried on and that need this package."""
+    needs = f"\n# Needs: {package}\n"
+    return [path.stem for path in sorted(ROOT.glob("fixtures/scripts/*/*.py")) if needs in path.read_text()]
 
 
 @nox.session
@@ -364,7 +374,7 @@ def history(session: nox.Session) -> None:
 @nox.session(default=False)
 def watch(session: nox.Session) -> None:
     """Training scripts, right and wrong, plainly and under `conformance watch`: no false alarm, and no bug missed."""
-    install_wheel(session, "test", "accelerate", "lightning", "horovod")
+    install_wheel(session, "test", *WATCHED)
     session.run("python", "-m", "fixtures.watched", *session.posargs)
 
 

@@ -16,6 +16,12 @@ def test_every_script_has_a_header_and_stands_in_the_table() -> None:
     assert listed == [(script.name, script.path.parent.name, script.name) for script in scripts()]
 
 
+def test_each_script_has_a_session_that_installs_what_it_needs() -> None:
+    sessions = Path(__file__).parents[2].joinpath("noxfile.py").read_text()
+    needs = {script.needs for script in scripts()} - {None}
+    assert {name for name in needs if f'"{name}"' not in sessions and f"\ndef {name}(" not in sessions} == set()
+
+
 def test_no_name_is_given_twice() -> None:
     names = [script.name for script in scripts()]
     assert len(names) == len(set(names))

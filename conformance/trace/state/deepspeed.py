@@ -90,7 +90,7 @@ def _length(tensor: Any) -> int:
 def parted(wrapper: Any, watched: Watched) -> Parted | None:
     """Its optimizer, shown as one of parts of the watched model; None if it steps nothing of that."""
     try:
-        parts = {id(parameter): part for parameter, part in _stepped(wrapper)}
+        parts = {id(parameter): part for parameter, part in stepped(wrapper)}
     except (AttributeError, ValueError):
         # Another version keeps them in another way; then the weights that forwards use are compared.
         return None
@@ -112,7 +112,11 @@ def has_skipped(wrapper: Any) -> bool:
     return bool(getattr(wrapper, "overflow", False))
 
 
-def _stepped(wrapper: Any) -> Iterator[tuple[torch.Tensor, Part]]:
+def stepped(wrapper: Any) -> Iterator[tuple[torch.Tensor, Part]]:
+    """The parameters of the model that its optimizer steps, each with the part of its master that this rank has.
+
+    Raises AttributeError, LookupError or ValueError if this version keeps them in another way.
+    """
     if hasattr(wrapper, "sub_group_to_group_id"):
         for subgroup, parameters in enumerate(wrapper.fp16_groups):
             flat, group = wrapper.fp32_partitioned_groups_flat[subgroup], wrapper.sub_group_to_group_id[subgroup]
@@ -130,6 +134,22 @@ def _stepped(wrapper: Any) -> Iterator[tuple[torch.Tensor, Part]]:
             else:
                 own, model = mapping.hp_fragment_address, mapping.lp_fragment_address
                 yield parameter, Part(flat, own.start, own.numel, model.start, size, group)
+
+
+def cuts(wrapper: Any, parameter: Any, part: Part) -> list[tuple[int, int]]:
+    """Where in a parameter the part of each rank begins and ends. Raises as `stepped` does."""
+    if hasattr(parameter, "ds_tensor"):
+        ranks, most = torch.distributed.get_world_size(parameter.ds_process_group), parameter.ds_tensor.ds_numel
+        borders = [(most * rank, most * (rank + 1)) for rank in range(ranks)]
+    else:
+        named = ("parallel_partitioned_bit16_groups", "bf16_partitioned_groups")
+        groups = next(getattr(wrapper, name) for name in named if hasattr(wrapper, name))
+        shares = groups[part.group]
+        if len({one.untyped_storage().data_ptr() for one in [parameter, *shares]}) > 1:
+            raise ValueError("a parameter is not in the flat tensor of its group")
+        begins = [one.storage_offset() - parameter.storage_offset() for one in shares]
+        borders = [(begin, begin + one.numel()) for begin, one in zip(begins, shares, strict=True)]
+    return [(min(max(0, begin), part.size), min(max(0, end), part.size)) for begin, end in borders]
 
 
 def _frozen(parameter: torch.Tensor) -> Part:

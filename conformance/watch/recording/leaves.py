@@ -40,7 +40,7 @@ class Leaves:
         known_ones = self._recording.parameters.all()
         self._begin([(known, parameter) for known, parameter in known_ones if not known.is_in_window])
         for known, parameter in known_ones:
-            if known.pieces or known.is_cut_otherwise or not parameter.requires_grad:
+            if (known.pieces and not known.is_flat) or known.is_cut_otherwise or not parameter.requires_grad:
                 continue
             hooks = parameter._backward_hooks
             if known.handle is not None and hooks and next(reversed(hooks)) == known.handle.id:
@@ -67,7 +67,8 @@ class Leaves:
             return
         for known, _ in beginning:
             known.advance()
-        held = [(known, parameter.grad) for known, parameter in beginning if parameter.grad is not None]
+        # What is used of a flat tensor is not in `.grad`.
+        held = [(known, one.grad) for known, one in beginning if one.grad is not None and not known.is_flat]
         self._recording.note(
             records.Left(
                 [known.number for known, _ in beginning],
@@ -131,11 +132,11 @@ class Leaves:
         self._dtype = gradient.dtype
         parameter = known.reference()
         # FSDP2 keeps what is not reduced yet elsewhere.
-        if parameter is not None and parameter.grad is None and sharded is None:
+        if parameter is not None and parameter.grad is None and sharded is None and not known.is_flat:
             self._fresh.append(known.number)
         take = self._recording.sketching.take
         if known.pieces:
-            gradient = gradient.detach()
+            gradient = gradient.detach().flatten() if known.is_flat else gradient.detach()
             pieces = [take(gradient[begin:end], known.sample) for begin, end in known.pieces]
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]

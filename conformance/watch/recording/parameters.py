@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+from conformance.trace.state.parts import Part
 from conformance.watch import records
 from conformance.watch.sizes import WHOLE, WIDTH
 from conformance.watch.sketch import Sketching, Taken
@@ -18,7 +20,8 @@ WHOLE_AT_FIRST = 16
 
 class Known:
     """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
-    whole. piece: which of them is on this rank. handle, first: of our hooks, the last one and, where the script has
+    whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an optimizer holds
+    this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has
     hooks of its own, the first one. sample: what is looked at in this window. windows: how many that are looked at were
     before. is_in_window: whether a backward pass has come since the last step. used: the identity and the version of
     the gradient that the last step used."""
@@ -27,6 +30,7 @@ class Known:
         "first",
         "handle",
         "is_cut_otherwise",
+        "is_flat",
         "is_in_window",
         "number",
         "piece",
@@ -45,6 +49,7 @@ class Known:
         self.sample, self.windows, self.is_in_window = WHOLE, 0, False
         self.used: tuple[int, int] | None = None
         self.pieces, self.piece, self.is_cut_otherwise = _pieces(parameter)
+        self.is_flat = False
 
     def advance(self) -> None:
         """A window begins."""
@@ -59,6 +64,17 @@ class Known:
     def has_used(self, gradient: torch.Tensor) -> bool:
         """Whether this is what the last step used, as it was then."""
         return self.used == (id(gradient), gradient._version)
+
+
+class Slice:
+    """What a flat tensor has of a parameter, as an optimizer steps it."""
+
+    requires_grad, is_sparse = True, False
+
+    def __init__(self, flat: torch.Tensor, start: int, length: int) -> None:
+        gradient = flat.grad
+        self.data = flat.data[start : start + length]
+        self.grad = None if gradient is None else gradient[start : start + length]
 
 
 def sample_of(window: int) -> int:
@@ -77,6 +93,7 @@ class Parameters:
     ) -> None:
         self._note, self._sketching, self._roots = note, sketching, roots
         self._known: dict[int, Known] = {}
+        self._in_flat = WeakIdKeyDictionary()
         self._count = 0
 
     @property
@@ -94,18 +111,32 @@ class Parameters:
             # Another one may get its identity later.
             weakref.finalize(parameter, self._forget, id(parameter), known).atexit = False
             self._count += 1
-            shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
-            self._note(
-                records.Parameter(
-                    known.number,
-                    list(parameter.shape),
-                    str(parameter.dtype)[6:],
-                    shards,
-                    self.name(parameter),
-                    known.piece,
-                )
-            )
+            self._describe(known, parameter)
         return known
+
+    def _describe(self, known: Known, parameter: Any) -> None:
+        # DeepSpeed takes the values away meanwhile.
+        shape = list(getattr(parameter, "ds_shape", parameter.shape))
+        shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
+        name = self.name(parameter)
+        self._note(records.Parameter(known.number, shape, str(parameter.dtype)[6:], shards, name, known.piece))
+
+    def divide(self, parameter: torch.Tensor, part: Part, pieces: Sequence[tuple[int, int]], piece: int) -> None:
+        """Of a parameter, each rank steps one of these pieces, and this one has it in a flat tensor."""
+        known = self.of(parameter)
+        known.pieces, known.piece, known.is_flat = tuple(pieces), piece, True
+        self._describe(known, parameter)
+        self._in_flat.setdefault(part.flat, []).append((known, part.start, part.length))
+
+    def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Known, Any]]:
+        """What an optimizer steps: parameters, or what flat tensors have of them."""
+        found: list[tuple[Known, Any]] = []
+        for tensor in (one for group in optimizer.param_groups for one in group["params"]):
+            if tensor in self._in_flat:
+                found += [(known, Slice(tensor, *place)) for known, *place in self._in_flat[tensor]]
+            else:
+                found.append((self.of(tensor), tensor))
+        return found
 
     def _forget(self, identity: int, known: Known) -> None:
         if self._known.get(identity) is known:

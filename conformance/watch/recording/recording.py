@@ -98,7 +98,7 @@ class Recording:
         if known is not None:
             return known
         number = self.numbers.of("optimizer", optimizer)
-        held = [self.parameters.of(one).number for group in optimizer.param_groups for one in group["params"]]
+        held = [known.number for known, _ in self.parameters.held(optimizer)]
         self.note(records.Optimizer(number, type(optimizer).__name__, held))
         return number
 

@@ -99,7 +99,7 @@ class _Steps:
 
     def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> records.Record:
         recording, groups = self._recording, optimizer.param_groups
-        held = [(recording.parameters.of(one), one) for group in groups for one in group["params"]]
+        held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
         count = recording.steps.get(number, 0)
         gradients = [(known, parameter.grad) for known, parameter in held]

@@ -1,0 +1,63 @@
+"""Parameters that an optimizer steps as ranges of a flat tensor, as DeepSpeed's ZeRO has it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.trace.state.parts import Part
+from conformance.watch import records
+from conformance.watch.judging.judge import Judge
+from conformance.watch.reading import Reader
+from conformance.watch.recording.settings import Settings
+from conformance.watch.recording.start import recorded
+from conformance.watch.verdict import verdict
+
+
+def trained(folder, use):
+    """The verdict on a model whose optimizer steps one flat tensor; `use` makes its gradient of the parameters'."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3))
+    parameters = list(model.parameters())
+    with recorded(str(folder), Settings()) as recording:
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        flat = torch.nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
+        start = 0
+        for one in parameters:
+            part = Part(flat, start, one.numel(), 0, one.numel(), 0)
+            recording.parameters.divide(one, part, [(0, one.numel())], 0)
+            start += one.numel()
+        optimizer.param_groups[0]["params"] = [flat]
+        for _ in range(3):
+            for _ in range(2):
+                (model(torch.randn(6, 5)).square().mean() / 2).backward()
+            flat.grad = use(torch.cat([one.grad.flatten() for one in parameters]))
+            for one in parameters:
+                one.grad = None
+            optimizer.step()
+    judge = Judge()
+    Reader(Path(folder), judge).finish()
+    return judge.finish()
+
+
+def test_ranges_of_a_flat_gradient_are_those_that_were_computed(tmp_path):
+    findings = trained(tmp_path, lambda gradient: gradient)
+    assert (verdict(findings), findings.conserved) == ("CONFORMS", 3)
+
+
+@pytest.mark.parametrize("use", [lambda gradient: gradient.roll(1), torch.abs], ids=["moved", "changed"])
+def test_what_is_at_another_place_or_changed_is_not_conserved(tmp_path, use):
+    assert trained(tmp_path, use).conserved == 0
+
+
+def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
+    """Each piece of what is computed has the sketch of what the rank with that piece has of the flat gradient."""
+    weight = torch.nn.Parameter(torch.ones(3, 3))
+    with recorded(str(tmp_path), Settings()) as recording:
+        torch.optim.SGD([weight], lr=0.1)
+        recording.parameters.divide(weight, Part(torch.zeros(7), 2, 5, 4, 9, 0), [(0, 4), (4, 9)], 1)
+        (weight * torch.arange(9.0).view(3, 3)).sum().backward()
+    [file] = tmp_path.glob("*.jsonl")
+    [local] = (one for one in map(records.decoded, file.read_text().splitlines()) if isinstance(one, records.Local))
+    take, finish = recording.sketching.take, recording.sketching.finish
+    assert local.sketches == pytest.approx(finish([take(torch.arange(4.0)), take(torch.arange(4.0, 9.0))]).numpy())
