@@ -95,7 +95,8 @@ What no law flags. Each line links to a correct trainer that does it; the tests 
 
 
 def page() -> str:
-    contents = "\n".join(f"| {_link(law.id)} | {law.says} |" for law in [*laws(), *of_watch.LAWS.values()])
+    rows = [(law.id, law.says) for law in laws()] + [(law.id, law.says) for law in of_watch.LAWS.values()]
+    contents = "\n".join(f"| {_link(id)} | {says} |" for id, says in rows)
     chapters = ["\n\n".join([f"## {title}", *_laws(chapter)]) for chapter, title in CHAPTERS.items()]
     permissions = "\n".join(
         f"- {says} ([{Path(variant).stem}](../fixtures/variants/{variant}))" for variant, says in PERMISSIONS.items()
