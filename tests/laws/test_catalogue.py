@@ -16,7 +16,6 @@ from fixtures.specimens import read
 
 ROOT = Path(__file__).parents[2]
 ALONE = {
-    "watch/finite",
     "watch/has-gradient",
     "watch/held",
     "watch/mean-of-all",

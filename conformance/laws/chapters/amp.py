@@ -47,7 +47,8 @@ SEVERAL = (
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/unscaled", "watch/one-scale"),
+    watched=("watch/one-scale",),
+    unwatched="If it carries none in a whole window, the step is UNDECIDED: an initial gradient may have been the scale.",
     needs=(ScalerStep,),
 )
 def backward_on_scaled_loss(window: Window) -> Outcomes:

@@ -51,7 +51,7 @@ _ROUNDING = 1e-6
         if overflow.item() == 0:
             optimizer.step()
         """,
-    watched=("watch/same-steps",),
+    watched=("watch/same-steps", "watch/finite"),
     unless=(
         "ddp/all-reduce-every-window",
         "amp/unscale-after-sync",

@@ -171,7 +171,7 @@ def _early(window: Window, unscale: Unscale) -> tuple[Unscale, BackwardEnd] | No
         scaler.step(optimizer)
         scaler.update()
         """,
-    watched=("watch/same-steps",),
+    watched=("watch/same-steps", "watch/finite"),
     unwatched="It is seen once the gradients of one rank overflow, and not while all are finite.",
     latent="""Until a gradient overflows, the order of the two divisions does not matter. Once the gradients of one rank
         overflow, some ranks step and others skip.""",

@@ -110,7 +110,7 @@ def synchronize_before_clip(window: Window) -> Outcomes:
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         """,
-    watched=("watch/same-steps",),
+    watched=("watch/same-steps", "watch/finite"),
     unwatched="It is seen once the gradients of one rank overflow, and not while all are finite.",
     latent="Until a gradient overflows, all ranks step. Once one of rank r does, rank r skips and the others step.",
 )
