@@ -38,6 +38,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
                 loss.backward()  # the last one of the window averages the gradients
         """,
     watched=("watch/averaged",),
+    unwatched="Processes that never make a group are not known to train together.",
     unless=(
         "ddp/forward-through-wrapper",
         "ddp/wait-before-step",
