@@ -27,6 +27,7 @@ from conformance.report.verdicts import Look, worst
 from conformance.results import Results, read_results
 from conformance.results.records import NOT_RUN, PASSED, CaseRecord
 from conformance.workloads.behaviour import split
+from tools.adapter_remarks import Remark, remarks
 
 ROOT = Path(__file__).parents[1]
 REPORTS = ROOT / "reports"
@@ -123,6 +124,11 @@ class Report:
         return {
             backend: {name: Cell(tuple(cases)) for name, cases in cells.items()} for backend, cells in found.items()
         }
+
+    @property
+    def remarks(self) -> list[Remark]:
+        """Of the adapter."""
+        return remarks(self.name)
 
     @property
     def behaviour(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.adapter_remarks import Remark, comments
 from tools.reports_page import REFERENCE, REPORTS, TABLES, Finding, page, reports, with_table
 
 
@@ -26,6 +27,37 @@ def test_each_report_has_its_page_and_its_link(published):
     for one in published:
         assert (REPORTS / f"{one.name}.html").is_file()
         assert f'href="{one.name}.html#matrix"' in text
+
+
+ADAPTER = """
+# It clips nothing,
+# and takes "a # b".
+@trainer(clips=())
+def train(task: Task) -> None:
+    # By default, 5.
+    engine = Engine("a # b", limit=1)  # type: ignore[arg-type]  # torch 1's class
+    engine.fit()  # fmt: skip
+"""
+
+
+def test_remarks_of_an_adapter_are_its_comments_with_the_code_that_they_are_about():
+    assert list(comments(ADAPTER)) == [
+        Remark('It clips nothing, and takes "a # b".'),
+        Remark("By default, 5.", 'engine = Engine("a # b", limit=1)'),
+        Remark("torch 1's class", 'engine = Engine("a # b", limit=1)'),
+    ]
+
+
+def test_a_default_that_an_adapter_changes_is_on_the_page(published):
+    remarks = {one.name: one.remarks for one in published if one.name not in REFERENCE}
+    assert all(made and made[0].text for made in remarks.values())
+    shared = Remark("By default, 1.", '"max_grad_norm": task.clip.threshold if task.clip else 0.0,')
+    assert [name for name, made in remarks.items() if shared in made] == [
+        "sentence-transformers",
+        "transformers",
+        "trl",
+    ]
+    assert page(published).count("By default, 1.") == 3
 
 
 def test_reference_trainers_hold(published):
