@@ -38,13 +38,15 @@ def shortened(text: str) -> str:
 
 
 def text_of(path: str, line: int, folder: Path | None) -> str | None:
-    """The text of a line of a file that an event names, as it is now; None unless one file alone may be meant.
+    """The text of a line of a file that an event names, as it is now; None where files that may be meant differ in it.
 
-    folder: that of the trainer's file, where its other modules may be.
+    A package that is installed may lie in the working folder, too. folder: that of the trainer's file, where its other
+    modules may be.
     """
     folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([str(folder)] if folder else []))}
-    found = [*{file for one in folders if os.path.isfile(file := os.path.realpath(os.path.join(one, path)))}]
-    if len(found) != 1:
-        return None
-    linecache.checkcache(found[0])
-    return linecache.getline(found[0], line).strip() or None
+    files = {file for one in folders if os.path.isfile(file := os.path.realpath(os.path.join(one, path)))}
+    texts = set[str]()
+    for file in files:
+        linecache.checkcache(file)
+        texts.add(linecache.getline(file, line).strip())
+    return texts.pop() or None if len(texts) == 1 else None

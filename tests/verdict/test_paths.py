@@ -36,7 +36,7 @@ def test_packages_that_are_shared_from_elsewhere_are_none_of_the_trainer(tmp_pat
     assert result.stdout == "a/b.py\n"
 
 
-def test_the_text_of_a_line_is_that_of_one_file_alone(tmp_path, monkeypatch):
+def test_the_text_of_a_line_is_that_in_which_files_agree(tmp_path, monkeypatch):
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
@@ -45,6 +45,8 @@ def test_the_text_of_a_line_is_that_of_one_file_alone(tmp_path, monkeypatch):
     assert text_of("my_loop.py", 2, None) is None
     assert text_of("my_loop.py", 2, folders[0]) == "second"
     assert text_of("my_loop.py", 9, folders[0]) is None
+    (folders[1] / "my_loop.py").write_text("first\n  second\n")
+    assert text_of("my_loop.py", 2, folders[0]) == "second"
     (folders[1] / "my_loop.py").write_text("first\nanother\n")
     assert text_of("my_loop.py", 2, folders[0]) is None
     assert text_of("my_loop.py", 2, None) == "another"
