@@ -17,7 +17,6 @@ _RATE = (
     "learning rates are the task's: leave this out; if the script steps a schedule so, make `scheduler = "
     'TASK.scheduler(optimizer)`, step it after each optimizer step, and declare `schedules=["step"]`'
 )
-_SCHEDULERS = re.compile(r"sched|plateau|^lr_?", re.IGNORECASE)
 #: What models have beside the attributes of their classes.
 _OF_MODELS = re.compile(r"module$|training$|require_|configure_optimizers$|_")
 
@@ -162,14 +161,6 @@ def outside_of_modules(node: ast.AST) -> Iterator[ast.AST]:
 def _is_rate(target: ast.expr) -> bool:
     """`group["lr"]`"""
     return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr"
-
-
-def steps_of_schedulers(tree: ast.Module) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(of := node.func, ast.Attribute) and of.attr == "step":
-            if not _SCHEDULERS.search(last_name(of.value)):
-                continue
-            yield node
 
 
 def keys_of_batches(tree: ast.Module, trains: set[ast.For]) -> list[str] | None:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .checks import Checks, keys_of_batches, outside_of_modules, steps_of_schedulers
+from .checks import Checks, keys_of_batches, outside_of_modules
 from .commands import commands, options
 from .loops import Loops, is_counted
 from .losses import is_mean_of_squares
+from .schedules import linked, steps_of_schedulers
 from .shapes import reshapes
 from .source import Change, Node, Source, is_module, keyword, last_name
 from .windows import lengths, shares
@@ -41,6 +42,7 @@ _WRAPPERS = ("DistributedDataParallel", "DDP", "DataParallel", "compile", "prepa
 _CASTS = "casts as the precision of the case asks"
 _SCHEDULE = "the schedule of the task: step it after each optimizer step"
 _DATA = "the data of the task"
+_WITH_OPTIMIZER = "with the optimizer's steps alone, as an Accelerator does by default"
 _WHOLE = "one pass over the task's loader is the whole training, all epochs"
 _NOT_SAVED = "nothing is saved here"
 #: Calls for their effect alone.
@@ -315,12 +317,14 @@ class _Finder(ast.NodeVisitor):
 
     def _schedule(self) -> None:
         """One that is stepped after each epoch is left out: here all epochs are one."""
-        in_epochs = self._loops.in_epochs()
-        for call in steps_of_schedulers(self._source.tree):
+        in_epochs, accelerators = self._loops.in_epochs(), linked(self._source)
+        for call, scheduler in steps_of_schedulers(self._source.tree):
             if call in in_epochs:
                 self.found.scheduler = False
                 why = "CHECK: the schedule counts epochs, which are one here: it is not judged"
                 self.found.changes.append(Change(call, ("None",), why))
+            elif (accelerator := accelerators.get(last_name(scheduler))) is not None:
+                self._change(call, _WITH_OPTIMIZER, call, f" if {accelerator}.sync_gradients else None")
 
     def visit_Dict(self, node: ast.Dict) -> None:
         keys = [one.value for one in node.keys if isinstance(one, ast.Constant)]

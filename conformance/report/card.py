@@ -182,7 +182,7 @@ def _card(failure: Failure) -> CaseCard:
         slice=law.slice if law else (),
         effect=law.effect if law else None,
         fix=law.fix if law else None,
-        extent=_counted(failure.cases),
+        extent=_counted(failure.cases, example),
         scope=failure.where,
         commands=_commands(example),
         cause=cause,
@@ -233,9 +233,9 @@ def _commands(case: CaseRecord) -> tuple[tuple[str, str], ...]:
     return ("script", case.repro_command), ("again", case.command)
 
 
-def _counted(cases: Sequence[CaseRecord]) -> str:
-    """How many there are, and the first by name."""
-    return f"{plural(len(cases), 'case')}, such as {one_line(cases[0].id)}" if len(cases) > 1 else one_line(cases[0].id)
+def _counted(cases: Sequence[CaseRecord], example: CaseRecord) -> str:
+    """How many there are, and one by name: that of the commands."""
+    return f"{plural(len(cases), 'case')}, such as {one_line(example.id)}" if len(cases) > 1 else one_line(example.id)
 
 
 def _is_end_of(path: str, place: str) -> bool:

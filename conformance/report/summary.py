@@ -123,9 +123,9 @@ def extent(results: Results, *, briefly: bool = False) -> str | None:
     if briefly:
         return f"{len(ran)} of the {plural(declared, 'case')} that can be run; --thorough runs more, --case any."
     return (
-        f"{len(ran)} of the {plural(declared, 'case')} that can be run. What a run chooses by itself has each path in "
-        "each precision, and each workload with each world size, accumulation and precision that it can have, with "
-        "--thorough any three of kind of model, recipe, world size, accumulation and precision; --case names others."
+        f"{len(ran)} of the {plural(declared, 'case')} that can be run. A run chooses them so that each path is there "
+        "in each precision, and each workload with each of its world sizes, accumulations and precisions; --thorough "
+        "runs more, so that any three of these meet, and --case runs any."
     )
 
 

@@ -56,6 +56,7 @@ STYLES = {
         "train_dataloader = TASK.global_dataloader()",
         "optimizer = TASK.optimizer(model.parameters())",
         'accelerator.clip_grad_norm_(model.parameters(), TASK.clip.threshold if TASK.clip else float("inf"))',
+        "lr_scheduler.step() if accelerator.sync_gradients else None",
         'backends=["single", "ddp"],',
         'requires=["accelerate"],',
     ],
@@ -162,6 +163,10 @@ LOOPS |= {
         " o, y = o, y\n",
     ),
     "reshaped inputs": ("for x, y in d:\n    x = x.view(-1, 784).to(0)\n    f(model(x), y).backward()", "x = x.to(0)"),
+    "schedule of its own": (
+        "a = Accelerator()\nm = a.prepare(m)\nfor x, y in d:\n    f(m(x)).backward()\n    sched.step()\n    o()",
+        "\n        sched.step()\n",
+    ),
     "reshaped data": (
         "def main():\n    x = read().view(-1, 1)\n    for x, y in d:\n        f(model(x), y).backward()",
         "x = read().view(-1, 1)\n",

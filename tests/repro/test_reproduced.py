@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fixtures.reproduced import covering, tried
+from fixtures.reproduced import cases_by_id, covering, right, tried
 from fixtures.specimens import named
 
 MUTANTS = named("mutants")
@@ -41,6 +41,11 @@ def test_what_is_declined_says_why():
     found = tried(MUTANTS["own_order_unseen"], "single-acc2-fp32-own-order")
     assert found.how == "declined"
     assert found.why.startswith("nothing is proved about it: the order of the samples is the trainer's own")
+
+
+def test_a_right_trainer_is_found_where_no_reference_trainer_has_the_case():
+    trainer = right(MUTANTS["epoch_schedule_in_each_window"], cases_by_id()["single-acc2-fp32-epoch-schedule"])
+    assert trainer.endswith(".py")
 
 
 def test_the_sample_of_the_session_has_each_cause_and_each_law():
