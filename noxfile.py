@@ -172,6 +172,12 @@ def conformance_run(session: nox.Session, *arguments: str) -> None:
         session.run("conformance", "run", *arguments, "--output", str(BUILT / session.name))
 
 
+def run_findings(session: nox.Session, name: str) -> None:
+    """The scripts of a framework's findings, each of which has to exit with 1."""
+    for script in sorted(ROOT.glob(f"reports/findings/{name.replace('-', '_')}_*.py")):
+        session.run("python", str(script), success_codes=[1])
+
+
 def framework(session: nox.Session) -> None:
     """`conformance run` with nox's arguments, for a framework's adapter; without any, the adapter's tests.
 
@@ -185,8 +191,7 @@ def framework(session: nox.Session) -> None:
         session.run("pytest", f"tests/frameworks/test_{module}.py")
         if session.name not in WATCHED and (scripts := watched_with(module)):
             session.run("python", "-m", "fixtures.watched", *scripts)
-        for script in sorted(ROOT.glob(f"reports/findings/{module}_*.py")):
-            session.run("python", str(script), success_codes=[1])
+        run_findings(session, session.name)
 
 
 def watched_with(package: str) -> list[str]:
@@ -320,6 +325,14 @@ def reports(session: nox.Session, report: str) -> None:
         session.run("python", "-m", "fixtures.kill", str(published.with_suffix(".jsonl")))
     session.run("conformance", "report", f"{published}.jsonl", "--output", f"{published}.html", success_codes=(0, 1))
     session.run("python", str(ROOT / "tools" / "reports_page.py"))
+
+
+@nox.session(default=False)
+@nox.parametrize("name", [nox.param(name, id=name) for name in FRAMEWORKS])
+def findings(session: nox.Session, name: str) -> None:
+    """The scripts of all findings, each of which has to exit with 1; `nox -s "findings(accelerate)"` runs some."""
+    install_wheel(session, name, *FURTHER.get(name, ()))
+    run_findings(session, name)
 
 
 @nox.session

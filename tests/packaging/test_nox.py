@@ -24,7 +24,7 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
-    asked_for = {name for name in optional_sessions if not name.startswith("reports(")}
+    asked_for = {name for name in optional_sessions if not name.startswith(("findings(", "reports("))}
     asked = {"apex", "browser", "fuzz", "history", "reproduced", "torch-newest", "torch-oldest", "watch"}
     assert asked_for == {*asked, *SLOW_FRAMEWORKS}
 
@@ -32,6 +32,11 @@ def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list
 def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
     reported = {name for name in optional_sessions if name.startswith("reports(")}
     assert reported > {f"reports({name})" for name in ("single", *FRAMEWORKS, *SLOW_FRAMEWORKS) if name != "ray"}
+
+
+def test_each_framework_with_a_report_has_its_findings_run(optional_sessions: list[str]) -> None:
+    found = {name for name in optional_sessions if name.startswith("findings(")}
+    assert found == {f"findings({name})" for name in (*FRAMEWORKS, *SLOW_FRAMEWORKS) if name != "ray"}
 
 
 def test_one_commit_of_apex_is_asked_for_everywhere(root: Path) -> None:
@@ -108,3 +113,12 @@ def test_where_no_neighbour_has_it_nothing_is_linked(noxfile: ModuleType, tmp_pa
     site = environment(tmp_path / "lint", {})
     noxfile.link("torch", tmp_path / "lint")
     assert list(site.iterdir()) == []
+
+
+def test_each_script_of_a_finding_is_run_by_the_session_of_one_framework(noxfile: ModuleType, root: Path) -> None:
+    beginnings = [f"{name.replace('-', '_')}_" for name in noxfile.FRAMEWORKS]
+    scripts = {
+        script.name: sum(map(script.name.startswith, beginnings)) for script in root.glob("reports/findings/*.py")
+    }
+    assert scripts
+    assert set(scripts.values()) == {1}, scripts
