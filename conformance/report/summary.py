@@ -124,8 +124,8 @@ def extent(results: Results, *, briefly: bool = False) -> str | None:
         return f"{len(ran)} of the {plural(declared, 'case')} that can be run; --thorough runs more, --case any."
     return (
         f"{len(ran)} of the {plural(declared, 'case')} that can be run. A run chooses them so that each path is there "
-        "in each precision, and each workload with each of its world sizes, accumulations and precisions; --thorough "
-        "runs more, so that any three of these meet, and --case runs any."
+        "in each precision, and each workload with each of its world sizes, accumulations and precisions; `--thorough` "
+        "runs more, so that any three of these meet, and `--case` runs any."
     )
 
 
