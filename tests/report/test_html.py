@@ -224,6 +224,15 @@ def test_a_page_stays_light(page: Callable[..., str], cases: list[Case]) -> None
     assert len(page(many + wrong).encode()) - whole < 10_000 * len(wrong)
 
 
+def test_a_case_that_is_resumed_has_another_name_than_that_which_is_not(
+    page: Callable[..., str], cases: list[Case]
+) -> None:
+    plain = next(case for case in cases if case["verdict"].startswith("FAIL"))
+    shown = page([plain, plain | {"id": f"{plain['id']}-resumed-at-3"}])
+    names = re.findall('<summary>.*?<span class="name">([^<]*)</span><span class="headline">', shown)
+    assert names == [plain["workload"], f"{plain['workload']}-resumed-at-3"]
+
+
 def test_a_folder_that_is_not_there(results: Results, tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="cannot write"):
         render_html(results, tmp_path / "none" / "report.html")
