@@ -17,7 +17,7 @@ from conformance.report.digest import digest
 from conformance.report.formats.annotations import annotations
 from conformance.report.formats.badge import endpoint, svg
 from conformance.report.formats.junit import junit
-from conformance.report.formats.markdown import markdown
+from conformance.report.formats.markdown import escaped, markdown
 from conformance.report.formats.sarif import sarif
 from conformance.report.html import render_html
 from conformance.results import Results
@@ -43,6 +43,19 @@ def failing(results) -> Results:
             case = replace(case, target="src/loop.py:train", findings=findings)
         cases.append(case)
     return replace(results, cases=tuple(cases))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("call `a_b()`, not [c]", "call `a_b()`, not \\[c\\]"),
+        ("`a_b", "\\`a\\_b"),
+        ("``<b>``", "\\``<b>`\\`"),
+        ("`a|b`", "\\`a\\|b\\`"),
+    ],
+)
+def test_markdown_leaves_code_as_it_is_and_nothing_else(text, shown):
+    assert escaped(text) == shown
 
 
 def test_markdown_has_each_cause_and_each_count(failing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ..card import Card
@@ -17,9 +18,15 @@ def markdown(digest: Digest) -> str:
     return "\n".join(_lines(digest)) + "\n"
 
 
+#: In which nothing is taken for Markdown; a bar would end the cell of a table all the same.
+_CODE = re.compile(r"(`[^`|]+`)")
+_SIGNS = re.compile(r"[\\`*_\[\]<>#|~&]")
+
+
 def escaped(text: str) -> str:
-    """Text on one line, without what Markdown or HTML would take for its own."""
-    return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|~&" else sign for sign in one_line(text))
+    """Text on one line, without what Markdown or HTML would take for its own; what stands between backticks is code."""
+    parts = _CODE.split(one_line(text))
+    return "".join(part if number % 2 else _SIGNS.sub(r"\\\g<0>", part) for number, part in enumerate(parts))
 
 
 def _lines(digest: Digest) -> Iterator[str]:
