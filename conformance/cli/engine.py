@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Task as ProgressTask
+from rich.text import Text
 
 from conformance import suite
 from conformance.cli.files import RunFolder
@@ -44,6 +46,13 @@ _START_OF_WORKER = (
     "[signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGHUP)]; exec(sys.argv[-1])"
 )
 _HARNESS = "the harness failed: "
+
+
+class _Left(TimeRemainingColumn):
+    """The time left; nothing while cases are collected, of which there may be any number."""
+
+    def render(self, task: ProgressTask) -> Text:
+        return Text() if task.total is None else Text.assemble("left ", super().render(task))
 
 
 class Engine:
@@ -82,7 +91,7 @@ class Engine:
         # Not `console.is_terminal`, which FORCE_COLOR makes true: a pipe gets no cursor moves.
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[counts]}"),
+            _Left(), TextColumn("{task.fields[counts]}"),
             console=console, transient=True, disable=quiet or not console.file.isatty(),
         )  # fmt: skip
         self._task = self._bar.add_task("collecting cases", total=None, counts="")

@@ -79,10 +79,18 @@ def of_run(options: argparse.Namespace, results: Results) -> Renderers:
     }
 
 
-def in_github_actions(digest: Digest) -> None:
-    """Add to the job's summary and annotate its lines, where there is a job. Raises ResultsError."""
+def in_github_actions(digest: Digest, expected: Iterable[str] = ()) -> None:
+    """Add to the job's summary and annotate its lines, where there is a job. ``expected``: names of failures.
+
+    Raises ResultsError.
+    """
+    from conformance.report.card import Card, CaseCard
     from conformance.report.formats.annotations import annotations
     from conformance.report.formats.markdown import markdown
+    from conformance.suite.expected import expectation
+
+    def is_expected(card: Card) -> bool:
+        return isinstance(card, CaseCard) and all(expectation(case, expected) is not None for case in card.cases)
 
     if (summary := os.environ.get("GITHUB_STEP_SUMMARY")) is not None:
         try:
@@ -91,5 +99,5 @@ def in_github_actions(digest: Digest) -> None:
         except OSError as error:
             raise ResultsError(f"cannot write the job's summary, {summary}: {error.strerror}") from error
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in annotations(digest):
+        for line in annotations(digest, is_expected):
             print(line)

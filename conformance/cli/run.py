@@ -169,7 +169,7 @@ def _finish(engine: Engine, folder: RunFolder, console: Console, options: argpar
         code = gate.ended(results, options.configuration, console, whole=not options.selects)
         try:
             formats.write(options, formats.of_run(options, results))
-            formats.in_github_actions(digest(results))
+            formats.in_github_actions(digest(results), options.configuration.expected)
         except ResultsError as error:
             return say(f"{error}; the results are in {folder.results}", HARNESS)
     else:

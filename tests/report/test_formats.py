@@ -146,6 +146,9 @@ def test_nothing_of_a_trainer_is_markup(results, hostile):
 
 def test_an_annotation_is_at_the_line_of_the_trainer(failing):
     lines = list(annotations(digest(failing)))
+    first = digest(failing).cards[0]
+    of_expected = list(annotations(digest(failing), lambda card: card.title == first.title))
+    assert of_expected == [lines[0].replace("::error ", "::notice ", 1), *lines[1:]]
     assert len(lines) == len(cards(failing))
     [line, *_] = [line for line in lines if line.startswith("::error file=src/loop.py,line=41,title=")]
     assert "%0A" in line and "again: conformance run" in line
@@ -213,6 +216,8 @@ def test_a_job_of_github_actions(failing, tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     in_github_actions(digest(failing))
     assert capsys.readouterr().out.splitlines() == list(annotations(digest(failing)))
+    in_github_actions(digest(failing), [case.id for case in failing.cases])
+    assert all(line.startswith("::notice ") for line in capsys.readouterr().out.splitlines())
 
 
 def test_the_commands_write_them(results_file, tmp_path: Path, capsys):

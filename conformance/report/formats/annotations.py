@@ -3,20 +3,21 @@
 https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from ..card import Card
 from ..digest import Digest
 
 
-def annotations(digest: Digest) -> Iterator[str]:
-    """A line for each cause, for standard output."""
+def annotations(digest: Digest, is_expected: Callable[[Card], bool] = lambda card: False) -> Iterator[str]:
+    """A line for each cause, for standard output; what is expected to fail is no error."""
     for card in digest.cards:
         at = {"title": f"{card.verdict}: {card.title}"}
         if card.own_line is not None:
             at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
         properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in at.items())
         text = "\n".join([*list(card.lines())[1:], card.extent])
-        yield f"::error {properties}::{_escaped(text)}"
+        yield f"::{'notice' if is_expected(card) else 'error'} {properties}::{_escaped(text)}"
 
 
 def _escaped(text: str, more: str = "") -> str:
