@@ -132,7 +132,8 @@ class Parameters:
         """What an optimizer steps: parameters, or what flat tensors have of them."""
         found: list[tuple[Known, Any]] = []
         for tensor in (one for group in optimizer.param_groups for one in group["params"]):
-            if tensor in self._in_flat:
+            # To look one up takes a while, and most scripts have none.
+            if self._in_flat and tensor in self._in_flat:
                 found += [(known, Slice(tensor, *place)) for known, *place in self._in_flat[tensor]]
             else:
                 found.append((self.of(tensor), tensor))
