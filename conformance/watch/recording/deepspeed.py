@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -40,9 +39,9 @@ def observe(recording: Recording) -> Seams:
             held = [known.number for known, _ in recording.parameters.held(optimizer)]
             recording.note(records.Clipped("norm", held, float(limit), float(norm), len(held), recording.site()))
 
-    def classes(name: str, module: ModuleType) -> Seams:
-        yield replaced(getattr(module, name), "__init__", construct)
+    def classes(module: ModuleType) -> Seams:
+        yield replaced(getattr(module, WRAPPERS[module.__name__]), "__init__", construct)
 
-    for module, name in WRAPPERS.items():
-        yield when_imported(module, partial(classes, name))
+    for name in WRAPPERS:
+        yield when_imported(name, classes)
     yield register_optimizer_step_pre_hook(harmless(clip))
