@@ -33,7 +33,7 @@ def observe(recording: Recording) -> Seams:
         wrappers.add(wrapper)
 
     def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        wrapper = next((one for one in wrappers if one.optimizer is optimizer), None)
+        wrapper = next((one for one in wrappers if getattr(one, "optimizer", None) is optimizer), None)
         limit, norm = getattr(wrapper, "clip_grad", 0.0), getattr(wrapper, "_global_grad_norm", None)
         if limit and norm is not None:
             held = [known.number for known, _ in recording.parameters.held(optimizer)]
