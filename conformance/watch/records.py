@@ -159,6 +159,16 @@ class Clipped(Record):
 
 
 @dataclass(slots=True)
+class Limited(Record):
+    """What clipping by value made of these gradients, element by element: from `before` to `after`."""
+
+    parameters: list[int]
+    before: Sketches
+    after: Sketches
+    samples: list[int]
+
+
+@dataclass(slots=True)
 class Unscaled(Record):
     optimizer: int
     scale: float

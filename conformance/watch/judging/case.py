@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 
@@ -85,6 +85,9 @@ class Case:
 
     def __init__(self, together: Together, window: Window, parameters: list[int], clips: list[int]) -> None:
         self.together, self.window, self.parameters, self.clips = together, window, parameters, clips
+        self.after = Factor(1.0, 1.0)
+        """What became of gradients after the last change that is known element by element, see `limits.py`."""
+        self.is_limited = any(window.clips[number][1].how == "value" for number in clips)
         # Hooks of the script's own may compress. If they do not, it shows.
         self.lossy = max([0.0, *(HOOKS.get(hook, 0.0) for hook in together.hooks)])
         step = window.step
@@ -144,13 +147,20 @@ class Case:
         every = [(number, one) for number in self.parameters for one in self.all(number)]
         if all(one.before is None for _, one in every):
             return Factor(1.0, 1.0)
+        return self.ratio(
+            (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
+        )
+
+    def ratio(self, pairs: Iterable[tuple[int, Sketch, Sketch]]) -> Factor | None:
+        """By what the script has multiplied gradients that are known before and after; None if it is no factor.
+
+        pairs: of a parameter, the sketches after and before."""
         equations = []
-        for number, one in every:
-            before = one.sketch[0] if one.before is None else one.before
+        for number, after, before in pairs:
             lost = bound.of_underflow(_BY_HAND, self.roundoff, self.window.sizes.get(number, 1))
-            slack = bound.of_sketch(self.roundoff, abs(one.sketch[0, 2])) + lost
+            slack = bound.of_sketch(self.roundoff, abs(after[2])) + lost
             spread = bound.of_sum(_BY_HAND, self.roundoff, before[2]) + bound.of_sketch(self.roundoff, before[2]) + lost
-            equations += [Equation(float(one.sketch[0, j]), float(before[j]), slack, spread, number) for j in (0, 1)]
+            equations += [Equation(float(after[j]), float(before[j]), slack, spread, number) for j in (0, 1)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None
 

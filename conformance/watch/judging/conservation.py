@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.watch.judging import diagnosis
+from conformance.watch.judging import diagnosis, limits
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
@@ -28,7 +28,8 @@ def judge(together: Together, findings: Findings) -> None:
         findings.steps += 1
         if _is_judgeable(window, findings):
             sets = _clip_sets(window)
-            outcomes = [_judge_set(Case(together, window, parameters, clips), findings) for clips, parameters in sets]
+            cases = [Case(together, window, parameters, clips) for clips, parameters in sets]
+            outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
             if all(outcomes):
                 findings.conserved += 1
     _judge_ranks(together, findings)
@@ -134,11 +135,11 @@ def _judge_set(case: Case, findings: Findings) -> bool:
             return False
         at = tuple(case.parameters)
         if case.independent >= 1 + diagnosis.AMPLE:
-            case.together.factors[at][window.rank] = factor
+            case.together.factors[at][window.rank] = factor.within(case.after)
         if case.together.ranks > 1 and case.fits(case.own) is not None:
             case.together.own.add((at, window.rank))
         return _judge_factor(case, factor, findings)
-    if any(window.clips[n][1].how == "value" for n in case.clips):
+    if case.is_limited:
         findings.undecided("gradients were clipped by value, element by element")
         return False
     unknown = [hook for hook in case.together.hooks if hook not in HOOKS]
@@ -171,17 +172,17 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.add(_finding(case, "watch/one-scale", says, f"some gradients count {ratio:g} times as much as others"))
         return False
     scale = window.scales[0] if window.scales else 1.0
-    kappa = factor.times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
+    kappa = factor.within(case.after).times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
     hooked = case.hooked()
     if hooked is None:
         findings.note("hooks of the script's own change gradients before they are reduced: that is taken as computed")
     else:
-        kappa = Factor(kappa.low * hooked.low, kappa.high * hooked.high)
+        kappa = kappa.within(hooked)
     case.together.kappas[window.rank].append(1.0 if kappa.contains(1.0, error) else kappa.middle)
     if kappa.contains(1.0, error):
         findings.factors.append((window.rank, None, True))
         return True
-    if any(window.clips[number][1].how == "value" for number in case.clips) and kappa.high < 1:
+    if case.is_limited and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
         return False
     if scale != 1.0:

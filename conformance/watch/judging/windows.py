@@ -60,6 +60,7 @@ class Window:
     clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
+    limits: list[tuple[int, records.Limited]] = field(default_factory=list)
     captured: bool = False
     is_computed: bool = True
     first: int | None = None
@@ -121,6 +122,7 @@ class _Log:
     clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
+    limits: list[tuple[int, records.Limited]] = field(default_factory=list)
     captured: list[tuple[int, records.Captured]] = field(default_factory=list)
     moments: list[tuple[int, records.Record]] = field(default_factory=list)
 
@@ -220,6 +222,8 @@ class Stream:
                 self._keep(self._log.unscales, record)
             case records.Scheduled():
                 self._keep(self._log.schedules, record)
+            case records.Limited():
+                self._keep(self._log.limits, record)
             case records.Stepped():
                 yield self._window(record.optimizer, record, record.site)
             case records.Passed():
@@ -327,6 +331,7 @@ class Stream:
             ],
             unscales=[(at, one) for at, one in self._log.unscales if at > begin and one.optimizer == optimizer],
             schedules=[(at, one) for at, one in self._log.schedules if at > begin and one.optimizer == optimizer],
+            limits=[(at, one) for at, one in self._log.limits if at > begin and concerned & {*one.parameters}],
             first=min((self._first[number] for number in parameters if number in self._first), default=None),
             is_computed=bool(self.ever & concerned),
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
@@ -376,7 +381,8 @@ class Stream:
         """What all optimizers that step have behind them."""
         oldest = min(self._last.values(), default=0)
         log: list[Any]
-        for log in (self._log.clips, self._log.unscales, self._log.schedules, self._log.captured, self._log.moments):
+        kept = self._log
+        for log in (kept.clips, kept.unscales, kept.schedules, kept.limits, kept.captured, kept.moments):
             del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)

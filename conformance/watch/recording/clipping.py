@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grad
 
 from conformance.trace.seams.patching import Seams, replaced_inside
 from conformance.watch import records
+from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
 
 KINDS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
@@ -19,7 +20,10 @@ _SIGNATURES = {name: signature(getattr(clip_grad, name)) for name in KINDS}
 
 
 def observe(recording: Recording) -> Seams:
-    """Notes `Clipped` for each outermost call."""
+    """Notes `Clipped` for each outermost call, and before it `Limited` where it is by value."""
+
+    def sketches(limited: list[tuple[Known, torch.Tensor]]) -> torch.Tensor:
+        return recording.parameters.sketches([(known.sample, gradient) for known, gradient in limited])
 
     def clipping(name: str) -> Any:
         def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,11 +37,17 @@ def observe(recording: Recording) -> Seams:
             original.instead(*call.args, **call.kwargs)
             tensors = given["parameters"]
             tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            by_value = KINDS[name] == "value" and recording.is_looking
+            limited = recording.parameters.gradients(tensors) if by_value else []
+            before = sketches(limited)
             recording.inside.append("clip")
             try:
                 result = original(*call.args, **call.kwargs)
             finally:
                 recording.inside.remove("clip")
+            if limited:
+                numbers, samples = [known.number for known, _ in limited], [known.sample for known, _ in limited]
+                recording.note(records.Limited(numbers, before, sketches(limited), samples))
             recording.note(
                 records.Clipped(
                     KINDS[name],

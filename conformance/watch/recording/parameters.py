@@ -148,6 +148,15 @@ class Parameters:
         found = ((self._known.get(id(tensor)), tensor) for tensor in tensors)
         return [known.number for known, tensor in found if known is not None and known.reference() is tensor]
 
+    def gradients(self, tensors: Iterable[Any]) -> list[tuple[Known, torch.Tensor]]:
+        """Those of the parameters among these that are known."""
+        found = [(self._known.get(id(tensor)), tensor) for tensor in tensors]
+        return [
+            (known, tensor.grad)
+            for known, tensor in found
+            if known is not None and known.reference() is tensor and tensor.grad is not None
+        ]
+
     def knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
         return known is not None and known.reference() is tensor

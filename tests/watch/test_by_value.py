@@ -1,0 +1,69 @@
+"""Clipping by value: what it was given is judged, and what became of what it gave back."""
+
+import pytest
+import torch
+
+import conformance
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, Script, sketches, total
+
+LIMIT = 0.5
+
+
+def clip(script, given):
+    """given: the gradients of each rank. Returns them clipped."""
+    after = [[one.clamp(-LIMIT, LIMIT) for one in of_rank] for of_rank in given]
+    for stream, of_rank, clipped in zip(script.streams, given, after, strict=True):
+        stream.append(records.Limited(script.numbers, sketches(of_rank), sketches(clipped), [-1] * len(of_rank)))
+        stream.append(records.Clipped("value", script.numbers, LIMIT, None, len(of_rank), LINE))
+    return after
+
+
+def averaged(*passes, factor=0.5):
+    return [total([of_rank for computed in passes for of_rank in computed], factor)] * 2
+
+
+def own(*passes):
+    """Each rank's gradients alone."""
+    return [total(of_rank) for of_rank in zip(*passes, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("given", "broken", "expected"),
+    [
+        (lambda first, second: averaged(first, second), set(), "CONFORMS"),
+        (lambda first, second: averaged(second), {"watch/every-backward"}, "DOES NOT CONFORM"),
+        (lambda first, second: own(first, second), {"watch/averaged"}, "DOES NOT CONFORM"),
+        (lambda first, second: averaged(first, second, factor=0.3), set(), "UNDECIDED"),
+    ],
+)
+def test_what_it_was_given(given, broken, expected):
+    script = Script(drift=0.1 if broken == {"watch/averaged"} else 0.0)
+    for _ in range(3):
+        script.step(clip(script, given(script.backward(), script.backward())))
+        script.clear()
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert {law for law, _ in findings.causes} - {"watch/same-weights"} == broken
+
+
+def test_the_average_of_what_each_rank_has_clipped_is_undecided():
+    script = Script()
+    for _ in range(3):
+        script.step([total(clip(script, script.backward()), 0.5)] * 2)
+        script.clear()
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
+def test_a_script_that_clips_by_value():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with conformance.watching():
+        for _ in range(3):
+            model(torch.randn(8, 6)).square().sum().backward()
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
