@@ -59,3 +59,14 @@ def test_ranks_may_have_different_numbers_of_micro_batches():
         script.step([total(of_all, 0.5)] * 2)
         script.clear()
     assert verdict(script.findings()) == "CONFORMS"
+
+
+def test_nobody_can_step_for_a_rank_that_holds_shards():
+    script = Script()
+    for stream in script.streams:
+        for one in stream:
+            if isinstance(one, records.Parameter):
+                one.shards = 2
+    for _ in range(2):
+        script.step([gradients(1)] * 2, ranks=[0])
+    assert {law for law, _ in script.findings().causes} == {"watch/same-steps"}

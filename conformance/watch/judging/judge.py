@@ -155,9 +155,9 @@ class Launch:
             self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
         if len(here) < self.ranks and not self._is_joined:
-            lacking = tuple(rank for rank, window in enumerate(windows) if window is None)
-            says = f"{len(here)} of {self.ranks} ranks take the step, {len(lacking)} do not"
-            self._lack(here, says, lacking)
+            others = tuple(rank for rank, window in enumerate(windows) if window is None)
+            says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
+            self._lack(here, says, others)
             return
         self._relate(here[0])
         own = Findings()
@@ -202,7 +202,8 @@ class Launch:
             return
         finding, window = self._first_lacking
         averages = window.optimizer in self._common | self._wrapped
-        if averages and self._pairing.are_lost(window):
+        are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
+        if are_lost:
             self.findings.steps += self._lacking
             finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
             self.findings.add(finding)

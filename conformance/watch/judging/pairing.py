@@ -56,9 +56,14 @@ class Pairing:
     def are_lost(self, window: Window) -> bool:
         """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks."""
         held = set() if window.step is None else {*window.step.parameters}
-        held -= {number for number, shards in window.shards.items() if shards > 1}
         after = [bool(apart & held) for clock, apart in self._apart.items() if clock > window.clock]
         return len(after) >= _ENOUGH and all(after)
+
+
+def is_of_shards(window: Window) -> bool:
+    """Whether each rank steps a part of the weights that no other rank has, so that none can step for another."""
+    held = [] if window.step is None else window.step.parameters
+    return bool(held) and all(window.shards.get(number, 1) > 1 for number in held)
 
 
 def said(windows: Iterable[Window]) -> str:

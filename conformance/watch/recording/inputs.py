@@ -101,7 +101,7 @@ class Inputs:
 def _has_data(tensor: torch.Tensor) -> bool:
     """Whether it is a plain one: no DTensor or the like, on a device, and no stand-in for several within `vmap`."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
-    return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # type: ignore[attr-defined]
+    return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def fingerprints(batch: torch.Tensor) -> list[int]:

@@ -136,8 +136,7 @@ class Leaves:
             self._fresh.append(known.number)
         take = self._recording.sketching.take
         if known.pieces:
-            gradient = gradient.detach().flatten() if known.is_flat else gradient.detach()
-            pieces = [take(gradient[begin:end], known.sample) for begin, end in known.pieces]
+            pieces = [take(piece, known.sample) for piece in known.split(gradient.detach())]
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
         self._taken.append((known, pieces))

@@ -19,14 +19,15 @@ WHOLE_AT_FIRST = 16
 
 
 class Known:
-    """A parameter. pieces: the ranges of rows that it is cut into, one for each of the ranks that hold it; () if it is
-    whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an optimizer holds
-    this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has
+    """A parameter. pieces: the ranges that its dimension `cut` is split into, one for each of the ranks that hold it;
+    () if it is whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an
+    optimizer holds this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has
     hooks of its own, the first one. sample: what is looked at in this window. windows: how many that are looked at were
     before. is_in_window: whether a backward pass has come since the last step. used: the identity and the version of
     the gradient that the last step used."""
 
     __slots__ = (
+        "cut",
         "first",
         "handle",
         "is_cut_otherwise",
@@ -48,8 +49,16 @@ class Known:
         self.first: Any = None
         self.sample, self.windows, self.is_in_window = WHOLE, 0, False
         self.used: tuple[int, int] | None = None
-        self.pieces, self.piece, self.is_cut_otherwise = _pieces(parameter)
+        layout = _layout(parameter)
+        self.is_cut_otherwise = layout is None
+        self.pieces, self.piece, self.cut = layout or ((), 0, 0)
         self.is_flat = False
+
+    def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a gradient for all ranks that hold the parameter."""
+        if self.is_flat:
+            gradient = gradient.flatten()
+        return [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
 
     def advance(self) -> None:
         """A window begins."""
@@ -150,12 +159,9 @@ class Parameters:
 
     def gradients(self, tensors: Iterable[Any]) -> list[tuple[Known, torch.Tensor]]:
         """Those of the parameters among these that are known."""
-        found = [(self._known.get(id(tensor)), tensor) for tensor in tensors]
-        return [
-            (known, tensor.grad)
-            for known, tensor in found
-            if known is not None and known.reference() is tensor and tensor.grad is not None
-        ]
+        held = {id(tensor): tensor.grad for tensor in tensors}
+        found = ((known, held.get(id(parameter))) for known, parameter in self.all())
+        return [(known, gradient) for known, gradient in found if gradient is not None]
 
     def knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
@@ -209,22 +215,24 @@ def coarsest(dtypes: Iterable[torch.dtype]) -> str:
     return min((str(dtype)[6:] for dtype in {*dtypes}), default="float32")
 
 
-def _pieces(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, bool]:
-    """The rows of each shard, the number of this rank's, and whether the layout is another one.
+def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
+    """The range of each shard, the number of this rank's, and the dimension that is cut; None for another layout.
 
-    Only rows in one dimension of ranks are followed, beside whole copies.
+    Only one dimension of tensors that is cut over one dimension of ranks is followed, beside whole copies.
     """
     placements = getattr(parameter, "placements", None)
     if placements is None:
         # FSDP before FSDP2 keeps flat parameters, or views of its shard of them.
-        return (), 0, any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
+        is_flat = any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
+        return None if is_flat else ((), 0, 0)
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     cut = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
     if not cut:
-        return (), 0, False
-    if len(cut) > 1 or not placements[cut[0]].is_shard(0):
-        return (), 0, True
-    rows, ranks = parameter.shape[0], mesh.size(cut[0])
-    size = -(-rows // ranks)
-    pieces = tuple((min(rows, rank * size), min(rows, (rank + 1) * size)) for rank in range(ranks))
-    return pieces, mesh.get_local_rank(cut[0]), False
+        return (), 0, 0
+    if len(cut) > 1 or not placements[cut[0]].is_shard():
+        return None
+    dimension: int = placements[cut[0]].dim
+    length, ranks = parameter.shape[dimension], mesh.size(cut[0])
+    size = -(-length // ranks)
+    pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
+    return pieces, mesh.get_local_rank(cut[0]), dimension
