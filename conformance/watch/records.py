@@ -27,12 +27,14 @@ class Record:
 
 @dataclass(slots=True)
 class Began(Record):
-    """The first of each process. launch: what processes that train together share. order: counts such processes."""
+    """The first of each process. launch: what processes that train together share. started: how many ranks a launcher
+    has started, this one among them."""
 
     pid: int
     rank: int
     world: int
     launch: str
+    started: int = 1
 
 
 @dataclass(slots=True)

@@ -41,3 +41,16 @@ def test_a_model_beside_may_be_each_rank_s_own(shares, expected):
         script.clear()
         beside.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks", "started", "expected"), [(1, 1, "CONFORMS"), (1, 2, "UNDECIDED"), (2, 2, "CONFORMS")]
+)
+def test_ranks_that_never_meet_may_each_train_alone(ranks, started, expected):
+    script = Script(ranks=ranks)
+    for stream in script.streams:
+        stream[0].started = started
+    for _ in range(3):
+        script.step([total(script.backward(), 1 / ranks)] * ranks)
+        script.clear()
+    assert verdict(script.findings()) == expected

@@ -118,6 +118,9 @@ class Launch:
         self._join()
         self._decide_lacking(is_whole=is_whole)
         self._decide_waiting()
+        started = max((stream.began.started for stream in self.streams.values()), default=1)
+        if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
+            self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
         self._judge_cleared()
         self._inputs.finish(averages=self._averages)
         self._losses.finish()

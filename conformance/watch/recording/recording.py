@@ -140,7 +140,7 @@ class Recording:
         now = surroundings.of_process()
         launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
         self._file = self._path.open("w", encoding="ascii")
-        self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch)))
+        self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch, surroundings.started())))
 
 
 def unwrapped(optimizer: Any) -> Any:

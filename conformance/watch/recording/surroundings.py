@@ -25,6 +25,12 @@ def of_process() -> tuple[str, int, int]:
     return f"alone {os.getpid()}", 0, 1
 
 
+def started() -> int:
+    """How many ranks the launcher has started, as its variables say, whether or not they have found each other."""
+    size = _environment("WORLD_SIZE")
+    return int(size) if size.isdecimal() and _environment("RANK").isdecimal() else 1
+
+
 def world() -> int:
     return of_process()[2]
 
