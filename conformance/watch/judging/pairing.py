@@ -54,9 +54,10 @@ class Pairing:
         return True
 
     def are_lost(self, window: Window) -> bool:
-        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks."""
+        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks. Before the
+        next backward pass the clock is still what it was at the step."""
         held = set() if window.step is None else {*window.step.parameters}
-        after = [bool(apart & held) for clock, apart in self._apart.items() if clock > window.clock]
+        after = [bool(apart & held) for clock, apart in self._apart.items() if clock >= window.clock]
         return len(after) >= _ENOUGH and all(after)
 
 

@@ -8,9 +8,9 @@ from conformance.watch.sizes import WHOLE
 
 
 def note_weights(recording: Recording) -> None:
-    """Note `Weighed` before the backward passes 0, 1, 2, 3, 4, 6, 8, 12, 16, 24 ..., if there are other ranks."""
+    """Note `Weighed` after 1 to 8 backward passes, after 10, 12, 14, 16, 20, 24 ..., if there are other ranks."""
     done = recording.backwards
-    if not recording.is_with_others or done & ((1 << max(0, done.bit_length() - 2)) - 1):
+    if not recording.is_with_others or done & ((1 << max(0, done.bit_length() - 3)) - 1):
         return
     weighed = [(known, one.data) for known, one in recording.parameters.all() if not one.is_sparse]
     numbers = [known.number for known, _ in weighed]
