@@ -57,6 +57,7 @@ class Pairing:
         """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks. Before the
         next backward pass the clock is still what it was at the step."""
         held = set() if window.step is None else {*window.step.parameters}
+        held -= {number for number, shards in window.shards.items() if shards > 1}
         after = [bool(apart & held) for clock, apart in self._apart.items() if clock >= window.clock]
         return len(after) >= _ENOUGH and all(after)
 
