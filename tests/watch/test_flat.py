@@ -1,10 +1,12 @@
 """Parameters that an optimizer steps as ranges of a flat tensor, as DeepSpeed's ZeRO has it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from conformance.trace.state.deepspeed import cuts
 from conformance.trace.state.parts import Part
 from conformance.watch import records
 from conformance.watch.judging.judge import Judge
@@ -61,3 +63,13 @@ def test_a_gradient_is_cut_where_the_ranks_parts_are(tmp_path):
     [local] = (one for one in map(records.decoded, file.read_text().splitlines()) if isinstance(one, records.Local))
     take, finish = recording.sketching.take, recording.sketching.finish
     assert local.sketches == pytest.approx(finish([take(torch.arange(4.0)), take(torch.arange(4.0, 9.0))]).numpy())
+
+
+def test_where_the_parts_of_three_ranks_lie():
+    """Parameters of 7 and 3 elements, filled up to three parts of 4."""
+    flat = torch.zeros(12)
+    wrapper = SimpleNamespace(parallel_partitioned_bit16_groups=[[flat[0:4], flat[4:8], flat[8:12]]])
+    assert cuts(wrapper, flat[:7], Part(flat, 0, 4, 0, 7, 0)) == [(0, 4), (4, 7), (7, 7)]
+    assert cuts(wrapper, flat[7:10], Part(flat, 0, 0, 0, 3, 0)) == [(0, 0), (0, 1), (1, 3)]
+    with pytest.raises(ValueError, match="not in the flat tensor"):
+        cuts(wrapper, torch.zeros(7), Part(flat, 0, 4, 0, 7, 0))
