@@ -16,35 +16,42 @@ from conformance.watch.recording.start import recorded
 from conformance.watch.verdict import verdict
 
 
-def trained(folder, use):
-    """The verdict on a model whose optimizer steps one flat tensor; `use` makes its gradient of the parameters'."""
+def trained(folder, use, groups=1, every=1):
+    """The verdict on a model whose optimizer steps flat tensors one after the other; `use` makes a gradient of one of
+    the parameters'."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Linear(4, 3))
     parameters = list(model.parameters())
-    with recorded(str(folder), Settings()) as recording:
+    with recorded(str(folder), Settings(every=every)) as recording:
         optimizer = torch.optim.SGD(parameters, lr=0.1)
-        flat = torch.nn.Parameter(torch.cat([one.detach().flatten() for one in parameters]))
-        start = 0
-        for one in parameters:
-            part = Part(flat, start, one.numel(), 0, one.numel(), 0)
-            recording.parameters.divide(one, part, [(0, one.numel())], 0)
-            start += one.numel()
-        optimizer.param_groups[0]["params"] = [flat]
-        for _ in range(3):
+        flats = []
+        for group in range(groups):
+            own = parameters[group::groups]
+            flat = torch.nn.Parameter(torch.cat([one.detach().flatten() for one in own]))
+            start = 0
+            for one in own:
+                part = Part(flat, start, one.numel(), 0, one.numel(), group)
+                recording.parameters.divide(one, part, [(0, one.numel())], 0)
+                start += one.numel()
+            flats.append((flat, own))
+        for _ in range(4):
             for _ in range(2):
                 (model(torch.randn(6, 5)).square().mean() / 2).backward()
-            flat.grad = use(torch.cat([one.grad.flatten() for one in parameters]))
+            for flat, own in flats:
+                flat.grad = use(torch.cat([one.grad.flatten() for one in own]))
+                optimizer.param_groups[0]["params"] = [flat]
+                optimizer.step()
             for one in parameters:
                 one.grad = None
-            optimizer.step()
     judge = Judge()
     Reader(Path(folder), judge).finish()
     return judge.finish()
 
 
-def test_ranges_of_a_flat_gradient_are_those_that_were_computed(tmp_path):
-    findings = trained(tmp_path, lambda gradient: gradient)
-    assert (verdict(findings), findings.conserved) == ("CONFORMS", 3)
+@pytest.mark.parametrize(("groups", "every", "steps"), [(1, 1, 4), (2, 1, 8), (1, 2, 2), (2, 2, 4), (2, 3, 4)])
+def test_ranges_of_a_flat_gradient_are_those_that_were_computed(tmp_path, groups, every, steps):
+    findings = trained(tmp_path, lambda gradient: gradient, groups, every)
+    assert (verdict(findings), findings.conserved) == ("CONFORMS", steps)
 
 
 @pytest.mark.parametrize("use", [lambda gradient: gradient.roll(1), torch.abs], ids=["moved", "changed"])

@@ -23,8 +23,8 @@ class Known:
     () if it is whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an
     optimizer holds this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has
     hooks of its own, the first one. sample: what is looked at in this window. windows: how many that are looked at were
-    before. is_in_window: whether a backward pass has come since the last step. used: the identity and the version of
-    the gradient that the last step used."""
+    before. steps: how many there were at all. is_in_window: whether a backward pass has come since the last step. used:
+    the identity and the version of the gradient that the last step used."""
 
     __slots__ = (
         "cut",
@@ -38,6 +38,7 @@ class Known:
         "pieces",
         "reference",
         "sample",
+        "steps",
         "used",
         "windows",
     )
@@ -47,7 +48,7 @@ class Known:
         self.reference = weakref.ref(parameter)
         self.handle: Any = None
         self.first: Any = None
-        self.sample, self.windows, self.is_in_window = WHOLE, 0, False
+        self.sample, self.windows, self.steps, self.is_in_window = WHOLE, 0, 0, False
         self.used: tuple[int, int] | None = None
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
@@ -68,6 +69,7 @@ class Known:
         """A window ends, in which `gradient` was used."""
         self.is_in_window = False
         self.windows += is_looked_at
+        self.steps += 1
         self.used = None if gradient is None else (id(gradient), gradient._version)
 
     def has_used(self, gradient: torch.Tensor) -> bool:

@@ -101,7 +101,8 @@ class _Steps:
         recording, groups = self._recording, optimizer.param_groups
         held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
-        count = recording.steps.get(number, 0)
+        # The optimizer inside ZeRO steps one flat tensor after the other.
+        count = held[0][0].steps if held and held[0][0].is_flat else recording.steps.get(number, 0)
         gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
             for known, gradient in gradients:
