@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 TARGET = "conformance.frameworks.pytorch_accelerated"
+# The published report has all that a run chooses.
+CASES = (
+    *(f"single-batched-fp32-{workload}" for workload in ("momentum", "own-order", "large-tensors")),
+    *(
+        "single-batched-bf16-momentum",
+        "single-batched-fp64-two-groups",
+        "single-batched-fp32-many-tensors-resumed-at-3",
+    ),
+    *(f"single-acc2-fp32-{workload}" for workload in ("adamw", "adagrad", "clip-value", "many-clip-value", "frozen")),
+    *(f"single-acc2-fp32-{workload}" for workload in ("short-window", "uneven-batch", "short-epochs", "own-order")),
+    *("single-acc2-fp32-own-order-resumed-at-3", "single-acc2-fp32-short-epochs-resumed-at-3"),
+    *("single-acc2-bf16-cast-weights", "single-acc2-bf16-clip-value", "single-acc2-fp64-finer-data"),
+    *("single-acc3-bf16-decay", "single-acc4-fp64-uneven-batch", "single-acc2-fp64-two-workers"),
+    *("ddp-w2-fp64-uneven-batch", "ddp-w2-fp32-two-groups", "ddp-w2-fp32-ranks-start-apart"),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("momentum", "clip-value", "many-clip-value", "short-window")),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("sampler-drops", "sampler-pads", "own-order", "many-tensors")),
+    *(f"ddp-w2-acc2-fp32-{workload}" for workload in ("short-epochs", "two-layers", "sampler-pads-resumed-at-4")),
+    *("ddp-w2-acc2-fp32-frozen-resumed-at-3", "ddp-w2-acc2-fp32-many-groups-resumed-at-3", "ddp-w2-acc2-fp64-line"),
+    *("ddp-w3-acc2-fp32-sampler-pads", "ddp-w3-fp64-adamw", "ddp-w4-bf16-momentum", "ddp-w4-acc3-fp32-clip-value"),
+)
 # Where the first micro-batch exceeds the threshold, the second adds nothing: it is clipped to the same.
 UNHARMED = "single-acc2-fp32-many-clip-value"
 
