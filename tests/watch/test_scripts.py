@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fixtures.watched import HERE, Run, Script, complaint, read, scripts
+from fixtures import watched
+from fixtures.watched import HERE, Run, Script, complaint, read, run, scripts
 
 
 def test_every_script_has_a_header_and_stands_in_the_table() -> None:
@@ -85,3 +87,10 @@ def test_the_documentation_lists_each_wrong_script_that_is_not_flagged() -> None
 def test_what_a_script_prints_must_not_change() -> None:
     assert "loss 0.25" in str(complaint(RIGHT, "CONFORMS", PRINTED, Run(0, "loss 0.25", "", None)))
     assert "fails by itself" in str(complaint(RIGHT, "CONFORMS", Run(1, "", "no module", None), PRINTED))
+
+
+def test_a_script_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "TIME_LIMIT", 0.5)
+    done = run([sys.executable, "-c", "import time; time.sleep(100)"])
+    assert done.code
+    assert done.errors.endswith("it took more than 0.5 s")
