@@ -257,10 +257,11 @@ class Unheld(Record):
 
 @dataclass(slots=True)
 class Weighed(Record):
-    """What the weights are before a backward pass, now and then."""
+    """What the weights are before a backward pass, now and then. last: when the ranks part."""
 
     parameters: list[int]
     values: Sketches
+    last: bool = False
 
 
 @dataclass(slots=True)

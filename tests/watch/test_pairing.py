@@ -8,22 +8,24 @@ from conformance.watch.verdict import verdict
 from .scripts import Script, gradients, sketches, total
 
 
-def weigh(script, is_apart):
+def weigh(script, is_apart, last=False):
     for rank, stream in enumerate(script.streams):
-        stream.append(records.Weighed(script.numbers, sketches(gradients(rank if is_apart else 0))))
+        stream.append(records.Weighed(script.numbers, sketches(gradients(rank if is_apart else 0)), last))
 
 
 @pytest.mark.parametrize(
-    ("wraps", "apart", "expected"),
+    ("wraps", "apart", "at_the_end", "expected"),
     [
-        (True, [1, 1, 1], "DOES NOT CONFORM"),
-        (True, [1, 0, 1], "UNDECIDED"),
-        (True, [0, 0, 0], "UNDECIDED"),
-        (True, [1], "UNDECIDED"),
-        (False, [1, 1, 1], "UNDECIDED"),
+        (True, [1, 1, 1], [1], "DOES NOT CONFORM"),
+        (True, [1, 1, 1], [0], "UNDECIDED"),
+        (True, [1, 1, 1], [], "UNDECIDED"),
+        (True, [1, 0, 1], [1], "UNDECIDED"),
+        (True, [0, 0, 0], [0], "UNDECIDED"),
+        (True, [1], [1], "UNDECIDED"),
+        (False, [1, 1, 1], [1], "UNDECIDED"),
     ],
 )
-def test_rank_0_alone_steps(wraps, apart, expected):
+def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
     """It may send its weights to the others, before each backward pass or now and then."""
     script = Script()
     if wraps:
@@ -32,6 +34,8 @@ def test_rank_0_alone_steps(wraps, apart, expected):
         weigh(script, is_apart)
         script.step([total(script.backward(), 0.5)] * 2, ranks=[0])
         script.clear()
+    for is_apart in at_the_end:
+        weigh(script, is_apart, last=True)
     findings = script.findings()
     assert verdict(findings) == expected
     assert {law for law, _ in findings.causes} == ({"watch/same-steps"} if "NOT" in expected else set())
@@ -45,6 +49,7 @@ def test_ranks_take_turns(is_apart, expected):
         weigh(script, is_apart and turn)
         script.step([total(script.backward(), 0.5)] * 2, ranks=[turn % 2])
         script.clear()
+    weigh(script, is_apart, last=True)
     findings = script.findings()
     assert verdict(findings) == expected
     assert {law for law, _ in findings.causes} == ({"watch/same-steps"} if is_apart else set())

@@ -31,15 +31,15 @@ class Pairing:
         self._since: dict[int, dict[int, int]] = defaultdict(dict)
         self._weights: dict[int, dict[int, dict[int, bytes]]] = defaultdict(dict)
         self._apart: dict[int, set[int]] = {}
+        self._last: dict[int, dict[int, bytes]] = {}
 
     def weigh(self, rank: int, clock: int, weighed: records.Weighed) -> None:
         """What a rank's weights are before a backward pass. clock: how many came before."""
         rows = [row.tobytes() for row in np.reshape(weighed.values, (-1, WIDTH))]
-        at = self._weights[clock]
+        at = self._last if weighed.last else self._weights[clock]
         at[rank] = dict(zip(weighed.parameters, rows, strict=True))
-        if len(at) == self._ranks:
-            first, *others = self._weights.pop(clock).values()
-            self._apart[clock] = {n for n in first if any(other.get(n, first[n]) != first[n] for other in others)}
+        if not weighed.last and len(at) == self._ranks:
+            self._apart[clock] = _apart(self._weights.pop(clock))
         while len(self._weights) > _MOST_TIMES:
             del self._weights[min(self._weights)]
 
@@ -54,18 +54,26 @@ class Pairing:
         return True
 
     def are_lost(self, window: Window) -> bool:
-        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks. Before the
-        next backward pass the clock is still what it was at the step."""
+        """Whether the ranks' weights are apart at all times after this step, which is not one of all ranks, and at the
+        end. Before the next backward pass the clock is still what it was at the step."""
         held = set() if window.step is None else {*window.step.parameters}
         held -= {number for number, shards in window.shards.items() if shards > 1}
         after = [bool(apart & held) for clock, apart in self._apart.items() if clock >= window.clock]
-        return len(after) >= _ENOUGH and all(after)
+        # Ranks that have run out of data may do fewer backward passes. At the end it is the same time for all.
+        ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
+        return ends_apart and len(after) >= _ENOUGH and all(after)
 
 
 def is_of_shards(window: Window) -> bool:
     """Whether each rank steps a part of the weights that no other rank has, so that none can step for another."""
     held = [] if window.step is None else window.step.parameters
     return bool(held) and all(window.shards.get(number, 1) > 1 for number in held)
+
+
+def _apart(by_rank: dict[int, dict[int, bytes]]) -> set[int]:
+    """The parameters that are not equal on all ranks."""
+    first, *others = by_rank.values()
+    return {number for number in first if any(other.get(number, first[number]) != first[number] for other in others)}
 
 
 def said(windows: Iterable[Window]) -> str:

@@ -22,6 +22,7 @@ from conformance.watch.recording import (
     scaling,
     schedules,
     steps,
+    weights,
 )
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.settings import Settings
@@ -88,6 +89,7 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
             (scaling, partial(scaling.observe, recording)),
             (schedules, partial(schedules.observe, recording)),
             (groups, partial(groups.observe, recording)),
+            (weights, partial(weights.observe, recording)),
         ):
             harmless(enter, observer.__name__)(observe)
         try:
