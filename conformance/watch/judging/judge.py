@@ -18,8 +18,9 @@ from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 
-_OFTEN = 0.2
-"""A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose."""
+_OFTEN = 0.5
+"""A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose, such as
+the short one of each short epoch."""
 
 _MOST_WINDOWS = 64
 """Of those before, whose backward passes are compared."""
