@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,13 +53,25 @@ def watch(
                 try:
                     code = process.wait(_PAUSE)
                 except subprocess.TimeoutExpired:
-                    reader.read()
+                    with _uninterrupted():
+                        reader.read()
         except KeyboardInterrupt:
             was_interrupted = True
         finally:
             _end(process)
         reader.finish()
         return Watched(code, was_interrupted, judge.finish(is_whole=code == 0))
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Signals wait until the end of the block: a record that is read is judged."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,11 +1,15 @@
 """`conformance watch` of a script: its own output and exit code, and the verdict."""
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from conformance.watch.reading import Reader
+from conformance.watch.watching import watch
 
 LOOP = """
     import os, torch
@@ -54,6 +58,21 @@ def test_ctrl_c_ends_the_script_and_leaves_a_verdict(tmp_path):
     assert "CONFORMS: In 3 of 3 steps" in out
     assert "interrupted" in err
     assert process.returncode == 130
+
+
+def test_ctrl_c_waits_until_what_is_read_is_judged(monkeypatch):
+    read, seen = Reader.read, []
+
+    def interrupted(reader):
+        if not seen:
+            seen.append("began")
+            os.kill(os.getpid(), signal.SIGINT)
+            seen.append("ended")
+        return read(reader)
+
+    monkeypatch.setattr(Reader, "read", interrupted)
+    watched = watch([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert (watched.was_interrupted, seen) == (True, ["began", "ended"])
 
 
 @pytest.mark.parametrize(
