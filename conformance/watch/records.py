@@ -1,7 +1,7 @@
 """What the recorder of a process writes down: one JSON array a line, the name of the record and its fields.
 
 Sketches are doubles in base64, three for each tensor: two projections and the 2-norm (see `sketch.py`). `samples` says
-what they are of in each; it is empty if that is all.
+what they are of in each: of nothing if it is UNREAD, where there is none; it is empty if all are of whole parameters.
 """
 
 from __future__ import annotations

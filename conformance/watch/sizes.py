@@ -8,3 +8,6 @@ WIDTH = 3
 
 WHOLE = -1
 """In place of the number of a sample, of which a sketch is."""
+
+UNREAD = -2
+"""In its place where it is not the parameter's turn, and there is no sketch."""

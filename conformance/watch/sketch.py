@@ -82,6 +82,8 @@ class Sketching:
 
     def finish(self, taken: Sequence[Taken]) -> torch.Tensor:
         """(n, 3), double: the two projections and the norm of each tensor, all of one device."""
+        if not taken:
+            return torch.zeros(0, WIDTH, dtype=torch.float64)
         sampled = [n for n, one in enumerate(taken) if one.sample is not None]
         summed = [n for n, one in enumerate(taken) if one.sample is None]
         parts = [self._of_samples([one.sample for one in taken if one.sample is not None])] if sampled else []

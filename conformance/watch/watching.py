@@ -66,12 +66,17 @@ def watch(
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Signals wait until the end of the block: a record that is read is judged."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    came: list[int] = []
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # To block them would not do: the system hands them to another thread, if there is one.
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ending}
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

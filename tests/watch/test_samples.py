@@ -7,7 +7,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import conformance
-from conformance.watch.recording.parameters import WHOLE_AT_FIRST
+from conformance.watch.recording.parameters import AT_ONCE, WHOLE_AT_FIRST
 from conformance.watch.sketch import samples
 from conformance.watch.verdict import verdict
 
@@ -77,3 +77,53 @@ def test_a_fault_in_a_few_elements_is_seen_once_their_sample_comes(place):
     findings = findings_of(spoil=spoil)
     assert verdict(findings) != "CONFORMS"
     assert findings.steps - findings.conserved in (2, 3, 4)
+
+
+PARAMETERS = 3 * AT_ONCE
+TURNS = PARAMETERS // AT_ONCE
+
+
+def train_many(
+    *, steps=WHOLE_AT_FIRST + 3 * TURNS, reaches=lambda step: range(PARAMETERS), spoil=lambda step, all: None
+):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(6)) for _ in range(PARAMETERS)]
+    optimizer = torch.optim.SGD(parameters, 0.01)
+    for step in range(steps):
+        for half in range(2):
+            reached = [parameters[number] for number in reaches(step) if half == 0 or number % 2]
+            (sum((one * torch.randn(6)).sum() for one in reached) / 2).backward()
+        spoil(step, parameters)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def found_with_many(**options):
+    with suppress(AssertionError), conformance.watching() as findings:
+        train_many(**options)
+    return findings
+
+
+@pytest.mark.parametrize(
+    "reaches",
+    [
+        lambda step: range(PARAMETERS),
+        # Experts: most windows reach few of them, some none whose turn it is.
+        lambda step: range(step % 5, PARAMETERS, 5),
+        lambda step: [step % PARAMETERS, (step + 1) % PARAMETERS],
+    ],
+)
+def test_of_many_parameters_each_has_its_turn(reaches):
+    findings = found_with_many(reaches=reaches)
+    steps = WHOLE_AT_FIRST + 3 * TURNS
+    assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", steps, steps)
+
+
+def test_a_fault_in_one_of_many_parameters_shows_when_it_is_its_turn():
+    def spoil(step, parameters):
+        if step >= WHOLE_AT_FIRST:
+            parameters[7].grad *= 2
+
+    findings = found_with_many(spoil=spoil)
+    assert verdict(findings) != "CONFORMS"
+    assert findings.steps - findings.conserved == 3

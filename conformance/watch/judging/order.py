@@ -88,7 +88,8 @@ def _later(window: Window, at: int) -> str:
 def _unclipped(window: Window, clip: Clipped) -> str:
     norm = hypot(*(float(sketch[2]) for sketch in window.used.values()))
     limit = f"the limit of {'the norm' if clip.how == 'norm' else 'its elements'} {clip.limit:g}"
-    return f"0 of {len(window.used)} gradients were clipped: the norm of what the step uses is {norm:.3g}, and {limit}"
+    of = f"0 of {len(window.samples)} gradients were clipped"
+    return f"{of}: the norm of what the step uses is at least {norm:.3g}, and {limit}"
 
 
 def _too_short(clip: Clipped, scale: float) -> str:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch import records
 from conformance.watch.judging.formats import COARSEST, ROUNDOFF
-from conformance.watch.sizes import WHOLE, WIDTH
+from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
 Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
@@ -42,7 +42,7 @@ class Window:
     index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
     backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
     is_computed: whether backward passes ever gave its parameters gradients. first: where the first gradient came since,
-    even if it was cleared. samples: what of each parameter `used` is of.
+    even if it was cleared. samples: what of each parameter that has a gradient `used` is of; UNREAD if nothing.
     """
 
     rank: int
@@ -250,8 +250,11 @@ class Stream:
         samples = record.samples or [WHOLE] * len(record.parameters)
         for number, which in zip(record.parameters, samples, strict=True):
             shards = max(1, self.parameters[number].shards)
-            sketch = values[at : at + shards]
-            at += shards
+            if which == UNREAD:
+                sketch = np.zeros((shards, WIDTH))
+            else:
+                sketch = values[at : at + shards]
+                at += shards
             self.ever.add(number)
             self._first.setdefault(number, self._at)
             earlier = self._pending[number]
@@ -288,7 +291,8 @@ class Stream:
             if pending and pending[-1].backward == but:
                 self._pending[number] = pending
                 continue
-            lost |= {one.backward for one in pending if np.isfinite(one.sketch).all()}
+            read = [one for one in pending if one.sample != UNREAD]
+            lost |= {one.backward for one in read if np.isfinite(one.sketch).all()}
             self._old.pop(number, None)
         if not lost:
             return
@@ -321,7 +325,7 @@ class Stream:
             at=self._at,
             new=new,
             old=old,
-            used=_sketches(step.used, step.gradients) if step is not None else {},
+            used={} if step is None else _sketches(_read(step), step.gradients),
             weights={} if step is None else {n: tuple(v) for n, v in _sketches(step.weights, step.values).items()},
             backwards={number: self._backwards[number] for number in sorted(reached) if number in self._backwards},
             clips=[
@@ -353,7 +357,9 @@ class Stream:
             self.held[optimizer] |= set(step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
             # It stays in `.grad`, as it is, until somebody clears it.
-            self._keep_old(step.used, step.gradients, step.samples, step.dtype)
+            read = _read(step)
+            samples = [which for which in step.samples if which != UNREAD]
+            self._keep_old(read, step.gradients, samples, step.dtype)
             for number in new:
                 self._pending.pop(number)
             for number in parameters:
@@ -387,6 +393,12 @@ class Stream:
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)
             self._backwards.pop(backward, None)
+
+
+def _read(step: records.Stepped) -> list[int]:
+    """The parameters whose turn it is. Of the others it is only known that they have gradients."""
+    samples = step.samples or [WHOLE] * len(step.used)
+    return [number for number, which in zip(step.used, samples, strict=True) if which != UNREAD]
 
 
 def _sketches(numbers: list[int], flat: records.Sketches) -> dict[int, Sketch]:

@@ -68,7 +68,8 @@ class Leaves:
         for known, _ in beginning:
             known.advance()
         # What is used of a flat tensor is not in `.grad`.
-        held = [(known, one.grad) for known, one in beginning if one.grad is not None and not known.is_flat]
+        read = [(known, one) for known, one in beginning if known.is_read and not known.is_flat]
+        held = [(known, one.grad) for known, one in read if one.grad is not None]
         self._recording.note(
             records.Left(
                 [known.number for known, _ in beginning],
@@ -115,7 +116,7 @@ class Leaves:
         self._taken, self._fresh = [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor) -> None:
-        if self._is_armed and not torch.compiler.is_compiling() and not self._recording.in_grad:
+        if self._is_armed and known.is_read and not torch.compiler.is_compiling() and not self._recording.in_grad:
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
@@ -135,7 +136,9 @@ class Leaves:
         if parameter is not None and parameter.grad is None and sharded is None and not known.is_flat:
             self._fresh.append(known.number)
         take = self._recording.sketching.take
-        if known.pieces:
+        if not known.is_read:
+            pieces = []
+        elif known.pieces:
             pieces = [take(piece, known.sample) for piece in known.split(gradient.detach())]
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]

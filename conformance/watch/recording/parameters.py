@@ -11,22 +11,30 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.trace.state.parts import Part
 from conformance.watch import records
-from conformance.watch.sizes import WHOLE, WIDTH
+from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 from conformance.watch.sketch import Sketching, Taken
 
 WHOLE_AT_FIRST = 16
-"""Windows of a parameter in which all of it is looked at; then a sample in each, one after the other."""
+"""Windows of a parameter in which all of it is looked at; then a sample in each that is its turn, one after another."""
+
+AT_ONCE = 16
+"""Of an optimizer's parameters, so many or up to twice as many are read in a window, and the others in the next ones:
+what a watch costs does not grow with their number."""
 
 
 class Known:
-    """A parameter. pieces: the ranges that its dimension `cut` is split into, one for each of the ranks that hold it;
-    () if it is whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an
-    optimizer holds this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has
-    hooks of its own, the first one. sample: what is looked at in this window. windows: how many that are looked at were
-    before. steps: how many there were at all. is_in_window: whether a backward pass has come since the last step. used:
-    the identity and the version of the gradient that the last step used."""
+    """A parameter.
+
+    pieces: the ranges that its dimension `cut` is split into, one for each of the ranks that hold it; () if it is
+    whole. piece: which of them is on this rank. is_flat: they are ranges of elements instead, and an optimizer holds
+    this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has hooks of its own,
+    the first one. sample: what is looked at in this window. windows: how many that are looked at were before. steps:
+    how many there were at all. beside: how many parameters its optimizer has. is_in_window: whether a backward pass has
+    come since the last step. used: the identity and the version of the gradient that the last step used.
+    """
 
     __slots__ = (
+        "beside",
         "cut",
         "first",
         "handle",
@@ -48,7 +56,8 @@ class Known:
         self.reference = weakref.ref(parameter)
         self.handle: Any = None
         self.first: Any = None
-        self.sample, self.windows, self.steps, self.is_in_window = WHOLE, 0, 0, False
+        self.sample, self.windows, self.steps = WHOLE, 0, 0
+        self.is_in_window, self.beside = False, 1
         self.used: tuple[int, int] | None = None
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
@@ -61,9 +70,17 @@ class Known:
             gradient = gradient.flatten()
         return [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
 
+    @property
+    def is_read(self) -> bool:
+        """Whether this window is its turn."""
+        return self.sample != UNREAD
+
     def advance(self) -> None:
         """A window begins."""
         self.is_in_window, self.sample = True, sample_of(self.windows)
+        turns = self.beside // AT_ONCE
+        if self.sample != WHOLE and turns > 1:
+            self.sample = UNREAD if (self.number + self.windows) % turns else self.sample // turns
 
     def step(self, gradient: torch.Tensor | None, *, is_looked_at: bool) -> None:
         """A window ends, in which `gradient` was used."""

@@ -109,6 +109,8 @@ class _Steps:
                 known.step(gradient, is_looked_at=False)
             return records.Passed(number)
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]
+        for known, _ in held:
+            known.beside = len(held)
         for known, gradient in used:
             # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
             if not known.is_in_window and not known.has_used(gradient):
@@ -131,7 +133,7 @@ class _Steps:
             maximize=any(group.get("maximize", False) for group in groups),
             dtype=coarsest(gradient.dtype for _, gradient in used),
             used=[known.number for known, _ in used],
-            gradients=sketches([(known.sample, gradient) for known, gradient in used]),
+            gradients=sketches([(known.sample, gradient) for known, gradient in used if known.is_read]),
             samples=[known.sample for known, _ in used],
             weights=[known.number for known, _ in weighed],
             values=sketches([(which, weights) for _, weights in weighed]),
