@@ -75,8 +75,8 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    for one in came:
+        signal.raise_signal(one)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

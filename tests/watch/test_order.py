@@ -64,8 +64,8 @@ NORM = sum(one.square().sum().item() for one in gradients(100)) ** 0.5
             before_unscale,
             {"watch/unscale-before-clip": "clipping leaves 0.00195 of what it should leave of the gradients"},
         ),
-        (before_backward, {"watch/clip-something": f"is {NORM:.3g}, and the limit of the norm 1"}),
-        (of_nothing, {"watch/clip-something": f"is {NORM:.3g}, and the limit of the norm 1"}),
+        (before_backward, {"watch/clip-something": f"is at least {NORM:.3g}, and the limit of the norm 1"}),
+        (of_nothing, {"watch/clip-something": f"is at least {NORM:.3g}, and the limit of the norm 1"}),
         (schedule_first, {"watch/schedule-after-step": "the step's learning rate is 0.01 in place of 0.1"}),
     ],
 )

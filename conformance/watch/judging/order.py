@@ -88,8 +88,7 @@ def _later(window: Window, at: int) -> str:
 def _unclipped(window: Window, clip: Clipped) -> str:
     norm = hypot(*(float(sketch[2]) for sketch in window.used.values()))
     limit = f"the limit of {'the norm' if clip.how == 'norm' else 'its elements'} {clip.limit:g}"
-    of = f"0 of {len(window.samples)} gradients were clipped"
-    return f"{of}: the norm of what the step uses is at least {norm:.3g}, and {limit}"
+    return f"no gradient was clipped: the norm of what the step uses is at least {norm:.3g}, and {limit}"
 
 
 def _too_short(clip: Clipped, scale: float) -> str:

@@ -177,10 +177,10 @@ class Parameters:
         return [known.number for known, tensor in found if known is not None and known.reference() is tensor]
 
     def gradients(self, tensors: Iterable[Any]) -> list[tuple[Known, torch.Tensor]]:
-        """Those of the parameters among these that are known."""
+        """Those of the parameters among these that are known, and whose turn it is."""
         held = {id(tensor): tensor.grad for tensor in tensors}
         found = ((known, held.get(id(parameter))) for known, parameter in self.all())
-        return [(known, gradient) for known, gradient in found if gradient is not None]
+        return [(known, gradient) for known, gradient in found if gradient is not None and known.is_read]
 
     def knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
