@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
+from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.rows import Rows
+from conformance.watch.records import Entered
 
 
 def read(fingerprints, batch=100):
@@ -52,3 +55,17 @@ def test_memory_is_bounded():
         return sys.getsizeof(read(drawn(number, 3))[0]._kept)
 
     assert size(50_000) <= size(2000)
+
+
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_what_all_ranks_read_together_counts_for_no_rank(reads_all):
+    """As a learning-rate finder does, before each rank reads its own data, or all."""
+    findings, data = Findings(), drawn(64, 4)
+    inputs = Inputs(2, findings)
+    for rank in range(2):
+        own = random.Random(rank).sample(data, 64) if reads_all else data[rank::2]
+        for n in range(0, len(own), 2):
+            inputs.feed(rank, Entered([n, n + 1], True, None))
+            inputs.feed(rank, Entered(own[n : n + 2], True, None))
+    inputs.finish(averages=True)
+    assert ["watch/own-data" in key for key in findings.causes] == [True] * reads_all

@@ -18,15 +18,15 @@ _TWICE = 2
 
 @dataclass
 class _Rank:
-    """fed: batches that the other ranks have not read yet. rows: those read until one came again. orders: of each
-    sampler, the epoch that it began last, the first batch of it, and how often it began so."""
+    """fed: batches that the other ranks have not read yet. rows: those read until one came again, but for batches that
+    all ranks read at the same time. has_repeated: whether one came. orders: of each sampler, the epoch that it began
+    last, the first batch of it, and how often it began so. waiting: the epochs that samplers have begun."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: Rows = field(default_factory=Rows)
     has_repeated: bool = False
     orders: dict[int, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
-    batches: int = 0
 
 
 class Inputs:
@@ -54,15 +54,18 @@ class Inputs:
                 self._enter(of, rank, tuple(record.rows), record.site)
 
     def _enter(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
-        of.batches += 1
         self._order(of, rank, rows, site)
-        of.has_repeated = of.has_repeated or not of.rows.add(rows)
         of.fed.append(rows)
         self._site = site
         if len(self._of) == self._ranks and all(other.fed for other in self._of.values()):
             fed = [other.fed.popleft() for other in self._of.values()]
+            is_alike = all(one == fed[0] for one in fed)
             self._compared += 1
-            self._alike += all(one == fed[0] for one in fed)
+            self._alike += is_alike
+            for other, read in zip(self._of.values(), fed, strict=True):
+                # What all read together may be no data of the training, as that of a learning-rate finder.
+                if not is_alike and not other.has_repeated:
+                    other.has_repeated = not other.rows.add(read)
             if len(self._different) < _FEWEST_BATCHES:
                 self._different.add(fed[0])
 
