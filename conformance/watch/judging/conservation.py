@@ -96,6 +96,11 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
             found("watch/fresh", "a step without a backward pass since the last one", effect)
         elif used:
             findings.undecided(diagnosis.ELSEWHERE)
+        elif window.is_computed:
+            findings.undecided("a step on gradients that are zero, without a backward pass since the last one")
+        else:
+            # Horovod and DeepSpeed have an optimizer make its state so.
+            return True
         return False
     return True
 

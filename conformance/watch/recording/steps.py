@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -13,12 +13,15 @@ from conformance.watch import records
 from conformance.watch.recording.buffers import note_buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
-from conformance.watch.recording.parameters import coarsest, sample_of
+from conformance.watch.recording.parameters import Known, coarsest, sample_of
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
 _THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
+
+_Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
+"""A step, and the gradients of all its parameters; None if there is none."""
 
 
 def observe(recording: Recording) -> Seams:
@@ -43,7 +46,7 @@ class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
-        self._read: records.Record | None = None
+        self._read: _Read | None = None
         self._last: Any = None
 
     @property
@@ -81,7 +84,10 @@ class _Steps:
         read = self._of(optimizer, closure=True) if _closure(args, kwargs) else self._read
         self._read = None
         if read is not None:
-            self._recording.note(read)
+            record, gradients = read
+            self._recording.note(record)
+            for known, gradient in gradients:
+                known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
             number = self._recording.optimizer(optimizer)
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
@@ -97,7 +103,8 @@ class _Steps:
         hooked = sum(bool(getattr(vars(kind).get("step"), "hooked", False)) for kind in type(optimizer).__mro__)
         return sum(one is optimizer for one in self._running) >= max(1, hooked)
 
-    def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> records.Record:
+    def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> _Read:
+        """May come several times before one step: what is nested in it reads again."""
         recording, groups = self._recording, optimizer.param_groups
         held = recording.parameters.held(optimizer)
         number = recording.optimizer(optimizer)
@@ -105,9 +112,7 @@ class _Steps:
         count = held[0][0].steps if held and held[0][0].is_flat else recording.steps.get(number, 0)
         gradients = [(known, parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
-            for known, gradient in gradients:
-                known.step(gradient, is_looked_at=False)
-            return records.Passed(number)
+            return records.Passed(number), gradients
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]
         for known, _ in held:
             known.beside = len(held)
@@ -140,9 +145,7 @@ class _Steps:
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
         )
-        for known, gradient in gradients:
-            known.step(gradient, is_looked_at=True)
-        return record
+        return record, gradients
 
 
 def rates(optimizer: torch.optim.Optimizer) -> list[float | None]:

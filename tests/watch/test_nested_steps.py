@@ -1,0 +1,55 @@
+"""Steps within steps, and steps on zeros, as Horovod takes them."""
+
+from contextlib import suppress
+
+import torch
+
+import conformance
+from conformance.watch.recording.parameters import WHOLE_AT_FIRST
+from conformance.watch.verdict import verdict
+
+
+class Averaging(torch.optim.SGD):
+    """Its step ends in that of its base, which has hooks of its own."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.div_(1)
+        return super().step(closure)
+
+
+def watched(*, zeros_first=False, clears_late=False, steps=WHOLE_AT_FIRST + 4):
+    torch.manual_seed(0)
+    # Only once there is one, torch calls the hooks in the step of the base, too.
+    torch.optim.SGD([torch.zeros(1)], 0.01)
+    with suppress(AssertionError), conformance.watching() as findings:
+        model = torch.nn.Linear(200, 100)
+        optimizer = Averaging(model.parameters(), 0.01)
+        if zeros_first:
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.randn(4, 200)).square().mean().backward()
+            if clears_late:
+                optimizer.zero_grad(set_to_none=False)
+            optimizer.step()
+    return findings
+
+
+def test_a_step_in_a_step_ends_one_window():
+    findings = watched()
+    assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", 20, 20)
+
+
+def test_a_first_step_on_zeros_makes_the_state_of_an_optimizer():
+    findings = watched(zeros_first=True, steps=3)
+    assert (verdict(findings), findings.conserved, findings.steps) == ("CONFORMS", 4, 4)
+
+
+def test_a_later_step_on_zeros_does_not_conform_and_says_why():
+    findings = watched(clears_late=True, steps=3)
+    assert (verdict(findings), findings.conserved) == ("UNDECIDED", 0)
+    assert ["zero" in why for why in findings.open] == [True]
