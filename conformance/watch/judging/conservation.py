@@ -23,7 +23,8 @@ def judge(together: Together, findings: Findings) -> None:
     """Look at the step of each rank."""
     for window in together.here:
         step = window.step
-        if step is None or step.found_inf:
+        is_unread = step is not None and step.used and not window.used
+        if step is None or step.found_inf or is_unread:
             continue
         findings.steps += 1
         if _is_judgeable(window, findings):
