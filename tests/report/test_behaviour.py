@@ -109,7 +109,8 @@ def test_how_many_of_the_cases_ran(read, page, one_case):
     assert sentence.startswith("3 of the 193 cases that can be run. ")
     assert extent(read(cases), briefly=True) in " ".join(printed(read(cases), width=80).split())
     assert sentence in " ".join(printed(read(cases), width=80, detail="verbose").split())
-    assert sentence in Page(page(cases)).text
+    # The page shows as code what stands between these.
+    assert sentence.replace("`", "") in Page(page(cases)).text
 
 
 def test_nothing_is_said_of_how_many_ran_if_all_did(read, one_case):

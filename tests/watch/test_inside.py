@@ -1,6 +1,8 @@
 """`conformance.watching()` within a test of one's own."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -72,14 +74,31 @@ def test_a_rank_that_is_spawned_fails_the_block(tmp_path):
         torch.multiprocessing.spawn(rank_of, (tmp_path, False), nprocs=2)
 
 
+FORKS = """
+import torch, conformance
+
+def train():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+with conformance.watching() as findings:
+    train()
+    process = torch.multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join()
+    train()
+print(findings.conserved, findings.steps)
+"""
+
+
 def test_a_process_that_is_forked_has_a_recorder_of_its_own():
-    with conformance.watching() as findings:
-        train(clears=True)
-        process = torch.multiprocessing.get_context("fork").Process(target=train, kwargs={"clears": True})
-        process.start()
-        process.join()
-        train(clears=True)
-    assert (findings.conserved, findings.steps) == (9, 9)
+    """In a process of its own: other tests have threads, without which a fork may do anything."""
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode) == ("9 9\n", 0), ended.stderr
 
 
 def test_an_optimizer_that_was_made_before_is_watched_from_its_first_step():
