@@ -189,7 +189,7 @@ def framework(session: nox.Session) -> None:
         conformance_run(session, f"conformance.frameworks.{module}")
     else:
         session.run("pytest", f"tests/frameworks/test_{module}.py")
-        if session.name not in WATCHED and (scripts := watched_with(module)):
+        if session.name not in (*WATCHED, "deepspeed") and (scripts := watched_with(module)):
             session.run("python", "-m", "fixtures.watched", *scripts)
         run_findings(session, session.name)
 
@@ -307,6 +307,14 @@ def apex(session: nox.Session) -> None:
 for name, what in FRAMEWORKS.items():
     framework.__doc__ = f"{what}; without arguments, check for its known verdicts."
     nox.session(framework, name=name, default=name in BY_DEFAULT)
+
+
+@nox.session(name="deepspeed-further", default=False)
+def deepspeed_further(session: nox.Session) -> None:
+    """Minutes more of DeepSpeed: what its ranks send, mistakes made with it and by it, and scripts under a watch."""
+    install_wheel(session, "test", "deepspeed")
+    session.run("pytest", *(f"tests/frameworks/test_deepspeed_{what}.py" for what in ("traffic", "mistakes")))
+    session.run("python", "-m", "fixtures.watched", *watched_with("deepspeed"))
 
 
 @nox.session(default=False)

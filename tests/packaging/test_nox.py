@@ -25,7 +25,17 @@ def test_a_session_per_backend_per_framework_and_for_the_project(sessions: list[
 
 def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list[str]) -> None:
     asked_for = {name for name in optional_sessions if not name.startswith(("findings(", "reports("))}
-    asked = {"apex", "browser", "fuzz", "history", "reproduced", "torch-newest", "torch-oldest", "watch"}
+    asked = {
+        "apex",
+        "browser",
+        "deepspeed-further",
+        "fuzz",
+        "history",
+        "reproduced",
+        "torch-newest",
+        "torch-oldest",
+        "watch",
+    }
     assert asked_for == {*asked, *SLOW_FRAMEWORKS}
 
 
