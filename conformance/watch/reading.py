@@ -77,9 +77,13 @@ class _File:
 
     def _line(self) -> str:
         """The next line, or what there is of it."""
+        line = self._file.readline()
+        if line.endswith("\n"):
+            return line
+        # Asked before the rest is read, as what is written meanwhile is this part's, too.
         following = following_part(self._path)
         is_complete = following.exists()
-        line = self._file.readline()
+        line += self._file.readline()
         if line or not is_complete:
             return line
         self._file.close()
