@@ -125,13 +125,14 @@ class Local(Record):
 @dataclass(slots=True)
 class Left(Record):
     """The first backward of a window of `parameters` begins. held: those that have a gradient, which steps before have
-    left."""
+    left. changed: those of them that are not as the last step left them."""
 
     parameters: list[int]
     held: list[int]
     dtype: str
     sketches: Sketches
     samples: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ AMPLE = 4
 """With fewer beyond them, gradients that a script changed by hand may fit a hypothesis by chance: all steps must."""
 
 ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters"
+CHANGED = "gradients of earlier windows are in the step, after the script has changed them"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
 Column: TypeAlias = tuple[int, int, bool]
@@ -57,6 +58,8 @@ def explain(case: Case) -> Finding | System | str:
             return _found(case, "watch/one-factor", says, effect)
     for choose in (case.with_old, case.own_with_old):
         if _has_old(case) and (factor := case.fits(choose)) is not None and factor.is_known:
+            if _is_changed(case):
+                return CHANGED
             says = "the step also uses gradients of earlier windows, which were not cleared"
             return _found(case, "watch/cleared", says, _longer(case, factor.middle))
     if case.together.ranks > 1:
@@ -67,6 +70,11 @@ def explain(case: Case) -> Finding | System | str:
     if system is None:
         return FEW
     return solved(system) if system.is_ample else system
+
+
+def _is_changed(case: Case) -> bool:
+    """Whether the script has made something else of what an earlier step left: it decays them on purpose, say."""
+    return any(one.is_changed for number in case.parameters for _, one in case.old(number))
 
 
 def _has_old(case: Case) -> bool:
@@ -196,7 +204,7 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         alike = any(
             isclose(factor, other, rel_tol=0.01) for factor in earlier for (_, _, old), other in of.items() if not old
         )
-        if not alike:
+        if not alike or _is_changed(case):
             return f"gradients of earlier windows are in the step, with factors of the script's own: {table}"
         return _found(case, "watch/cleared", f"gradients of earlier windows are in the step: {table}", _shares(of))
     ranks = sorted({rank for rank, _, _ in of})

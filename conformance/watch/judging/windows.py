@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple
@@ -24,7 +24,8 @@ _MOST_NAMED = 3
 @dataclass
 class Contribution:
     """What one backward gave one parameter. at: its place in the stream. sample: what of the parameter it is of. sums:
-    how many gradients are summed in it. before: what it gave before hooks of the script's own, if there are any."""
+    how many gradients are summed in it. is_changed: whether it is what the script made of what a step has used. before:
+    what it gave before hooks of the script's own, if there are any."""
 
     backward: int
     sketch: Sketch
@@ -32,6 +33,7 @@ class Contribution:
     at: int
     sample: int = WHOLE
     sums: int = 1
+    is_changed: bool = False
     before: Sketch | None = None
 
 
@@ -272,14 +274,23 @@ class Stream:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
         for number in record.parameters:
             self._old.pop(number, None)
-        self._keep_old(record.held, record.sketches, record.samples, record.dtype)
+        self._keep_old(record.held, record.sketches, record.samples, record.dtype, {*record.changed})
 
-    def _keep_old(self, numbers: list[int], sketches: records.Sketches, samples: list[int], dtype: str) -> None:
+    def _keep_old(
+        self,
+        numbers: list[int],
+        sketches: records.Sketches,
+        samples: list[int],
+        dtype: str,
+        changed: Collection[int] = (),
+    ) -> None:
         roundoff = ROUNDOFF.get(dtype, COARSEST)
         for (number, sketch), which in zip(
             _sketches(numbers, sketches).items(), samples or [WHOLE] * len(numbers), strict=True
         ):
-            self._old[number] = [Contribution(-1, sketch[None, :], roundoff, self._at, which)]
+            is_changed = number in changed
+            left = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=is_changed)
+            self._old[number] = [left]
 
     def _clear(
         self, parameters: list[int], version: int, site: records.Site, but: int | None = None

@@ -77,6 +77,7 @@ class Leaves:
                 coarsest(gradient.dtype for _, gradient in held),
                 self._recording.parameters.sketches([(known.sample, gradient) for known, gradient in held]),
                 [known.sample for known, _ in held],
+                [known.number for known, gradient in held if not known.has_used(gradient)],
             )
         )
 
