@@ -21,6 +21,7 @@ ALONE = {
     "watch/mean-of-all",
     "watch/new-order",
     "watch/own-data",
+    "watch/own-gradient",
     "watch/same-rates",
 }
 

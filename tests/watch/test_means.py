@@ -2,6 +2,8 @@
 
 import pytest
 
+from conformance.watch.verdict import verdict
+
 from .scripts import Script, total
 
 
@@ -42,3 +44,13 @@ def test_a_window_of_another_length(lengths, broken, is_open):
     findings = script.findings()
     assert {law for law, _ in findings.causes} == broken
     assert bool(findings.open) == is_open
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.25, "CONFORMS"), (1.0, "UNDECIDED")])
+def test_gradients_may_be_divided_in_place_of_the_losses(factor, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [script.backward(targets=8) for _ in range(4)]
+        script.step([total([of_rank for [of_rank] in computed], factor)])
+        script.clear()
+    assert verdict(script.findings()) == expected

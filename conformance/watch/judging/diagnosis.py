@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from math import hypot, isclose
 from typing import TypeAlias
 
 import numpy as np
 
 from conformance.watch.judging.case import Case
+from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.windows import Sketch
@@ -31,6 +33,8 @@ FEW = "gradients were changed between backward and step, and there are too few p
 
 Column: TypeAlias = tuple[int, int, bool]
 _ZERO = 1e-3
+_SERIES = 3
+"""Factors of fewer backward passes are a geometric series whatever they are."""
 
 
 def explain(case: Case) -> Finding | System | str:
@@ -66,6 +70,13 @@ def explain(case: Case) -> Finding | System | str:
         some = _some_not_averaged(case)
         if some is not None:
             return some
+    others = exchanged(case)
+    if others:
+        window = case.window
+        says = f"{len(others)} parameters have each other's gradients: {window.named([*others])}, in this order, have "
+        says += f"those of {window.named([*others.values()])}"
+        effect = f"{len(others)} of {len(case.parameters)} parameters follow the gradients of other parameters"
+        return _found(case, "watch/own-gradient", says, effect)
     system = system_of(case)
     if system is None:
         return FEW
@@ -233,7 +244,34 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
             f"a backward pass goes again through the graph of an earlier one: {table}",
             _shares(of),
         )
+    again = _again(case, [factors[place] for place in places])
+    if again is not None:
+        return _found(case, "watch/every-backward", f"{again}: {table}", _shares(of))
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"
+
+
+def _again(case: Case, factors: list[list[float]]) -> str | None:
+    """Whether something that is to be done once for a window was done again after each micro-batch, to all that was
+    accumulated so far. factors: of the ranks, in each backward pass.
+
+    A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
+    micro-batches, the first of which counts the most of the former and the least of the latter.
+    """
+    if len(factors) < _SERIES or not all(factor for of_place in factors for factor in of_place):
+        return None
+    ratios = [
+        later / earlier for before, after in pairwise(factors) for earlier, later in zip(before, after, strict=True)
+    ]
+
+    def are_all(ratio: float) -> bool:
+        return all(isclose(one, ratio, rel_tol=_ZERO) for one in ratios)
+
+    if are_all(len(factors)):
+        return "what was accumulated so far was divided after each micro-batch"
+    ranks = case.together.ranks
+    if ranks > 1 and are_all(1 / ranks):
+        return "what was accumulated so far was summed over the ranks again after each micro-batch"
+    return None
 
 
 def _longer(case: Case, factor: float) -> str | None:

@@ -86,8 +86,11 @@ class Findings:
             cause.ranks |= set(finding.ranks)
             cause.count += count
             if (finding.step, finding.optimizer) == (cause.first.step, cause.first.optimizer):
-                # Of another rank.
-                cause.first.passes |= finding.passes
+                # Of another rank. What holds anyway says more than what waits.
+                passes = cause.first.passes | finding.passes
+                if cause.first.waits and not finding.waits:
+                    cause.first = finding
+                cause.first.passes = passes
 
     def show(self, key: tuple[str, str], windows: Sequence[Window]) -> None:
         if key not in self.scenes:

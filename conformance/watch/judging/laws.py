@@ -73,6 +73,12 @@ LAWS: dict[str, Law] = {
             "`scaler.unscale_(optimizer)` once before clipping, then `scaler.step(optimizer)`, which does it otherwise",
         ),
         Law(
+            "watch/own-gradient",
+            "Each parameter MUST be stepped with its own gradient.",
+            "It moves along a direction that was computed for another one.",
+            "take gradients out of a buffer in the order, and with the sizes, that they were put in with",
+        ),
+        Law(
             "watch/averaged-once",
             "The sum over ranks MUST be divided by their number at most once.",
             "The update is too small by the number of ranks.",

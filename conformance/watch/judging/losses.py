@@ -39,11 +39,12 @@ class Losses:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
         for window in together.here:
             if window.step is not None and not window.step.closure and window.backwards:
-                self._length(window)
+                self._length(window, is_divided={*together.kappas.get(window.rank, ())} != {1.0})
         self._means(together.here)
         self._totals.judge(together)
 
-    def _length(self, window: Window) -> None:
+    def _length(self, window: Window, *, is_divided: bool) -> None:
+        """is_divided: whether something comes after the losses, as a division of the gradients."""
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
         passes = list(window.backwards.values())
@@ -55,7 +56,7 @@ class Losses:
             of.right += 1
         elif nominal is not None:
             of.others.append((window, nominal))
-        elif len(passes) > 1 and all(one.targets and not one.factors for one in passes):
+        elif not is_divided and len(passes) > 1 and all(one.targets and not one.factors for one in passes):
             of.summed += len({one.calls for one in passes}) == 1
 
     def _means(self, windows: list[Window]) -> None:
