@@ -84,7 +84,8 @@ class Backward(Record):
     the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
     gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. loader: that which gave
     one batch, and no other gave any, since the backward before. calls: the same for all backward passes that come from
-    the same calls, line by line, whatever file they are in."""
+    the same calls, line by line, whatever file they are in. of_any: the mean is one of the script's own, of anything,
+    and not that of cross entropy or its kin over targets."""
 
     backward: int
     scale: float | None
@@ -98,6 +99,7 @@ class Backward(Record):
     summed: int = 0
     loader: int | None = None
     calls: int = 0
+    of_any: bool = False
 
 
 @dataclass(slots=True)
@@ -144,9 +146,13 @@ class Captured(Record):
 
 @dataclass(slots=True)
 class Cleared(Record):
+    """moved: gradients are cleared that no step has used, and weights changed since, in a way that `version` does not
+    show; or it is not known."""
+
     parameters: list[int]
     version: int
     site: Site
+    moved: bool = False
 
 
 @dataclass(slots=True)
@@ -209,7 +215,8 @@ class Scheduled(Record):
 class Stepped(Record):
     """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
     those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced: those
-    that have gradients which FSDP2 has not reduced yet."""
+    that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed all the
+    same."""
 
     optimizer: int
     type: str
@@ -228,6 +235,7 @@ class Stepped(Record):
     site: Site
     unreduced: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
+    moved: bool = False
 
 
 @dataclass(slots=True)

@@ -48,13 +48,21 @@ def watch(
         reader = Reader(Path(folder), judge)
         process = subprocess.Popen(command, env={**environment(folder, os.environ), **settings.variables()})
         code, was_interrupted = None, False
+        error: Exception | None = None
         try:
             while code is None and not see(judge):
                 try:
                     code = process.wait(_PAUSE)
                 except subprocess.TimeoutExpired:
                     with _uninterrupted():
-                        reader.read()
+                        try:
+                            reader.read()
+                        except Exception as found:
+                            # The script is to come to its end all the same.
+                            error = found
+                if error is not None:
+                    process.wait()
+                    raise error
         except KeyboardInterrupt:
             was_interrupted = True
         finally:

@@ -54,3 +54,32 @@ def test_ranks_that_never_meet_may_each_train_alone(ranks, started, expected):
         script.step([total(script.backward(), 1 / ranks)] * ranks)
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("same_start", "sampled", "expected"),
+    [(False, False, "UNDECIDED"), (True, False, "DOES NOT CONFORM"), (False, True, "DOES NOT CONFORM")],
+)
+def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
+    """The members of an ensemble start apart; one who forgot to average has a sampler, or one start."""
+    script = Script(drift=0.1)
+    if sampled:
+        script.each(records.Epoch(0, 0, True))
+    script.steps = 0 if same_start else 1
+    for _ in range(3):
+        script.step([total([of_rank]) for of_rank in script.backward()])
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("averages", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
+def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
+    script = Script(drift=0.1)
+    for _ in range(3):
+        computed = script.backward()
+        used = [total(computed, 0.5)] * 2 if averages else computed
+        for rank in range(2):
+            script.step([used[rank]] * 2, ranks=[rank], rate=0.1 * (rank + 1))
+            script.steps -= 1 - rank
+        script.clear()
+    assert verdict(script.findings()) == expected

@@ -8,14 +8,17 @@ that raised is switched off. Neither notices what the other is in: see `Aside`.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
 from torch.compiler import is_dynamo_compiling
 
 from conformance.trace.seams.aside import Aside
+from conformance.trace.seams.frames import passed_over
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -67,6 +70,7 @@ class Original(Aside):
         self.result: Any = None
         self.error: BaseException | None = None
 
+    @passed_over
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.has_run = True
         # What the original returned, such as a generator, may call it when the call has ended.
@@ -99,7 +103,9 @@ def guarded(around: Function, original: Function) -> Function:
     """A function that calls `around(original, ...)`. If `around` raises an error of its own, the original runs all the
     same, once, and its result or error is that of the call."""
     observer = around.__module__
+    around = passed_over(around)
 
+    @passed_over
     def call(*args: Any, **kwargs: Any) -> Any:
         # Where torch compiles us with the trainer, it leaves out all but this line.
         if is_dynamo_compiling() or observer in failures.off:
@@ -109,7 +115,7 @@ def guarded(around: Function, original: Function) -> Function:
             with once:
                 return around(once, *args, **kwargs)
         except Exception as error:
-            if error is once.error:
+            if error is once.error or _came_by_signal(error):
                 raise
             failures.add(observer, error)
         return once.outcome()
@@ -131,10 +137,32 @@ def harmless(act: Function, observer: str | None = None) -> Function:
             with Aside():
                 return act(*args, **kwargs)
         except Exception as error:
+            if _came_by_signal(error):
+                raise
             failures.add(observer, error)
         return None
 
     return call
+
+
+def _came_by_signal(error: BaseException) -> bool:
+    """Whether a handler of the script's for a signal raised it, such as one that ends what takes too long. Python calls
+    these wherever it is, and so in what is ours."""
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    codes = {_code(handler) for handler in handlers if callable(handler)} - {None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code(handler: Any) -> Any:
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    return getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
 
 
 class Surrounded(ContextDecorator):

@@ -9,6 +9,7 @@ from functools import partial, wraps
 from types import CellType, FunctionType
 from typing import Any, TypeAlias
 
+from conformance.trace.seams.frames import marked
 from conformance.trace.seams.guarding import Function, guarded
 
 Seams: TypeAlias = Iterable[AbstractContextManager[object]]
@@ -27,7 +28,7 @@ class Seam:
         # TorchScript compiles the source of the original, and looks up its names where the function says that it is.
         home = getattr(original, "__globals__", function.__globals__)
         self.function: Function = wraps(original)(
-            FunctionType(function.__code__, home, None, None, function.__closure__)
+            FunctionType(marked(function.__code__), home, None, None, function.__closure__)
         )
 
     @contextmanager

@@ -193,8 +193,8 @@ class Case:
         return [
             prod(
                 factor_of(clip)
-                for _, clip in other.clips
-                if clip.how == "norm" and set(self.parameters) <= {*clip.parameters}
+                for n, (_, clip) in enumerate(other.clips)
+                if clip.how == "norm" and all(n in other.clips_of(number) for number in self.parameters)
             )
             for other in self.together.here
         ]

@@ -27,7 +27,7 @@ def judge(together: Together, findings: Findings) -> None:
         if step is None or step.found_inf or is_unread:
             continue
         findings.steps += 1
-        if _is_judgeable(window, findings):
+        if _is_judgeable(together, window, findings):
             sets = _clip_sets(window)
             cases = [Case(together, window, parameters, clips) for clips, parameters in sets]
             outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
@@ -60,7 +60,7 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
             )
 
 
-def _is_judgeable(window: Window, findings: Findings) -> bool:
+def _is_judgeable(together: Together, window: Window, findings: Findings) -> bool:
     step = window.step
     assert step is not None
 
@@ -72,6 +72,10 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
         findings.undecided(
             "an optimizer steps parameters that no backward pass reaches, as one kept for its schedule does"
         )
+        return False
+    if not step.used and (step.moved or step.closure):
+        findings.factors.append((window.rank, None, False))
+        findings.undecided("an optimizer gets its gradients in another way than by `.grad`")
         return False
     if not step.used:
         effect = f"0 of {held} parameters move along a gradient"
@@ -92,7 +96,10 @@ def _is_judgeable(window: Window, findings: Findings) -> bool:
     if not window.new and not window.captured:
         used = {number: sketch for number, sketch in window.used.items() if sketch[2]}
         again = used and all(_is_as_it_was(window, number) for number in used)
-        if again and not step.closure and window.is_computed:
+        if again and together.is_joined:
+            # A rank that has run out of data goes on with the steps of the others.
+            findings.undecided(diagnosis.RUN_OUT)
+        elif again and not step.closure and window.is_computed:
             effect = "the weights move along one gradient twice"
             found("watch/fresh", "a step without a backward pass since the last one", effect)
         elif used:
@@ -117,7 +124,7 @@ def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
     """The parameters that were clipped by the same calls, after the numbers of these calls."""
     sets: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number in window.used:
-        sets[tuple(n for n, (_, clip) in enumerate(window.clips) if number in clip.parameters)].append(number)
+        sets[window.clips_of(number)].append(number)
     return [([*clips], parameters) for clips, parameters in sets.items()]
 
 
@@ -153,7 +160,7 @@ def _judge_set(case: Case, findings: Findings) -> bool:
         findings.undecided(f"a communication hook changes what is averaged: {', '.join(sorted(unknown))}")
         return False
     if case.together.is_joined:
-        findings.undecided("ranks may run out of data, so that a step need not be one of all ranks")
+        findings.undecided(diagnosis.RUN_OUT)
         return False
     found = diagnosis.explain(case)
     if isinstance(found, str):

@@ -29,6 +29,7 @@ AMPLE = 4
 
 ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters"
 CHANGED = "gradients of earlier windows are in the step, after the script has changed them"
+RUN_OUT = "ranks may run out of data, so that a step need not be one of all ranks"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
 Column: TypeAlias = tuple[int, int, bool]
@@ -52,7 +53,7 @@ def explain(case: Case) -> Finding | System | str:
                 "the step uses this rank's gradients alone",
                 f"the gradients of 1 of {case.together.ranks} ranks are in the update of rank {case.window.rank}",
             )
-            found.waits = _drifts(case, case.parameters)
+            found.waits, found.alone = _drifts(case, case.parameters), True
             return found
         apart = case.factors_of_ranks
         if len({*apart}) > 1 and _is_known(case.fits(case.clipped_apart)):

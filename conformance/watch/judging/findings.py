@@ -31,6 +31,8 @@ class Finding:
     """The backward passes that it is about."""
     waits: bool = False
     """Whether it holds only if the weights of the ranks drift apart."""
+    alone: bool = False
+    """Whether it says that a rank steps on nothing but gradients of its own."""
 
     @property
     def text(self) -> Law:

@@ -30,7 +30,7 @@ class _Rank:
 
 
 class Inputs:
-    """Of the processes that train together."""
+    """Of the processes that train together. is_sampled: whether a sampler deals the data out to the ranks."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self._ranks, self._findings = ranks, findings
@@ -39,9 +39,11 @@ class Inputs:
         self._different: set[tuple[int, ...]] = set()
         self._is_wrapped = False
         self._site: records.Site = None
+        self.is_sampled = False
 
     def feed(self, rank: int, record: records.Record) -> None:
         of = self._of[rank]
+        self.is_sampled |= isinstance(record, records.Epoch)
         if isinstance(record, records.Epoch) and record.shuffles:
             of.waiting[record.sampler] = record.epoch
         elif isinstance(record, records.Entered) and record.rows:

@@ -13,14 +13,15 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
+from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Cleared, Key, Stream, Window
 
-_OFTEN = 0.5
-"""A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose, such as
-the short one of each short epoch."""
+_OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
+"""Laws for ranks that train one model."""
 
 _MOST_WINDOWS = 64
 """Of those before, whose backward passes are compared."""
@@ -42,6 +43,7 @@ class Launch:
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
+        self._schedules = Schedules(findings)
         self._pairing = Pairing(ranks)
         self._averages = False
         self._hooks: set[str] = set()
@@ -55,9 +57,7 @@ class Launch:
         self._wrapped: set[int] = set()
         self._related: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
-        self._lost: dict[int, list[Cleared]] = defaultdict(list)
-        self._cleared: list[Cleared] = []
-        self._used_calls: set[int] = set()
+        self._lost = Lost(findings)
         self._lacking = 0
         self._first_lacking: tuple[Finding, Window] | None = None
         self._is_over = False
@@ -89,10 +89,10 @@ class Launch:
                 self._inputs.feed(rank, record)
         for found in self.streams[rank].feed(record):
             if isinstance(found, Cleared):
-                self._lost[rank].append(found)
-                del self._lost[rank][1000:]
+                self._lost.take(found)
             else:
                 order.judge(found, self.findings)
+                self._schedules.judge(found)
                 self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
         self._join()
 
@@ -111,7 +111,7 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        return bool(self.findings.causes) or self._steady.accuses or self._solved.accuses
+        return bool(self.findings.causes) or any(one.accuses for one in (self._steady, self._solved, self._schedules))
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
@@ -122,9 +122,10 @@ class Launch:
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
-        self._judge_cleared()
+        self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
+        self._schedules.finish()
         self._steady.finish()
         self._solved.finish()
         for _ in self._unsolved:
@@ -172,8 +173,7 @@ class Launch:
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
             self._lack(here, pairing.said(here), tuple(window.rank for window in here))
             return
-        self._sort_cleared(here, is_known=own.conserved == own.steps)
-        self._used_calls |= {one.calls for window in here for one in window.backwards.values()}
+        self._lost.sort(here, is_known=own.conserved == own.steps)
         if own.conserved and own.conserved == own.steps and not own.causes:
             self._averages |= self.ranks > 1
             if self.ranks > 1:
@@ -232,7 +232,8 @@ class Launch:
         for cause in own.causes.values():
             if cause.first.law == "watch/same-weights":
                 apart = True
-            if cause.first.waits or cause.first.law == "watch/same-weights":
+            is_of_one = window.optimizer in self._common | self._wrapped and cause.first.law != "watch/same-weights"
+            if cause.first.waits or (cause.first.law in _OF_ONE_MODEL and not is_of_one):
                 cause.first.ranks = tuple(sorted(cause.ranks))
                 findings.show(cause.first.key, here)
                 if len(self._waiting) < 1000:
@@ -266,18 +267,6 @@ class Launch:
         else:
             self._solved.feed([(window.rank, found, False)], here)
 
-    def _sort_cleared(self, windows: list[Window], *, is_known: bool) -> None:
-        """What was cleared before a step is lost where the step is known to have used the rest alone; else the script
-        may have kept it, and used it by hand."""
-        for window in windows:
-            held = set() if window.step is None else {*window.step.parameters}
-            found = self._lost[window.rank]
-            before = [one for one in found if one.at <= window.at and one.parameters & held]
-            self._lost[window.rank] = [one for one in found if one not in before]
-            if is_known:
-                self._cleared += before
-        del self._cleared[1000:]
-
     def _relate(self, window: Window) -> None:
         """Optimizers that step on the same backward pass train parts of one model."""
         passes = {*window.backwards}
@@ -295,6 +284,15 @@ class Launch:
         is_common = optimizer in self._common | self._wrapped
         return not is_common and not related and (bool(others) or unseen)
 
+    def _may_be_of_each(self, optimizer: int) -> bool:
+        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search: on
+        its own gradients alone, and from a start or at a rate of its own. A script that forgot to average looks the
+        same, unless something is averaged or wrapped, or a sampler deals the data out."""
+        found = [finding for finding in self._waiting if finding.optimizer == optimizer]
+        has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
+        alone = {finding.alone for finding in found if finding.waits} == {True}
+        return has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped
+
     def _decide_waiting(self) -> None:
         for finding in self._waiting:
             assert finding.optimizer is not None and finding.step is not None
@@ -302,35 +300,14 @@ class Launch:
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
             if self._may_train_apart(finding.optimizer):
                 self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
+            elif self._may_be_of_each(finding.optimizer):
+                self.findings.undecided("each rank trains a model of its own, as it seems")
             elif own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
                 self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
             elif finding.waits and not apart:
                 self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")
             else:
                 self.findings.add(finding)
-
-    def _judge_cleared(self) -> None:
-        steps = sum(sum(stream.steps.values()) for stream in self.streams.values())
-        if not self._cleared:
-            return
-        # A loss of another line is one that the script only looks at the gradients of.
-        alike = not self._used_calls or any(one.backward.calls in self._used_calls for one in self._cleared)
-        if len(self._cleared) < max(2, _OFTEN * steps) or not alike:
-            self.findings.note(
-                f"{len(self._cleared)} backward passes were cleared before a step: windows left out by hand?"
-            )
-            return
-        for cleared in self._cleared:
-            self.findings.add(
-                Finding(
-                    "watch/used",
-                    f"{len(self._cleared)} backward passes were cleared before any step used them, for {steps} steps",
-                    cleared.after_steps,
-                    (cleared.rank,),
-                    cleared.site or cleared.backward.site,
-                    f"the gradients of {len(self._cleared)} backward passes are in no update",
-                )
-            )
 
 
 class Judge:

@@ -86,6 +86,10 @@ class Losses:
         if not any(_is_ragged([one.targets or one.summed for one in window.backwards.values()]) for window in windows):
             self._findings.note(f"the last micro-batch of a window is smaller, but counts as much: {size}")
             return
+        if any(one.of_any for one in passes):
+            # An episode or a graph may count as one, however long it is.
+            self._findings.note(f"micro-batches are means over different numbers of elements, and count alike: {size}")
+            return
         first = windows[0]
         counts = sorted({one.targets or one.summed for one in passes})
         self._findings.add(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 
 from conformance.watch.judging.case import factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
-from conformance.watch.records import Clipped, Site
+from conformance.watch.records import Backward, Clipped, Site
 
 
 def judge(window: Window, findings: Findings) -> None:
@@ -32,36 +32,32 @@ def judge(window: Window, findings: Findings) -> None:
     if not places or step.closure:
         return
     first, last = min(places), max(places)
-    again = [backward for backward in window.backwards.values() if backward.contains]
-    if again and len(window.backwards) > 1:
+    again = [backward for backward in window.backwards.values() if backward.contains and _adds(window, backward)]
+    if again:
         says = "a backward pass goes through the loss of an earlier one again"
         effect = f"{len(again)} of {len(window.backwards)} backward passes add earlier gradients up once more"
         found("watch/backward-once", says, again[0].site, effect)
-    for at, schedule in window.schedules:
-        if at > first and schedule.before != schedule.after:
-            found(
-                "watch/schedule-after-step",
-                f"{schedule.name} stepped between the backward pass and the step",
-                schedule.site,
-                _rates(schedule.before, schedule.after),
-            )
-    for at, clip in window.clips:
-        # One that changes nothing measures the norm.
-        if first < at < last and (clip.how == "value" or factor_of(clip) < 1):
-            says, effect = "clipping came between two backward passes of a window", f"{_later(window, at)} clipped"
-            found("watch/clip-whole-window", says, clip.site, effect)
-        elif clip.parameters and window.first is not None and at < window.first:
+    for clip in window.idle:
+        # One that changes nothing of what was there measures the norm.
+        if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1):
             found(
                 "watch/clip-something",
                 "clipping came before the backward pass, so there was nothing to clip",
                 clip.site,
                 _unclipped(window, clip),
             )
+    for at, clip in window.clips:
+        # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
+        own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
+        is_between = bool(own) and min(own) < at < max(own)
+        if is_between and (clip.how == "value" or factor_of(clip) < 1):
+            says, effect = "clipping came between two backward passes of a window", f"{_later(window, at)} clipped"
+            found("watch/clip-whole-window", says, clip.site, effect)
         if (
             max(window.scales, default=1.0) != 1.0
             # A limit of the scale's own order is one that the script has scaled as well.
             and clip.limit < sqrt(max(window.scales))
-            and at > last
+            and at > max(own, default=last)
             and not any(unscaled < at for unscaled, _ in window.unscales)
             # Without one the script has divided by itself, before or after.
             and (step.grad_scale is not None or any(unscaled > at for unscaled, _ in window.unscales))
@@ -77,6 +73,13 @@ def judge(window: Window, findings: Findings) -> None:
             says = "unscale_ came between two backward passes of a window"
             effect = f"{_later(window, at)} divided by {unscaled.scale:g}"
             found("watch/unscale-whole-window", says, unscaled.site, effect)
+
+
+def _adds(window: Window, backward: Backward) -> bool:
+    """Whether it adds to what an earlier one gave a parameter. Passes with `inputs` of their own go through one loss
+    for different parameters."""
+    passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
+    return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)
 
 
 def _later(window: Window, at: int) -> str:
@@ -96,8 +99,3 @@ def _too_short(clip: Clipped, scale: float) -> str:
         return f"what is compared with the limit is {scale:g} times what it should be"
     right = factor_of(replace(clip, norm=clip.norm / scale))
     return f"clipping leaves {factor_of(clip) / right:.3g} of what it should leave of the gradients"
-
-
-def _rates(before: list[float | None], after: list[float | None]) -> str | None:
-    changed = [(old, new) for old, new in zip(before, after, strict=False) if old != new and None not in (old, new)]
-    return f"the step's learning rate is {changed[0][1]:.3g} in place of {changed[0][0]:.3g}" if changed else None

@@ -43,8 +43,8 @@ class Window:
 
     index: the number of steps and skips of this optimizer before. begin, at: places in the stream. new: what was
     backpropagated to each parameter since; old: what a step has used before and nobody cleared, as it was used.
-    is_computed: whether backward passes ever gave its parameters gradients. first: where the first gradient came since,
-    even if it was cleared. samples: what of each parameter that has a gradient `used` is of; UNREAD if nothing.
+    is_computed: whether backward passes ever gave its parameters gradients. samples: what of each parameter that has a
+    gradient `used` is of; UNREAD if nothing.
     """
 
     rank: int
@@ -60,12 +60,13 @@ class Window:
     weights: dict[int, tuple[float, ...]]
     backwards: dict[int, records.Backward]
     clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
+    idle: list[records.Clipped] = field(default_factory=list)
+    """Those of them that came when none of what they were given had a gradient that no step had used."""
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     limits: list[tuple[int, records.Limited]] = field(default_factory=list)
     captured: bool = False
     is_computed: bool = True
-    first: int | None = None
     shards: dict[int, int] = field(default_factory=dict)
     shard: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -84,6 +85,12 @@ class Window:
     def places(self) -> list[int]:
         """Where in the stream its gradients came."""
         return [one.at for contributions in self.new.values() for one in contributions]
+
+    def clips_of(self, number: int) -> tuple[int, ...]:
+        """The numbers of the calls that clipped a parameter's gradient. Those that came before it had one clipped
+        others, that another optimizer stepped."""
+        came = min((one.at for one in self.new.get(number, [])), default=0)
+        return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
 
     def named(self, parameters: list[int]) -> str:
         """The first of these parameters."""
@@ -122,6 +129,7 @@ class _Log:
     """What waits for the next step of any optimizer that it concerns."""
 
     clips: list[tuple[int, records.Clipped]] = field(default_factory=list)
+    idle: list[tuple[int, records.Clipped]] = field(default_factory=list)
     unscales: list[tuple[int, records.Unscaled]] = field(default_factory=list)
     schedules: list[tuple[int, records.Scheduled]] = field(default_factory=list)
     limits: list[tuple[int, records.Limited]] = field(default_factory=list)
@@ -166,7 +174,6 @@ class Stream:
         self._before: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
-        self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._log = _Log()
         self._backwards: dict[int, records.Backward] = {}
@@ -217,9 +224,11 @@ class Stream:
             case records.Captured():
                 self._keep(self._log.captured, record)
             case records.Cleared():
-                yield from self._clear(record.parameters, record.version, record.site)
+                yield from self._clear(record.parameters, record.version, record.site, moved=record.moved)
             case records.Clipped():
                 self._keep(self._log.clips, record)
+                if not any(self._pending.get(number) for number in record.parameters):
+                    self._keep(self._log.idle, record)
             case records.Unscaled():
                 self._keep(self._log.unscales, record)
             case records.Scheduled():
@@ -258,7 +267,6 @@ class Stream:
                 sketch = values[at : at + shards]
                 at += shards
             self.ever.add(number)
-            self._first.setdefault(number, self._at)
             earlier = self._pending[number]
             if earlier and earlier[-1].backward == record.backward:
                 last = earlier[-1]
@@ -293,7 +301,7 @@ class Stream:
             self._old[number] = [left]
 
     def _clear(
-        self, parameters: list[int], version: int, site: records.Site, but: int | None = None
+        self, parameters: list[int], version: int, site: records.Site, but: int | None = None, *, moved: bool = False
     ) -> Iterator[Cleared]:
         """but: a backward that is still at it, and may hand a leaf gradients in parts."""
         lost: set[int] = set()
@@ -312,7 +320,7 @@ class Stream:
             if not self._reached.get(backward, True) and backward in self._backwards:
                 self._reached[backward] = True
                 # A weight that has changed since may have used it, without an optimizer.
-                if self._backwards[backward].version == version and not self._backwards[backward].probe:
+                if not moved and self._backwards[backward].version == version and not self._backwards[backward].probe:
                     steps = sum(self.steps.values())
                     held = frozenset(parameters)
                     yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps)
@@ -344,10 +352,10 @@ class Stream:
                 for at, one in self._log.clips
                 if at > begin and (concerned & {*one.parameters} or not one.given)
             ],
+            idle=[one for at, one in self._log.idle if at > begin and concerned & {*one.parameters}],
             unscales=[(at, one) for at, one in self._log.unscales if at > begin and one.optimizer == optimizer],
             schedules=[(at, one) for at, one in self._log.schedules if at > begin and one.optimizer == optimizer],
             limits=[(at, one) for at, one in self._log.limits if at > begin and concerned & {*one.parameters}],
-            first=min((self._first[number] for number in parameters if number in self._first), default=None),
             is_computed=bool(self.ever & concerned),
             captured=any(at > begin and concerned & {*one.parameters} for at, one in self._log.captured),
             shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
@@ -373,8 +381,6 @@ class Stream:
             self._keep_old(read, step.gradients, samples, step.dtype)
             for number in new:
                 self._pending.pop(number)
-            for number in parameters:
-                self._first.pop(number, None)
         else:
             # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
             for number in new:
@@ -399,7 +405,7 @@ class Stream:
         oldest = min(self._last.values(), default=0)
         log: list[Any]
         kept = self._log
-        for log in (kept.clips, kept.unscales, kept.schedules, kept.limits, kept.captured, kept.moments):
+        for log in (kept.clips, kept.idle, kept.unscales, kept.schedules, kept.limits, kept.captured, kept.moments):
             del log[: next((n for n, (at, _) in enumerate(log) if at > oldest), len(log))]
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)

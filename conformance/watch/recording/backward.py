@@ -16,6 +16,7 @@ from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.loss_scale import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
+from conformance.watch.recording.clearing import Moving
 from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
@@ -25,13 +26,22 @@ from conformance.watch.recording.weights import note_weights
 _MOST_PASSED = 64
 
 
-def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
+def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     graphs, coverage = Graphs(), Coverage(recording)
 
     def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        if "backward" in recording.inside or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return original(tensors, *args, **kwargs)
+        if recording.gives_up():
+            leaves.disarm()
+            return original(tensors, *args, **kwargs)
+        if "backward" in recording.inside:
+            return original(tensors, *args, **kwargs)
+        with recording.occupied():
+            return backward(original, tensors, *args, **kwargs)
+
+    def backward(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         leaves.close()
         if recording.is_looking:
             leaves.arm()
@@ -49,6 +59,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
         divided = losses.of(root)
         coverage.look(root)
         note_weights(recording)
+        moving.begin()
         recording.backwards += 1
         recording.note(
             records.Backward(
@@ -64,6 +75,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs) -> Seams:
                 divided.summed,
                 inputs.loader,
                 _calls(),
+                divided.of_any,
             )
         )
         passed.append(number)

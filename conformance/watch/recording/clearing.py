@@ -9,9 +9,47 @@ import torch
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
+from conformance.watch.sizes import WHOLE
+
+_OFTEN = 16
+"""Times that weights are compared: a script does the same in each window."""
 
 
-def observe(recording: Recording) -> Seams:
+class Moving:
+    """Whether the script changes weights by their `data` before it clears gradients that no step has used, as one that
+    looks for sharp minima does. Their versions do not show that, so they are read, once there is reason to."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._is_armed = self._moves = False
+        self._compared = 0
+        self._before: tuple[int, torch.Tensor] | None = None
+
+    def begin(self) -> None:
+        """A backward pass begins."""
+        if self._is_armed and not self._moves and self._compared < _OFTEN:
+            self._before = self._recording.parameters.version(), self._weights()
+
+    def has_moved(self) -> bool:
+        """Since the last backward pass, other than by its version; or it is not known."""
+        if self._moves or self._compared >= _OFTEN:
+            return self._moves
+        self._is_armed = True
+        if self._before is None:
+            return True
+        version, before = self._before
+        if version != self._recording.parameters.version():
+            return False
+        self._compared += 1
+        self._moves = not torch.equal(before, self._weights())
+        return self._moves
+
+    def _weights(self) -> torch.Tensor:
+        held = [(WHOLE, one.data) for _, one in self._recording.parameters.all() if not one.is_sparse]
+        return self._recording.parameters.sketches(held)
+
+
+def observe(recording: Recording, moving: Moving) -> Seams:
     """Notes `Cleared`."""
 
     def by_optimizer(original: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -19,13 +57,14 @@ def observe(recording: Recording) -> Seams:
         return original(optimizer, *args, **kwargs)
 
     def by_module(original: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        note(module.parameters())
+        note(list(module.parameters()))
         return original(module, *args, **kwargs)
 
-    def note(parameters: Any) -> None:
+    def note(parameters: list[Any]) -> None:
         numbers = recording.parameters.numbers(parameters)
         if numbers:
-            recording.note(records.Cleared(numbers, recording.parameters.version(), recording.site()))
+            moved = recording.parameters.waits(parameters) and moving.has_moved()
+            recording.note(records.Cleared(numbers, recording.parameters.version(), recording.site(), moved))
 
     yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
     yield replaced(torch.nn.Module, "zero_grad", by_module)

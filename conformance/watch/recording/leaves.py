@@ -48,12 +48,12 @@ class Leaves:
             others = len(hooks or ()) - (known.handle is not None) - (known.first is not None)
             _remove(known)
             if others:
-                known.first = parameter.register_hook(partial(self._see_first, known))
+                known.first = parameter.register_hook(_unsaved(partial(self._see_first, known)))
                 hooks = parameter._backward_hooks or {}
                 for key in [key for key in hooks if key != known.first.id]:
                     # The engine goes by the order in which they were put in.
                     hooks[key] = hooks.pop(key)
-            known.handle = parameter.register_hook(partial(self._see, known, None))
+            known.handle = parameter.register_hook(_unsaved(partial(self._see, known, None)))
 
     def disarm(self) -> None:
         """Take our hooks off."""
@@ -89,7 +89,7 @@ class Leaves:
         if not getattr(unsharded, "_conformance_watched", False) and unsharded.requires_grad:
             # It is created once, and kept by FSDP2.
             unsharded._conformance_watched = True
-            unsharded.register_hook(partial(self._see, None, sharded))
+            unsharded.register_hook(_unsaved(partial(self._see, None, sharded)))
 
     def close(self) -> None:
         """Note what was taken since the last time."""
@@ -144,6 +144,12 @@ class Leaves:
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
         self._taken.append((known, pieces))
+
+
+def _unsaved(hook: Any) -> Any:
+    """A hook that torch drops from a tensor that is saved, without a warning."""
+    hook.__torch_unserializable__ = True
+    return hook
 
 
 def _remove(known: Known) -> None:

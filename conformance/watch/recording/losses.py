@@ -11,6 +11,7 @@ _MOST_NODES = 12
 _MEAN = 1
 """torch's number for `reduction="mean"`."""
 
+_ANY = "MeanBackward0"
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -24,11 +25,13 @@ _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBa
 @dataclass
 class Loss:
     """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is
-    of; 0 for a sum, None if it is not known. summed: how many the sum below is of; 0 for a mean."""
+    of; 0 for a sum, None if it is not known. summed: how many the sum below is of; 0 for a mean. of_any: it is `mean`,
+    of anything."""
 
     factors: list[float] = field(default_factory=list)
     targets: int | None = None
     summed: int = 0
+    of_any: bool = False
 
 
 def of(root: Any) -> Loss:
@@ -41,6 +44,7 @@ def of(root: Any) -> Loss:
             factor = _factor(node)
             if factor is None:
                 loss.targets, loss.summed = _targets(node)
+                loss.of_any = node.name() == _ANY
                 if node.name() not in _THROUGH:
                     break
             else:
@@ -67,7 +71,7 @@ def _factor(node: Any) -> float | None:
 
 def _targets(node: Any) -> tuple[int | None, int]:
     """How many targets the loss is a mean of, and how many a sum of."""
-    if node.name() == "MeanBackward0":
+    if node.name() == _ANY:
         return int(node._saved_self_sym_numel), 0
     count = _count(node)
     if count is None:

@@ -182,6 +182,13 @@ class Parameters:
         found = ((known, held.get(id(parameter))) for known, parameter in self.all())
         return [(known, gradient) for known, gradient in found if gradient is not None and known.is_read]
 
+    def waits(self, tensors: Iterable[Any]) -> bool:
+        """Whether a backward pass came since the last step of one of these that has a gradient."""
+        return any(
+            tensor.grad is not None and (known := self._known.get(id(tensor))) is not None and known.is_in_window
+            for tensor in tensors
+        )
+
     def knows(self, tensor: torch.Tensor) -> bool:
         known = self._known.get(id(tensor))
         return known is not None and known.reference() is tensor

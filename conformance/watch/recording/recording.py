@@ -5,8 +5,10 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,37 @@ class Recording:
         self.inside: list[str] = []
         self.backwards = 0
         self.in_grad = 0
+        self._occupied: int | None = None
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.steps: dict[int, int] = {}
         self.parameters = Parameters(self.note, self.sketching, self.roots)
         self.stop: Callable[[], None] = lambda: None
         self.before_writing: list[Callable[[], None]] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Within this, the present thread is in a backward pass or a step."""
+        before, self._occupied = self._occupied, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._occupied = before
+
+    def gives_up(self) -> bool:
+        """Whether a backward pass or a step begins while another thread is in one, or did before. What belongs to which
+        is not known then."""
+        # The engine calls what is inside a backward pass in threads of its own.
+        is_inside = torch._C._current_graph_task_id() != -1
+        if self._occupied not in (None, threading.get_ident()) and not is_inside and not self._is_over:
+            self.note(records.Failed("recording", "several threads train at the same time"))
+            self._write()
+            self.abandon()
+        return self._is_over
 
     def note(self, record: records.Record) -> None:
         if not self._is_over:
@@ -87,6 +114,8 @@ class Recording:
     @property
     def is_looking(self) -> bool:
         """Whether the window of some optimizer is looked at."""
+        if self._is_over:
+            return False
         if self.settings.every == 1 or not self.steps:
             return True
         return any(self.settings.looks_at(count) for count in self.steps.values())
@@ -106,6 +135,9 @@ class Recording:
         """Write what is waiting."""
         for act in self.before_writing:
             act()
+        self._write()
+
+    def _write(self) -> None:
         if not self._waiting or not self.parameters.any:
             return
         waiting, self._waiting = self._waiting, []

@@ -60,7 +60,7 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
     """Within this, or until as many steps as asked were made, what this process does is recorded. One that is forked
     has a recorder of its own, from the start."""
     recording = Recording(folder, settings)
-    at_leaves, fed = leaves.Leaves(recording), inputs.Inputs(recording)
+    at_leaves, fed, moving = leaves.Leaves(recording), inputs.Inputs(recording), clearing.Moving(recording)
     _follow_forks()
     _latest.append(recording)
     with ExitStack() as stack:
@@ -81,10 +81,10 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
         for observer, observe in (
             (leaves, partial(leaves.observe, recording, at_leaves)),
             (inputs, partial(inputs.observe, recording, fed)),
-            (backward, partial(backward.observe, recording, at_leaves, fed)),
+            (backward, partial(backward.observe, recording, at_leaves, fed, moving)),
             (deepspeed, partial(deepspeed.observe, recording)),
             (steps, partial(steps.observe, recording)),
-            (clearing, partial(clearing.observe, recording)),
+            (clearing, partial(clearing.observe, recording, moving)),
             (clipping, partial(clipping.observe, recording)),
             (scaling, partial(scaling.observe, recording)),
             (schedules, partial(schedules.observe, recording)),

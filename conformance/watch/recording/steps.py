@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import torch
@@ -13,12 +14,15 @@ from conformance.watch import records
 from conformance.watch.recording.buffers import note_buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
-from conformance.watch.recording.parameters import Known, coarsest, sample_of
+from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
 _THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
+
+_FEW = 64
+"""Elements of each parameter, before the other steps."""
 
 _Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
@@ -46,7 +50,9 @@ class _Steps:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._running: list[torch.optim.Optimizer] = []
+        self._occupied = ExitStack()
         self._read: _Read | None = None
+        self._weights: torch.Tensor | None = None
         self._last: Any = None
 
     @property
@@ -56,7 +62,11 @@ class _Steps:
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._running and optimizer is self._running[0] and self._is_new_call(optimizer):
             # The step before raised.
-            self._running.clear()
+            self._end()
+        if self._recording.gives_up():
+            return
+        if not self._running:
+            self._occupied.enter_context(self._recording.occupied())
         self._running.append(optimizer)
         self._take_off()
         if optimizer is not self._running[0] or _closure(args, kwargs):
@@ -69,6 +79,10 @@ class _Steps:
 
     def _see(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._read = self._of(optimizer, closure=False)
+        record, _ = self._read
+        # An optimizer of the script's own may be given gradients in another way.
+        is_without = isinstance(record, records.Stepped) and not record.used
+        self._weights = self._weighed(optimizer) if is_without else None
 
     def _take_off(self) -> None:
         if self._last is not None:
@@ -78,13 +92,17 @@ class _Steps:
     def after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._running:
             self._running.pop()
-        if self._running:
+        if self._running or self._recording.is_over:
             return
+        self._end()
         self._take_off()
         read = self._of(optimizer, closure=True) if _closure(args, kwargs) else self._read
         self._read = None
         if read is not None:
             record, gradients = read
+            if self._weights is not None and isinstance(record, records.Stepped):
+                record.moved = not torch.equal(self._weights, self._weighed(optimizer))
+                self._weights = None
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
@@ -97,6 +115,14 @@ class _Steps:
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.steps.values()):
                 self._recording.stop()
+
+    def _end(self) -> None:
+        self._running.clear()
+        self._occupied.close()
+
+    def _weighed(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        held = self._recording.parameters.held(optimizer)
+        return self._recording.parameters.sketches([(WHOLE, one.data) for _, one in held if not one.is_sparse])
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
         """Nested steps of one optimizer come from classes of its own, at most one each."""
@@ -123,8 +149,11 @@ class _Steps:
         sketches = recording.parameters.sketches
         looked = count // recording.settings.every
         which = sample_of(looked)
-        weighed = held if (which == WHOLE or looked % _THEN_EVERY == 0) and recording.is_with_others else []
-        weighed = [(known, parameter.data) for known, parameter in weighed if not parameter.is_sparse]
+        weighed = held if recording.is_with_others else []
+        weighed = [(known, own(parameter.data)) for known, parameter in weighed if not parameter.is_sparse]
+        if which != WHOLE and looked % _THEN_EVERY:
+            # Ranks may average their weights in between, where no wrapper sees to it that they are equal.
+            weighed = [] if recording.wrappers else [(known, one.reshape(-1)[:_FEW]) for known, one in weighed]
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         record = records.Stepped(
             optimizer=number,

@@ -1,0 +1,108 @@
+"""What a script does, and what it is told, stays as it was when it is watched."""
+
+import io
+import signal
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+
+import conformance
+from conformance.trace.seams.guarding import harmless
+from conformance.watch.watching import watch
+
+
+def trained(parameter, optimizer, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        parameter.square().sum().backward()
+        optimizer.step()
+
+
+def test_warnings_name_the_lines_of_the_script():
+    """Each line once, though all of them go through the same wrapper."""
+    with warnings.catch_warnings(record=True) as caught, conformance.watching():
+        warnings.simplefilter("default")
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        trained(parameter, optimizer)
+        schedule.step(1)
+        schedule.step(2)
+    assert [one.filename for one in caught] == [__file__] * 2
+    assert caught[0].lineno == caught[1].lineno - 1
+
+
+def test_a_tensor_with_a_hook_is_saved_without_a_warning():
+    with warnings.catch_warnings(), conformance.watching():
+        warnings.simplefilter("error")
+        leaf = torch.ones(3, requires_grad=True)
+        trained(leaf, torch.optim.SGD([leaf], lr=0.1))
+        assert leaf._backward_hooks
+        torch.save(leaf, io.BytesIO())
+
+
+def test_a_script_comes_to_its_end_where_the_judge_fails(monkeypatch, tmp_path):
+    def fails(reader):
+        raise ValueError("it does not know this")
+
+    monkeypatch.setattr("conformance.watch.watching.Reader.read", fails)
+    with pytest.raises(ValueError, match="does not know"):
+        watch([sys.executable, "-Sc", f"import time; time.sleep(1); open({str(tmp_path / 'end')!r}, 'w')"])
+    assert (tmp_path / "end").exists()
+
+
+class TooLate(Exception):
+    pass
+
+
+def test_the_script_s_own_handler_of_a_signal_may_raise_within_ours():
+    def late(number, frame):
+        raise TooLate
+
+    def noting():
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(TooLate):
+            harmless(noting)()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_threads_that_train_at_the_same_time_are_undecided():
+    """What is done within a backward pass of another thread belongs to nobody knows which."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            inside.set()
+            done.wait(10)
+            return gradient
+
+    def beside():
+        inside.wait(10)
+        parameter = torch.nn.Parameter(torch.ones(3))
+        trained(parameter, torch.optim.SGD([parameter], lr=0.1))
+        done.set()
+
+    def both():
+        with conformance.watching():
+            parameter = torch.nn.Parameter(torch.ones(3))
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            other = threading.Thread(target=beside)
+            other.start()
+            Slow.apply(parameter).square().sum().backward()
+            optimizer.step()
+            other.join()
+
+    with pytest.raises(AssertionError, match="several threads train at the same time"):
+        both()
