@@ -1,8 +1,11 @@
 """Two models of one script: one that all ranks train, and one beside it that each trains for itself."""
 
+from dataclasses import replace
+
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.pairing import NUMBERED
 from conformance.watch.verdict import verdict
 
 from .scripts import SHAPES, Script, total
@@ -83,3 +86,29 @@ def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
             script.steps -= 1 - rank
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+def test_a_rank_may_make_an_optimizer_of_its_own_first():
+    """Then its parameters have other numbers than those of the other ranks, and nothing can be compared by them."""
+    script = Script()
+    for _ in range(3):
+        script.step([total(script.backward(), 0.5)] * 2)
+        script.clear()
+    began, *rest = script.streams[0]
+    probe = [records.Parameter(0, [5, 7], "float32", 1, "probe"), records.Optimizer(0, "Adam", [0])]
+    script.streams[0] = [began, *probe, *map(_renumbered, rest)]
+    findings = script.findings()
+    assert (verdict(findings), findings.causes, findings.steps) == ("UNDECIDED", {}, 6)
+    assert NUMBERED in findings.open
+
+
+def _renumbered(record):
+    """With one parameter and one optimizer before its own."""
+    changes = {}
+    for name in ("parameter", "optimizer"):
+        if hasattr(record, name):
+            changes[name] = getattr(record, name) + 1
+    for name in ("parameters", "used", "weights"):
+        if hasattr(record, name):
+            changes[name] = [number + 1 for number in getattr(record, name)]
+    return replace(record, **changes)

@@ -159,6 +159,10 @@ class Launch:
             self.findings.steps += sum(window.step is not None for window in here)
             self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
+        if not pairing.are_numbered_alike(self.streams.values()):
+            self.findings.steps += sum(window.step is not None for window in here)
+            self.findings.undecided(pairing.NUMBERED)
+            return
         if len(here) < self.ranks and not self._is_joined:
             others = tuple(rank for rank, window in enumerate(windows) if window is None)
             says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
@@ -207,7 +211,7 @@ class Launch:
         finding, window = self._first_lacking
         averages = window.optimizer in self._common | self._wrapped
         are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
-        if are_lost:
+        if are_lost and pairing.are_numbered_alike(self.streams.values()):
             self.findings.steps += self._lacking
             finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
             self.findings.add(finding)

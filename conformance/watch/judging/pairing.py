@@ -13,13 +13,14 @@ from collections.abc import Iterable
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Stream, Window
 from conformance.watch.sizes import WIDTH
 
 _MOST_TIMES = 64
 _ENOUGH = 2
 """Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
 
+NUMBERED = "ranks make optimizers in another order, so that their parameters cannot be told apart"
 TURNS = "ranks step at different times, and may step for each other and send the weights"
 
 
@@ -62,6 +63,13 @@ class Pairing:
         # Ranks that have run out of data may do fewer backward passes. At the end it is the same time for all.
         ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
         return ends_apart and len(after) >= _ENOUGH and all(after)
+
+
+def are_numbered_alike(streams: Iterable[Stream]) -> bool:
+    """Whether what has one number on several ranks may be one parameter. A rank that makes an optimizer of its own
+    first has other numbers than the others."""
+    first, *others = (stream.parameters for stream in streams)
+    return all(first[number].shape == other[number].shape for other in others for number in first.keys() & other.keys())
 
 
 def is_of_shards(window: Window) -> bool:
