@@ -85,7 +85,8 @@ class Backward(Record):
     gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. loader: that which gave
     one batch, and no other gave any, since the backward before. calls: the same for all backward passes that come from
     the same calls, line by line, whatever file they are in. of_any: the mean is one of the script's own, of anything,
-    and not that of cross entropy or its kin over targets."""
+    and not that of cross entropy or its kin over targets. divisors: the factors that were
+    divisions, each by its number."""
 
     backward: int
     scale: float | None
@@ -100,6 +101,7 @@ class Backward(Record):
     loader: int | None = None
     calls: int = 0
     of_any: bool = False
+    divisors: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)

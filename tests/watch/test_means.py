@@ -54,3 +54,37 @@ def test_gradients_may_be_divided_in_place_of_the_losses(factor, expected):
         script.step([total([of_rank for [of_rank] in computed], factor)])
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("divisors", "passes", "expected"),
+    [
+        ([4], 4, "CONFORMS"),
+        ([4], 1, "UNDECIDED"),  # as without the block that accumulates
+        ([8], 4, "UNDECIDED"),  # as by the number of ranks, too
+        ([4, 4], 4, "DOES NOT CONFORM"),
+        ([2, 2], 2, "UNDECIDED"),
+        ([2.5], 1, "CONFORMS"),  # as a temperature
+    ],
+)
+def test_a_mean_is_divided_by_another_number_than_that_of_its_window(divisors, passes, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for _ in range(passes):
+            computed += script.backward(factors=[1 / one for one in divisors], targets=8)
+            script.streams[0][-2].divisors = divisors
+        script.step([total(computed)])
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("changes", "expected"), [(False, "CONFORMS"), (True, "UNDECIDED")])
+def test_gradients_at_different_weights_are_added_up(changes, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [*script.backward(factors=[0.5]), *script.backward(factors=[0.5])]
+        script.streams[0][-2].version += changes
+        script.step([total(computed)])
+        script.clear()
+    assert verdict(script.findings()) == expected

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from math import isclose, prod
 
+from conformance.watch import records
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.steady import Steady
@@ -18,12 +20,19 @@ _DIFFERENT = 0.01
 @dataclass
 class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number that
-    they were divided by. summed: windows of several means that nothing divided."""
+    they were divided by. summed: windows of several means that nothing divided. divided: of means that were divided by
+    a whole number that is not that of the window, how often each number of backward passes came with which number."""
 
     right: int = 0
     windows: int = 0
     others: deque[tuple[Window, int]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
     summed: int = 0
+    divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+
+
+def _is_divided_by(number: int, backward: records.Backward) -> bool:
+    """Whether its loss is a mean of cross entropy or its kin, over this number. Half of another mean is common."""
+    return bool(backward.targets) and not backward.of_any and isclose(prod(backward.divisors), number)
 
 
 class Losses:
@@ -56,6 +65,8 @@ class Losses:
             of.right += 1
         elif nominal is not None:
             of.others.append((window, nominal))
+            if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
+                of.divided[len(passes), nominal] += 1
         elif not is_divided and len(passes) > 1 and all(one.targets and not one.factors for one in passes):
             of.summed += len({one.calls for one in passes}) == 1
 
@@ -128,6 +139,11 @@ class Losses:
                         ),
                         [window],
                     )
+            for (passes, nominal), count in of.divided.items():
+                # Half of a loss may be meant, as may be a window that was left out by hand. A mean needs neither.
+                if count > of.windows / 2:
+                    have = f"{passes} backward passes" if passes > 1 else "one backward pass"
+                    self._findings.undecided(f"each loss is divided by {nominal}, and its window has {have}", count)
             if of.summed > of.windows / 2 and not self._steady.suspects("watch/means-averaged"):
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"

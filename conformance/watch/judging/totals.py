@@ -16,6 +16,8 @@ from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.windows import Window
 
 _NEAR = 1e-4
+_SEVERAL = 3
+"""Backward passes. By two, a loss may be halved twice for other reasons."""
 
 
 class Totals:
@@ -61,6 +63,12 @@ def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
 def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
     for window in here:
         passes = [*window.backwards.values()]
+        # Once for the micro-batches, and by the same number for something else again, no mean is.
+        if len(passes) >= _SEVERAL and all(
+            one.targets and not one.of_any and one.divisors == 2 * [len(passes)] for one in passes
+        ):
+            says = f"each of {len(passes)} losses was divided by {len(passes)} twice"
+            yield _finding(window, "watch/divided-once", says, f"the update is 1/{len(passes)} of what it should be")
         # One batch of one loader for each pass: these are micro-batches, not terms of a loss.
         loaders = {one.loader for one in passes}
         if len(passes) < 2 or len(loaders) != 1 or None in loaders:

@@ -76,6 +76,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 inputs.loader,
                 _calls(),
                 divided.of_any,
+                divided.divisors,
             )
         )
         passed.append(number)

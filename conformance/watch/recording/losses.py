@@ -12,6 +12,7 @@ _MEAN = 1
 """torch's number for `reduction="mean"`."""
 
 _ANY = "MeanBackward0"
+_DIVISION = "DivBackward0"
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -24,11 +25,12 @@ _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBa
 
 @dataclass
 class Loss:
-    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. targets: how many the mean below is
-    of; 0 for a sum, None if it is not known. summed: how many the sum below is of; 0 for a mean. of_any: it is `mean`,
-    of anything."""
+    """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. divisors: those of them that it was
+    divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
+    sum below is of; 0 for a mean. of_any: it is `mean`, of anything."""
 
     factors: list[float] = field(default_factory=list)
+    divisors: list[float] = field(default_factory=list)
     targets: int | None = None
     summed: int = 0
     of_any: bool = False
@@ -49,6 +51,8 @@ def of(root: Any) -> Loss:
                     break
             else:
                 loss.factors.append(factor)
+                if node.name() == _DIVISION:
+                    loss.divisors.append(1 / factor)
         except RuntimeError:
             # Freed by a backward before, so this one will fail and say so.
             break
@@ -58,14 +62,14 @@ def of(root: Any) -> Loss:
 
 def _factor(node: Any) -> float | None:
     """The number that a product or quotient has beside the loss."""
-    if node.name() not in ("DivBackward0", "MulBackward0"):
+    if node.name() not in (_DIVISION, "MulBackward0"):
         return None
     for name in ("other", "self"):
         value = getattr(node, f"_saved_{name}", None)
         if isinstance(value, torch.Tensor):
             value = value.item() if value.numel() == 1 and not value.requires_grad else None
         if isinstance(value, (int, float)) and value:
-            return 1 / value if node.name() == "DivBackward0" else float(value)
+            return 1 / value if node.name() == _DIVISION else float(value)
     return None
 
 
