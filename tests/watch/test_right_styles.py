@@ -101,6 +101,22 @@ def leaves_out(model, *, every):
             optimizer.zero_grad()
 
 
+def test_the_first_step_of_an_optimizer_may_follow_that_of_another():
+    """Both clip before either steps: the second one's first window has its clip all the same."""
+
+    def train(model):
+        optimizers = [torch.optim.SGD(model[n].parameters(), lr=0.1) for n in (0, 1)]
+        for _ in range(3):
+            model.zero_grad()
+            loss(model).backward()
+            for n in (0, 1):
+                clip(model[n].parameters(), 1e-3)
+            for optimizer in optimizers:
+                optimizer.step()
+
+    assert watched(train) == "CONFORMS"
+
+
 def perturbs(model, *, goes):
     """Each step has a first pass to see where the loss is higher, and a second one from there, in one loop."""
     held = [*model[0].parameters(), *model[1].parameters()]

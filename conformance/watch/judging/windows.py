@@ -175,6 +175,7 @@ class Stream:
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
         self._last: dict[int, int] = {}
+        self._earlier: dict[int, int] = {}
         self._log = _Log()
         self._backwards: dict[int, records.Backward] = {}
         self._reached: dict[int, bool] = {}
@@ -387,7 +388,7 @@ class Stream:
                 self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
             for backward in [*self._reached]:
                 self._reached[backward] = True
-        self._last[optimizer] = self._at
+        self._earlier[optimizer], self._last[optimizer] = begin, self._at
         self._forget()
         return window
 
@@ -397,12 +398,14 @@ class Stream:
         for number in self.held.get(step.optimizer, ()):
             self._pending.pop(number, None)
             self._old.pop(number, None)
+        self._earlier[step.optimizer] = self._last.get(step.optimizer, 0)
         self._last[step.optimizer] = self._at
         self._forget()
 
     def _forget(self) -> None:
-        """What all optimizers that step have behind them."""
-        oldest = min(self._last.values(), default=0)
+        """What all optimizers that step have behind them, but for the window before: the first one of an optimizer may
+        end only after a step of another one, which followed the same clip."""
+        oldest = min(self._earlier.values(), default=0)
         log: list[Any]
         kept = self._log
         for log in (kept.clips, kept.idle, kept.unscales, kept.schedules, kept.limits, kept.captured, kept.moments):
