@@ -14,6 +14,7 @@ from .scripts import LINE, Script, total
         ([(0, 1), (0, 1), (1, 2)], set(), 1),  # taken up again
         ([(0, 1), (0, 2), (0, 3)], set(), 0),  # an order of its own all the same
         ([(0, 1), (0, 1), (0, 1)], {"watch/new-order"}, 1),
+        ([(0, 1), (0, 1), (0, 1), (1, 2), (1, 2), (1, 2)], set(), 1),  # three times each, on purpose
     ],
 )
 def test_an_epoch_comes_again(epochs, broken, notes):

@@ -20,13 +20,16 @@ _TWICE = 2
 class _Rank:
     """fed: batches that the other ranks have not read yet. rows: those read until one came again, but for batches that
     all ranks read at the same time. has_repeated: whether one came. orders: of each sampler, the epoch that it began
-    last, the first batch of it, and how often it began so. waiting: the epochs that samplers have begun."""
+    last, the first batch of it, and how often it began so. waiting: the epochs that samplers have begun. again: of each
+    sampler that began its first epoch again and again, the last such time. sets: samplers that were told of another."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: Rows = field(default_factory=Rows)
     has_repeated: bool = False
     orders: dict[int, tuple[int, tuple[int, ...], int]] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+    again: dict[int, Finding] = field(default_factory=dict)
+    sets: set[int] = field(default_factory=set)
 
 
 class Inputs:
@@ -75,17 +78,24 @@ class Inputs:
         for sampler, epoch in of.waiting.items():
             *before, times = of.orders.get(sampler, (None, None, 0))
             times = times + 1 if before == [epoch, rows] else 1
+            if before[0] not in (None, epoch):
+                # Who sets an epoch, if not each time, may go through each several times on purpose.
+                of.again.pop(sampler, None)
+                of.sets.add(sampler)
             of.orders[sampler] = epoch, rows, times
             says = f"the sampler began epoch {epoch} {times} times, each with the same batch"
-            if times > _TWICE:
+            if times > _TWICE and sampler not in of.sets:
                 effect = f"{times} epochs begin with the same {len(rows)} samples"
-                self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
+                of.again[sampler] = Finding("watch/new-order", says, None, (rank,), site, effect)
             elif times == _TWICE:
                 self._findings.note(f"{says}, as one without `set_epoch` does, or one that takes up an epoch again")
         of.waiting.clear()
 
     def finish(self, *, averages: bool) -> None:
         """averages: whether the ranks are known to average gradients, so that they train one model."""
+        for of in self._of.values():
+            for finding in of.again.values():
+                self._findings.add(finding)
         if self._ranks == 1 or not averages:
             return
         everyone = tuple(range(self._ranks))
