@@ -169,6 +169,10 @@ class Task:
         settings = self.optimizer_settings
         if len(settings.groups) > 1:
             params = parameter_groups(params, settings.groups, model_of(self._spec["model"]), self.world_size)
+        return self._of_kind(params)
+
+    def _of_kind(self, params: Any) -> torch.optim.Optimizer:
+        settings = self.optimizer_settings
         kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
             "sgd": torch.optim.SGD,
             "adamw": torch.optim.AdamW,

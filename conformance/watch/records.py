@@ -82,11 +82,11 @@ class Backward(Record):
     the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
     not known. version: grows with each change of a weight. contains: it goes again through
     the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
-    gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. loader: that which gave
-    one batch, and no other gave any, since the backward before. calls: the same for all backward passes that come from
-    the same calls, line by line, whatever file they are in. of_any: the mean is one of the script's own, of anything,
-    and not that of cross entropy or its kin over targets. divisors: the factors that were
-    divisions, each by its number."""
+    gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many
+    loaders gave since the backward before; loader: the only one of these. evaluates: models only went forward in
+    evaluation mode since. calls: the same for all backward passes that come from the same calls, line by line,
+    whatever file they are in. of_any: the mean is one of the script's own, of anything, and not that of cross entropy
+    or its kin over targets. divisors: the factors that were divisions, each by its number."""
 
     backward: int
     scale: float | None
@@ -102,6 +102,8 @@ class Backward(Record):
     calls: int = 0
     of_any: bool = False
     divisors: list[float] = field(default_factory=list)
+    batches: int = 0
+    evaluates: bool = False
 
 
 @dataclass(slots=True)

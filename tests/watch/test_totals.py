@@ -34,6 +34,32 @@ def test_a_sum_over_ranks(factors, targets, broken):
     assert any("summed over the 2 ranks" in note for note in findings.notes)
 
 
+def test_as_many_ranks_as_micro_batches():
+    """The losses are divided by these, and multiplied by those."""
+    script = Script()
+    for _ in range(3):
+        computed = []
+        for _ in range(2):
+            computed += script.backward(factors=[2.0, 0.5], targets=8)
+            for stream in script.streams:
+                stream[-2].loader, stream[-2].batches = 3, 1
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    assert judged(script)[0] == set()
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
+    """Whose mean it is, as Join divides by their number."""
+    script = Script()
+    if is_joined:
+        script.each(records.Joined())
+    for _ in range(3):
+        script.step([total(script.backward(targets=16))] * 2)
+        script.clear()
+    assert judged(script)[0] == (set() if is_joined else {"watch/means-averaged"})
+
+
 @pytest.mark.parametrize(
     ("loaders", "factor", "broken"),
     [
@@ -49,13 +75,30 @@ def test_micro_batches_of_one_loader(loaders, factor, broken):
         computed = [script.backward(factors=[factor], targets=8) for _ in loaders]
         passes = [one for one in script.streams[0] if isinstance(one, records.Backward)][-2:]
         for one, loader in zip(passes, loaders, strict=True):
-            one.loader = loader
+            one.loader, one.batches = loader, 1
             one.factors = [] if factor == 1 else [factor]
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()
     laws, findings = judged(script)
     assert laws == broken
     assert bool(findings.open) == (factor == 1 and not broken)
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_broken"),
+    [((3, 0, 0), True), ((1, 1, 1), True), ((4, 0, 0), False), ((1, 0, 0), False)],
+)
+def test_all_batches_of_a_window_may_come_first(batches, is_broken):
+    """Of fewer batches than passes, or more, the passes are no micro-batches."""
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for count in batches:
+            computed += script.backward(targets=8)
+            script.streams[0][-2].loader, script.streams[0][-2].batches = (3 if count else None), count
+        script.step([total(computed)])
+        script.clear()
+    assert judged(script)[0] == ({"watch/means-averaged"} if is_broken else set())
 
 
 @pytest.mark.parametrize(

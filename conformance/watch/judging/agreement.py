@@ -8,12 +8,13 @@ from math import hypot, isfinite, sqrt
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.case import Together, factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH
 
 _MOST_NAMED = 3
+_SAME = 1e-6
 
 
 def judge(together: Together, findings: Findings) -> None:
@@ -30,6 +31,7 @@ def judge(together: Together, findings: Findings) -> None:
         return
     if first.step is None:
         return
+    _clips(here, findings)
     if len({window.step.rates.__repr__() for window in here if window.step}) > 1:
         rates = {window.rank: window.step.rates for window in here if window.step}
         sizes = [abs(rate) for of_rank in rates.values() for rate in of_rank[:1] if rate]
@@ -50,6 +52,31 @@ def judge(together: Together, findings: Findings) -> None:
         effect = f"a rank counts up to {max(every) / min(every):g} times as much as another one"
         findings.add(_of(first, "watch/one-scale", says, tuple(scales), effect))
     _weights(here, findings)
+
+
+def _clips(here: list[Window], findings: Findings) -> None:
+    """Whether some ranks clip what they step by, and others do not call for it at all.
+
+    Ranks that have averaged, or hold shards of one gradient, see the same norm; and by value each rank has to clip."""
+    bites = [window.rank for window in here if any(_changes(window, clip) for _, clip in window.clips)]
+    without = [window.rank for window in here if not window.clips]
+    if bites and without:
+        says = f"ranks {_list(bites)} clip the gradients of this step, and ranks {_list(without)} do not"
+        effect = f"{len(without)} of {len(here)} ranks step by gradients that are longer than the others'"
+        findings.add(_of(here[0], "watch/one-factor", says, tuple(without), effect))
+
+
+def _changes(window: Window, clip: records.Clipped) -> bool:
+    if clip.how == "norm":
+        return factor_of(clip) < 1
+    held = {*clip.parameters}
+    return any(
+        held & {*limit.parameters} and not np.array_equal(limit.before, limit.after) for _, limit in window.limits
+    )
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _weights(here: list[Window], findings: Findings) -> None:
@@ -74,6 +101,21 @@ def _weights(here: list[Window], findings: Findings) -> None:
                 _how_far(here, apart),
             )
         )
+
+
+def use_the_same(here: list[Window]) -> bool:
+    """Whether several ranks' steps use equal gradients, in all of several parameters."""
+    first, *others = [window.used for window in here]
+    used = [number for number, sketch in first.items() if sketch[2]]
+    return (
+        len(used) > 1
+        and bool(others)
+        and all(
+            other.keys() == first.keys() and all(np.allclose(other[n], first[n], _SAME, 0) for n in used)
+            for other in others
+        )
+        and all(window.shards.get(number, 1) == 1 for window in here for number in used)
+    )
 
 
 def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:

@@ -179,6 +179,10 @@ class Case:
     def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
         return [(other.rank, one) for other in self.together.here for one in other.new.get(number, [])]
 
+    def finite(self, number: int) -> list[Contribution]:
+        """Without the passes that overflowed, as if the script had left these out."""
+        return [one for one in self.all(number) if np.isfinite(one.sketch).all()]
+
     def clipped_apart(self, number: int) -> list[Contribution]:
         """As if each rank had clipped its own gradients, before they were averaged."""
         return [

@@ -93,10 +93,8 @@ def _is_judgeable(together: Together, window: Window, findings: Findings) -> boo
         )
         findings.factors.append((window.rank, finding, False))
         return False
-    wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
-    if wrong:
-        effect = f"the gradients of {wrong} of {held} parameters are NaN or infinite"
-        found("watch/finite", "a step on gradients that are not finite", effect)
+    if not all(np.isfinite(sketch).all() for sketch in window.used.values()):
+        # What `order.py` has found.
         return False
     if any(shards == 0 for shards in window.shards.values()):
         findings.undecided("parameters are split over ranks in a way that sketches do not follow")
@@ -139,13 +137,13 @@ def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
 def _judge_set(case: Case, findings: Findings) -> bool:
     """Whether the step's gradients are conserved, with a factor that is right or may be."""
     window = case.window
+    if not all(np.isfinite(one.sketch).all() for number in case.parameters for one in case.all(number)):
+        _judge_replaced(case, findings)
+        return False
     if not any(window.used[number][2] for number in case.parameters):
         return True
     if not case.is_of_one_sample:
         findings.undecided("ranks step a parameter in different windows, so that each looks at another sample of it")
-        return False
-    if not all(np.isfinite(one.sketch).all() for number in case.parameters for one in case.all(number)):
-        findings.undecided("gradients that are not finite were replaced by finite ones by hand")
         return False
     factor = case.fits(case.all)
     if factor is not None:
@@ -174,13 +172,34 @@ def _judge_set(case: Case, findings: Findings) -> bool:
     if isinstance(found, str):
         findings.factors.append((window.rank, None, False))
         findings.undecided(found)
-    elif isinstance(found, Finding) and not found.waits and case.independent < 1 + diagnosis.AMPLE:
+    elif isinstance(found, Finding) and not found.waits and _is_of_all_steps(case, found):
         findings.factors.append((window.rank, found, False))
     elif isinstance(found, diagnosis.System):
         findings.unsolved.append(found)
     else:
         findings.add(found)
     return False
+
+
+def _is_of_all_steps(case: Case, found: Finding) -> bool:
+    """Whether one step does not prove it."""
+    return found.is_of_all_steps or case.independent < 1 + diagnosis.AMPLE
+
+
+def _judge_replaced(case: Case, findings: Findings) -> None:
+    """Gradients that are not finite became finite before the step.
+
+    Without a loss scale that may be meant. With one they would be finite at a smaller scale, so that what is put in
+    their place depends on the scale, and not on the loss; the step is to be left out, and the scale lowered."""
+    scales = [backward.scale for backward in case.window.backwards.values() if backward.scale not in (None, 1.0)]
+    rest = case.fits(case.finite)
+    if not scales or (rest is not None and rest.is_known):
+        findings.undecided("gradients that are not finite were replaced by finite ones by hand")
+        return
+    says = f"gradients overflowed at the loss scale {scales[0]:g}, and the step uses finite ones in their place"
+    lost = sum(not all(np.isfinite(one.sketch).all() for one in case.all(number)) for number in case.parameters)
+    effect = f"the gradients of {lost} of {len(case.parameters)} parameters are made up"
+    findings.add(_finding(case, "watch/finite", says, effect))
 
 
 def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
@@ -215,6 +234,13 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
             says = f"the step uses gradients that were divided by the loss scale {scale:g} twice"
             findings.add(_finding(case, "watch/unscaled", says, _off(1 / scale)))
             return False
+    unscaled = _unscaled(window)
+    # By hand, a loss may be multiplied by it where its graph does not show it.
+    is_seen = all(one.targets or one.summed for one in window.backwards.values())
+    if scale == 1.0 and unscaled != 1.0 and is_seen and kappa.contains(1 / unscaled, error):
+        says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
+        findings.factors.append((window.rank, _finding(case, "watch/unscaled", says, _off(1 / unscaled)), False))
+        return False
     if ranks > 1 and kappa.contains(float(ranks), error):
         findings.note(
             f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
@@ -239,6 +265,11 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     findings.factors.append((window.rank, None, False))
     findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
     return False
+
+
+def _unscaled(window: Window) -> float:
+    """What a scaler divided the gradients by; 1 without one."""
+    return math.prod(one.scale for _, one in window.unscales)
 
 
 def _off(factor: float) -> str:

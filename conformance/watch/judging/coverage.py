@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Stream
+
+_OFTEN = 2
 
 
 def judge(rank: int, stream: Stream, findings: Findings) -> None:
     """After the end of a process."""
     for optimizer, held in stream.held.items():
+        _judge_left(rank, stream, optimizer, findings)
         silent = {number for number in held - stream.frozen if number not in stream.used_ever | stream.ever}
         if not silent:
             continue
@@ -28,6 +33,23 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
     if stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
         findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
+
+
+def _judge_left(rank: int, stream: Stream, optimizer: int, findings: Findings) -> None:
+    """Did all parameters of an optimizer, which goes on stepping, stop getting gradients, and others that are alike and
+    that no optimizer holds get them? Who trains others on purpose has an optimizer for them, or steps this one no
+    more."""
+    held = stream.held[optimizer] - stream.frozen
+    last = max((stream.last_used.get(number, 0) for number in held), default=0)
+    since = stream.steps.get(optimizer, 0) - last
+    shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
+    unheld = Counter(tuple(shape) for shape in stream.unheld.shapes) if stream.unheld is not None else Counter()
+    if not last or since < _OFTEN or not shapes or shapes - unheld:
+        return
+    says = f"the last {since} steps found no gradients, and as many parameters of a model, alike, got those that no "
+    says += "optimizer holds"
+    effect = f"{len(held)} parameters of the model stay what they were after step {last - 1}"
+    findings.add(Finding("watch/held", says, last, (rank,), None, effect, optimizer))
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

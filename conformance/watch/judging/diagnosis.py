@@ -34,6 +34,7 @@ FEW = "gradients were changed between backward and step, and there are too few p
 
 Column: TypeAlias = tuple[int, int, bool]
 _ZERO = 1e-3
+_MANY_ELEMENTS = 64
 _SERIES = 3
 """Factors of fewer backward passes are a geometric series whatever they are."""
 
@@ -67,6 +68,9 @@ def explain(case: Case) -> Finding | System | str:
                 return CHANGED
             says = "the step also uses gradients of earlier windows, which were not cleared"
             return _found(case, "watch/cleared", says, _longer(case, factor.middle))
+    again = _used_again(case)
+    if again is not None:
+        return again
     if case.together.ranks > 1:
         some = _some_not_averaged(case)
         if some is not None:
@@ -91,6 +95,31 @@ def _is_changed(case: Case) -> bool:
 
 def _has_old(case: Case) -> bool:
     return any(case.old(number) for number in case.parameters)
+
+
+def _used_again(case: Case) -> Finding | None:
+    """Whether the step uses, bit by bit, the gradients of one earlier step: all of them, or those of parameters that
+    this window computed none for, while all others are what was computed.
+
+    What a script makes of each gradient anew may be the same again where it consists of a few numbers, or of numbers of
+    one size, as signs and clamped ones."""
+    window = case.window
+    used = [number for number in case.parameters if window.used[number][2]]
+    again = [number for number in used if number in window.again]
+    rest = [number for number in used if number not in window.again]
+    if not again:
+        return None
+    if rest:
+        of_rest = Case(case.together, window, rest, case.clips)
+        if any(case.all(number) for number in again) or not _is_known(of_rest.fits(case.all)):
+            return None
+    else:
+        elements = [window.sizes.get(number, 1) for number in again]
+        sizes = {f"{window.used[number][2] / size**0.5:.3g}" for number, size in zip(again, elements, strict=True)}
+        if len({*window.again.values()}) > 1 or sum(elements) < _MANY_ELEMENTS or len(sizes) < 2:
+            return None
+    says = f"{len(again)} of {len(used)} parameters use the gradient of an earlier step again: {window.named(again)}"
+    return _found(case, "watch/fresh", says, f"{len(again)} of {len(used)} gradients are of weights that no longer are")
 
 
 def _some_not_averaged(case: Case) -> Finding | None:
@@ -248,6 +277,11 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     again = _again(case, [factors[place] for place in places])
     if again is not None:
         return _found(case, "watch/every-backward", f"{again}: {table}", _shares(of))
+    if _are_added_again(case, of):
+        says = f"what earlier micro-batches of the window have added up is added again with each later one: {table}"
+        found = _found(case, "watch/every-backward", says, _shares(of))
+        found.is_of_all_steps = True
+        return found
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"
 
 
@@ -273,6 +307,26 @@ def _again(case: Case, factors: list[list[float]]) -> str | None:
     if ranks > 1 and are_all(1 / ranks):
         return "what was accumulated so far was summed over the ranks again after each micro-batch"
     return None
+
+
+def _are_added_again(case: Case, of: dict[Column, float]) -> bool:
+    """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
+
+    Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
+    weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
+    passes = list(case.window.backwards.values())
+    counts = {one.targets or one.summed for one in passes}
+    if len({one.calls for one in passes}) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+        return False
+    last = len(passes) - 1
+    ranks = case.together.ranks
+    patterns = [[last + 1 - place for place in range(last + 1)]]
+    patterns += [[ranks ** (last - place) for place in range(last + 1)]] if ranks > 1 else []
+    smallest = min(of.values())
+    return smallest > 0 and any(
+        all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in of.items())
+        for pattern in patterns
+    )
 
 
 def _longer(case: Case, factor: float) -> str | None:

@@ -33,6 +33,8 @@ class Finding:
     """Whether it holds only if the weights of the ranks drift apart."""
     alone: bool = False
     """Whether it says that a rank steps on nothing but gradients of its own."""
+    is_of_all_steps: bool = False
+    """Whether it holds only if all steps of the optimizer say so."""
 
     @property
     def text(self) -> Law:

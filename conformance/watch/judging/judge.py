@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order, pairing
+from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order, pairing, unsent
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.findings import Finding, Findings
@@ -14,6 +14,7 @@ from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
+from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
@@ -44,12 +45,14 @@ class Launch:
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
         self._schedules = Schedules(findings)
+        self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
         self._averages = False
         self._hooks: set[str] = set()
         self._is_joined = False
         self._groups: set[int] = set()
         self._waiting: list[Finding] = []
+        self._first: Window | None = None
         self._apart: dict[int, list[int]] = defaultdict(list)
         self._equal: dict[int, int] = {}
         self._common: set[int] = set()
@@ -93,6 +96,7 @@ class Launch:
             else:
                 order.judge(found, self.findings)
                 self._schedules.judge(found)
+                self._first = self._first or found
                 self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
         self._join()
 
@@ -123,8 +127,11 @@ class Launch:
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
         self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
+        if self._first is not None and self._first_lacking is None:
+            unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
+        self._modes.finish()
         self._schedules.finish()
         self._steady.finish()
         self._solved.finish()
@@ -173,7 +180,7 @@ class Launch:
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
         agreement.judge(together, own)
-        is_conserved = 0 < own.steps == own.conserved
+        is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
             self._lack(here, pairing.said(here), tuple(window.rank for window in here))
             return
@@ -183,6 +190,10 @@ class Launch:
             if self.ranks > 1:
                 self._common.add(here[0].optimizer)
             self._losses.judge(together)
+            self._modes.feed(here)
+        elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
+            # Gradients of different weights are different ones, until they are averaged.
+            self._common.add(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._unclear.add(here[0].optimizer)
         self._steady.feed(own.factors, here)
@@ -266,7 +277,7 @@ class Launch:
         if isinstance(found, str):
             self._solved.feed([(window.rank, None, False)], here)
             self.findings.undecided(found)
-        elif system.is_ample or found.waits:
+        elif (system.is_ample and not found.is_of_all_steps) or found.waits:
             self.findings.add(found, here)
         else:
             self._solved.feed([(window.rank, found, False)], here)

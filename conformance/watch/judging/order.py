@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import hypot, isfinite, sqrt
 
+import numpy as np
+
 from conformance.watch.judging.case import factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
@@ -21,6 +23,10 @@ def judge(window: Window, findings: Findings) -> None:
         findings.add(finding)
         window.broken.append(finding.key)
 
+    wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
+    if wrong and not step.found_inf:
+        effect = f"the gradients of {wrong} of {len(step.parameters)} parameters are NaN or infinite"
+        found("watch/finite", "a step on gradients that are not finite", window.site, effect)
     for _, clip in window.clips:
         if not clip.given:
             found("watch/clip-something", "clipping was given no parameters", clip.site, _unclipped(window, clip))

@@ -64,6 +64,13 @@ class Pairing:
         ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
         return ends_apart and len(after) >= _ENOUGH and all(after)
 
+    def stay_apart(self, numbers: set[int], clock: int) -> set[int]:
+        """Those of these parameters that differ between ranks at all times after so many backward passes, and at the
+        end, if that was seen."""
+        after = [apart for at, apart in self._apart.items() if at > clock]
+        after += [_apart(self._last)] if len(self._last) == self._ranks else []
+        return numbers.intersection(*after) if len(after) > _ENOUGH else set()
+
 
 def are_numbered_alike(streams: Iterable[Stream]) -> bool:
     """Whether what has one number on several ranks may be one parameter. A rank that makes an optimizer of its own

@@ -44,6 +44,9 @@ class Totals:
 
 def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
     here, ranks = together.here, together.ranks
+    if together.is_joined:
+        # Those that still have data are fewer, and may be averaged over.
+        return
     passes = [one for window in here for one in window.backwards.values()]
     weights = [_weight(window) for window in here]
     if isclose(kappa, ranks, rel_tol=_NEAR) and all(weight and isclose(weight, 1, rel_tol=_NEAR) for weight in weights):
@@ -69,14 +72,22 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
         ):
             says = f"each of {len(passes)} losses was divided by {len(passes)} twice"
             yield _finding(window, "watch/divided-once", says, f"the update is 1/{len(passes)} of what it should be")
-        # One batch of one loader for each pass: these are micro-batches, not terms of a loss.
-        loaders = {one.loader for one in passes}
-        if len(passes) < 2 or len(loaders) != 1 or None in loaders:
+        # As many batches of one loader as passes: these are micro-batches, not terms of a loss. All may come first.
+        loaders = {one.loader for one in passes if one.batches}
+        batches = sum(one.batches for one in passes)
+        if len(passes) < 2 or len(loaders) != 1 or None in loaders or batches != len(passes):
             continue
-        if all(one.targets and isclose(factor_of(one), 1, rel_tol=_NEAR) for one in passes):
+        if all(one.targets and _is_bare(one) for one in passes):
             says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
             effect = f"the update is {len(passes)} times what it should be"
             yield _finding(window, "watch/means-averaged", says, effect)
+
+
+def _is_bare(backward: records.Backward) -> bool:
+    """Whether nothing but the loss scale multiplies it. Factors that come to 1 together, as the number of ranks over
+    that of micro-batches may, are meant."""
+    factors = [factor for factor in backward.factors if not isclose(factor, 1, rel_tol=_NEAR)]
+    return factors in ([], [backward.scale])
 
 
 def _weight(window: Window) -> float | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch import records
 from conformance.watch.judging.formats import COARSEST, ROUNDOFF
+from conformance.watch.judging.uses import Uses
 from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
 
 Sketch = npt.NDArray[np.float64]
@@ -80,6 +81,8 @@ class Window:
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     """The number of all backward passes of the rank before."""
+    again: dict[int, int] = field(default_factory=dict)
+    """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 
     @property
     def places(self) -> list[int]:
@@ -168,6 +171,7 @@ class Stream:
         self._keys: dict[int, Key] = {}
         self._made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
+        self.last_used: dict[int, int] = {}
         self.frozen: set[int] = set()
         self._at = 0
         self.clock = 0
@@ -179,6 +183,7 @@ class Stream:
         self._log = _Log()
         self._backwards: dict[int, records.Backward] = {}
         self._reached: dict[int, bool] = {}
+        self._uses = Uses()
 
     @property
     def trains_unseen(self) -> bool:
@@ -368,12 +373,14 @@ class Stream:
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
         )
+        window.again = self._uses.again(self._at, window.used)
         for backward in reached:
             self._reached[backward] = True
         counts = self.skips if step is None else self.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
             self.used_ever |= set(step.used)
+            self.last_used |= dict.fromkeys(step.used, counts[optimizer])
             self.held[optimizer] |= set(step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
             # It stays in `.grad`, as it is, until somebody clears it.

@@ -56,7 +56,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 leaves.close()
         root = _node(tensors)
         number = graphs.number(root)
-        divided = losses.of(root)
+        # What it is multiplied with then, does not show in the graph.
+        divided = losses.Loss() if given.pop("gradient", False) else losses.of(root)
         coverage.look(root)
         note_weights(recording)
         moving.begin()
@@ -77,6 +78,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 _calls(),
                 divided.of_any,
                 divided.divisors,
+                inputs.batches,
+                inputs.evaluates,
             )
         )
         passed.append(number)
@@ -88,7 +91,17 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
             recording.inside.remove("backward")
             leaves.close()
 
+    def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        several = grad_tensors if isinstance(grad_tensors, (tuple, list)) else [grad_tensors]
+        given["gradient"] = any(one is not None for one in several)
+        try:
+            return original(tensors, grad_tensors, *args, **kwargs)
+        finally:
+            given.clear()
+
+    given: dict[str, bool] = {}
     passed: deque[int] = deque(maxlen=_MOST_PASSED)
+    yield replaced(torch.autograd, "backward", begin)
     yield replaced(torch.autograd, "_engine_run_backward", run)
 
 

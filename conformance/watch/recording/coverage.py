@@ -49,8 +49,10 @@ def _leaves(root: Any) -> Iterator[torch.nn.Parameter]:
         node = waiting.pop()
         variable = getattr(node, "variable", None)
         # What FSDP2 gathers is a parameter, too, in place of the one that an optimizer holds.
-        if isinstance(variable, torch.nn.Parameter) and not getattr(variable, "_conformance_watched", False):
-            yield variable
+        shards = getattr(variable, "_conformance_shards", None)
+        parameter = variable if shards is None else shards()
+        if isinstance(parameter, torch.nn.Parameter):
+            yield parameter
         for following, _ in node.next_functions if node is not None else ():
             if following is not None and following not in seen:
                 seen.add(following)

@@ -21,30 +21,35 @@ from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
-_MOST_FETCHED = 2
 
 
 class Inputs:
-    """The first input of the first forward after each backward. probe: whether that input wants a gradient. fetched: of
-    each batch that a loader gave since, the loader's number."""
+    """The first input of the first forward after each backward. probe: whether that input wants a gradient.
+    evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders, how many
+    batches each gave since."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._handle: RemovableHandle | None = None
         self._enter = harmless(self._entering)
-        self.probe = False
-        self.fetched: list[int] = []
+        self.probe = self.evaluates = False
+        self.fetched: dict[int, int] = {}
 
     def begin(self) -> None:
         """The next forward is of another micro-batch."""
-        self.probe = False
+        self.probe = self.evaluates = False
         self.fetched.clear()
         self._wait()
 
     @property
     def loader(self) -> int | None:
-        """The one that gave the one batch since the last backward."""
-        return self.fetched[0] if len(self.fetched) == 1 else None
+        """The only one that gave batches since the last backward."""
+        return next(iter(self.fetched)) if len(self.fetched) == 1 else None
+
+    @property
+    def batches(self) -> int:
+        """How many batches loaders gave since the last backward."""
+        return sum(self.fetched.values())
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -79,10 +84,12 @@ class Inputs:
             self._handle = None
 
     def _entering(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        if not module.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
             return
-        if "backward" in self._recording.inside:
+        if not module.training:
+            self.evaluates = True
             return
+        self.evaluates = False
         self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
@@ -121,8 +128,10 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
 
     def fetch(original: Any, iterator: Any) -> Any:
         result = original(iterator)
-        if len(inputs.fetched) < _MOST_FETCHED:
-            inputs.fetched.append(recording.numbers.of("loader", iterator._index_sampler))
+        source = iterator._index_sampler
+        # Batches may be given as a list, of which there are no weak references.
+        number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
+        inputs.fetched[number] = inputs.fetched.get(number, 0) + 1
         return result
 
     def export(original: Any, *args: Any, **kwargs: Any) -> Any:

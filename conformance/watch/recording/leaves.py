@@ -86,9 +86,9 @@ class Leaves:
         unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
         sharded._conformance_whole = weakref.ref(parameter)
         # It may be frozen, and unfrozen later.
-        if not getattr(unsharded, "_conformance_watched", False) and unsharded.requires_grad:
+        if not hasattr(unsharded, "_conformance_shards") and unsharded.requires_grad:
             # It is created once, and kept by FSDP2.
-            unsharded._conformance_watched = True
+            unsharded._conformance_shards = weakref.ref(sharded)
             unsharded.register_hook(_unsaved(partial(self._see, None, sharded)))
 
     def close(self) -> None:
@@ -125,6 +125,8 @@ class Leaves:
             return
         if known is None:
             assert sharded is not None
+            if not self._recording.parameters.knows(sharded):
+                return
             known = self._recording.parameters.of(sharded)
         if self._recording.in_grad:
             self._captured.append(known.number)
