@@ -18,6 +18,8 @@ from .sites import looked_at
 from .text import distinct, number, one_line, plural, visible
 
 _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
+_TO_TOOLS = re.compile(r"\s+# ?(type|fmt|noqa|pragma|pylint|pyright|mypy)\b.*")
+"""A comment that tells a reader nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Card:
         lines = [place.rpartition(":")[2] for place, _ in self.source]
         width = max(map(len, lines), default=0)
         for line, (_, text) in zip(lines, self.source, strict=True):
-            yield f"  {line:>{width}} | {one_line(text)}"
+            yield f"  {line:>{width}} | {_TO_TOOLS.sub('', one_line(text))}"
 
 
 @dataclass(frozen=True)

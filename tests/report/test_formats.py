@@ -77,6 +77,20 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     assert "\n".join(shown) in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("step(x)  # type: ignore[arg-type]", "step(x)"),
+        ("fit(x)  # fmt: skip", "fit(x)"),
+        ("fit(x)  # noqa: E501", "fit(x)"),
+        ("fit(x)  # types differ", "fit(x)  # types differ"),
+    ],
+)
+def test_comments_for_tools_are_left_out_of_a_line_to_blame(failing, text, shown):
+    [card, *_] = [one for one in cards(failing) if one.own_line]
+    assert [*replace(card, source=(("loop.py:9", text),)).source_lines()] == [f"  9 | {shown}"]
+
+
 def test_a_case_with_two_causes_is_on_both_cards_and_counted(results, tmp_path):
     law = next(case for case in results.cases if case.findings and case.failed)
     first, second = (replace(law.findings[0], law=name, where=f"loop.py:{line}") for line, name in enumerate("ab", 1))
