@@ -32,14 +32,19 @@ def test_an_overflow_that_is_replaced(scale, drops_pass, expected):
 
 
 @pytest.mark.parametrize(
-    ("scale", "targets", "expected"),
-    [(None, 8, {"watch/unscaled"}), (256.0, 8, set()), (None, None, set())],
+    ("scale", "targets", "factors", "expected"),
+    [
+        (None, 8, [0.5], {"watch/unscaled"}),
+        (256.0, 8, [256.0], set()),
+        (None, None, [], set()),
+        (None, 8, [128.0], set()),
+    ],
 )
-def test_a_loss_that_was_not_scaled(scale, targets, expected):
-    """What is known of none, may have been scaled by hand."""
+def test_a_loss_that_was_not_scaled(scale, targets, factors, expected):
+    """What is known of none, may have been scaled by hand, and what is multiplied by more than one, too."""
     script = Script(ranks=1)
     for _ in range(3):
-        [[computed]] = [script.backward(scale=scale, targets=targets)]
+        [[computed]] = [script.backward(scale=scale, targets=targets, factors=factors)]
         script.each(records.Unscaled(0, 256.0, LINE))
         script.step([total([computed], 1 / 256)])
         script.clear()
@@ -176,14 +181,18 @@ def test_each_rank_steps_its_own_parameters(apart, expected):
     assert laws(script.findings()) == expected
 
 
-@pytest.mark.parametrize(("ranks", "factor", "expected"), [((0,), 0.25, {"watch/one-factor"}), ((0, 1), 0.25, set())])
-def test_some_ranks_clip(ranks, factor, expected):
-    script = Script()
+@pytest.mark.parametrize(
+    ("ranks", "use", "expected"),
+    [((0,), (0,), {"watch/one-factor"}), ((0, 1), (0, 1), set()), ((0,), (0, 1), set())],
+)
+def test_some_ranks_clip(ranks, use, expected):
+    """Or one of them for all. use: the ranks that use what is clipped."""
+    script, factor = Script(), 0.25
     used = total(script.backward(), 0.5)
     clipped = total([used], 1 / (1 / factor + 1e-6))
     for rank in ranks:
         script.streams[rank].append(records.Clipped("norm", script.numbers, 1.0, 1 / factor, 6, LINE))
-    script.step([clipped if rank in ranks else used for rank in (0, 1)])
+    script.step([clipped if rank in use else used for rank in (0, 1)])
     assert laws(script.findings()) & {"watch/one-factor"} == expected
 
 

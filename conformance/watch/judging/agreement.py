@@ -59,8 +59,9 @@ def _clips(here: list[Window], findings: Findings) -> None:
 
     Ranks that have averaged, or hold shards of one gradient, see the same norm; and by value each rank has to clip."""
     bites = [window.rank for window in here if any(_changes(window, clip) for _, clip in window.clips)]
-    without = [window.rank for window in here if not window.clips]
-    if bites and without:
+    without = [window.rank for window in here if window.used and not window.clips]
+    # One rank may also clip for all, and send them what it has.
+    if bites and without and not use_the_same(here):
         says = f"ranks {_list(bites)} clip the gradients of this step, and ranks {_list(without)} do not"
         effect = f"{len(without)} of {len(here)} ranks step by gradients that are longer than the others'"
         findings.add(_of(here[0], "watch/one-factor", says, tuple(without), effect))
@@ -104,11 +105,11 @@ def _weights(here: list[Window], findings: Findings) -> None:
 
 
 def use_the_same(here: list[Window]) -> bool:
-    """Whether several ranks' steps use equal gradients, in all of several parameters."""
+    """Whether several ranks' steps use equal gradients."""
     first, *others = [window.used for window in here]
     used = [number for number, sketch in first.items() if sketch[2]]
     return (
-        len(used) > 1
+        bool(used)
         and bool(others)
         and all(
             other.keys() == first.keys() and all(np.allclose(other[n], first[n], _SAME, 0) for n in used)

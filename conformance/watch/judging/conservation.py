@@ -236,7 +236,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
             return False
     unscaled = _unscaled(window)
     # By hand, a loss may be multiplied by it where its graph does not show it.
-    is_seen = all(one.targets or one.summed for one in window.backwards.values())
+    is_seen = all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in window.backwards.values())
     if scale == 1.0 and unscaled != 1.0 and is_seen and kappa.contains(1 / unscaled, error):
         says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
         findings.factors.append((window.rank, _finding(case, "watch/unscaled", says, _off(1 / unscaled)), False))
