@@ -220,7 +220,7 @@ class Stepped(Record):
     """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
     those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced: those
     that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed all the
-    same."""
+    same. is_own: what reads them is no class of torch's, and may change them first."""
 
     optimizer: int
     type: str
@@ -240,6 +240,7 @@ class Stepped(Record):
     unreduced: list[int] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     moved: bool = False
+    is_own: bool = False
 
 
 @dataclass(slots=True)

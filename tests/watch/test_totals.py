@@ -1,8 +1,11 @@
 """What all targets weigh together: means that are summed up, and sums that are divided by too much."""
 
 import pytest
+import torch
 
 from conformance.watch import records
+from conformance.watch.recording.settings import Settings
+from conformance.watch.recording.start import recorded
 
 from .scripts import Script, total
 
@@ -32,6 +35,46 @@ def test_a_sum_over_ranks(factors, targets, broken):
     laws, findings = judged(script)
     assert laws == broken
     assert any("summed over the 2 ranks" in note for note in findings.notes)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_optimizer_of_the_scripts_own_may_divide(is_own):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for _ in range(2):
+            computed += script.backward(targets=8)
+            script.streams[0][-2].loader, script.streams[0][-2].batches = 3, 1
+        script.step([total(computed)])
+        script.streams[0][-1].is_own = is_own
+        script.clear()
+    laws, findings = judged(script)
+    assert laws == (set() if is_own else {"watch/means-averaged"})
+    assert bool(findings.open) == is_own
+
+
+class Halving(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Own(torch.optim.Optimizer):
+    def step(self, closure=None):
+        pass
+
+
+@pytest.mark.parametrize(("kind", "is_own"), [(torch.optim.SGD, False), (Halving, False), (Own, True)])
+def test_whose_step_reads_the_gradients(kind, is_own, tmp_path):
+    """That of torch's class, which the script's own calls once it has changed them, or the script's own."""
+    torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    with recorded(str(tmp_path), Settings()):
+        weight = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([weight], {"lr": 0.1}) if kind is Own else kind([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+    [file] = tmp_path.glob("*.jsonl")
+    found = [records.decoded(line) for line in file.read_text().splitlines(keepends=True)]
+    assert [one.is_own for one in found if isinstance(one, records.Stepped)] == [is_own]
 
 
 def test_as_many_ranks_as_micro_batches():

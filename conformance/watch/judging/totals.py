@@ -36,6 +36,9 @@ class Totals:
             return
         if any(window.captured or (window.step is not None and window.step.closure) for window in here):
             return
+        # A step of the script's own class may divide what it was given.
+        if any(window.step is not None and window.step.is_own for window in here):
+            return
         [kappa] = kappas
         found = list(_over_ranks(together, kappa) if together.ranks > 1 else ())
         found += [] if found or kappa != 1 else _over_micro_batches(here)

@@ -15,7 +15,7 @@ from conformance.watch.recording.buffers import note_buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.parameters import Known, coarsest, own, sample_of
-from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.recording import Recording, unwrapped
 from conformance.watch.sizes import WHOLE
 
 _THEN_EVERY = 10
@@ -126,8 +126,15 @@ class _Steps:
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
         """Nested steps of one optimizer come from classes of its own, at most one each."""
-        hooked = sum(bool(getattr(vars(kind).get("step"), "hooked", False)) for kind in type(optimizer).__mro__)
+        hooked = sum(_is_hooked(kind) for kind in type(optimizer).__mro__)
         return sum(one is optimizer for one in self._running) >= max(1, hooked)
+
+    def _reader(self, optimizer: torch.optim.Optimizer) -> type:
+        """The class whose step it is: of nested ones each class has one, from the outermost in."""
+        optimizer = unwrapped(optimizer)
+        kinds = [kind for kind in type(optimizer).__mro__ if _is_hooked(kind)] or [type(optimizer)]
+        nested = sum(one is optimizer for one in self._running)
+        return kinds[min(max(0, nested - 1), len(kinds) - 1)]
 
     def _of(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> _Read:
         """May come several times before one step: what is nested in it reads again."""
@@ -173,12 +180,18 @@ class _Steps:
             values=sketches([(which, weights) for _, weights in weighed]),
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
+            is_own=not self._reader(optimizer).__module__.startswith("torch."),
         )
         return record, gradients
 
 
 def rates(optimizer: torch.optim.Optimizer) -> list[float | None]:
     return [None if (rate := group.get("lr")) is None else float(rate) for group in optimizer.param_groups]
+
+
+def _is_hooked(kind: type) -> bool:
+    """Whether it has a step of its own that torch calls hooks before."""
+    return bool(getattr(vars(kind).get("step"), "hooked", False))
 
 
 def _closure(args: Any, kwargs: Any) -> bool:
