@@ -396,6 +396,7 @@ def history(session: nox.Session) -> None:
 def watch(session: nox.Session) -> None:
     """Training scripts, right and wrong, plainly and under `conformance watch`: no false alarm, and no bug missed."""
     install_wheel(session, "test", *WATCHED)
+    session.run("python", "-m", "fixtures.watched_scripts", *session.posargs)
     session.run("python", "-m", "fixtures.watched", *session.posargs)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fixtures import watched
 from fixtures.watched import HERE, Run, Script, complaint, read, run, scripts
+from fixtures.watched_scripts import ranks
 
 
 def test_every_script_has_a_header_and_stands_in_the_table() -> None:
@@ -94,3 +95,27 @@ def test_a_script_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) 
     done = run([sys.executable, "-c", "import time; time.sleep(100)"])
     assert done.code
     assert done.errors.endswith("it took more than 0.5 s")
+
+
+_TWICE = """
+from dataclasses import replace
+from fixtures import watched_scripts
+from fixtures.watched import chosen
+
+[script] = chosen(["plain_loop"])
+print(watched_scripts.main(["plain_loop"]))
+watched_scripts.chosen = lambda names: [replace(script, undecided="not so")]
+print(watched_scripts.main([]))
+"""
+
+
+def test_scripts_in_forks_have_the_verdict_of_their_headers() -> None:
+    done = run([sys.executable, "-c", _TWICE])
+    assert re.findall(r"^[01]$", done.output, re.MULTILINE) == ["0", "1"], done.errors
+    assert "plain_loop: CONFORMS, expected UNDECIDED" in done.output
+
+
+def test_scripts_that_start_processes_themselves_run_in_no_fork() -> None:
+    by_name = {script.name: ranks(script) for script in scripts()}
+    assert [by_name[name] for name in ("plain_loop", "ddp_plain", "fsdp2_mesh_same_rows")] == [0, 2, 4]
+    assert [by_name[name] for name in ("ddp_spawn", "horovod_plain", "accelerate_plain")] == [None] * 3
