@@ -9,8 +9,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import pytest
@@ -107,10 +109,13 @@ def run() -> Iterator[Callable[..., Ended]]:
 
 @pytest.fixture
 def port() -> int:
-    """A port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.2", 0))
-        return int(probe.getsockname()[1])
+    """A free one, below those that the system gives away by itself: a launcher takes it seconds later, and until then
+    a test beside this one may be given any of those."""
+    while True:
+        number = SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.2", number))
+            return number
 
 
 @pytest.fixture
