@@ -18,7 +18,7 @@ from .sites import looked_at
 from .text import distinct, number, one_line, plural, visible
 
 _LINE = re.compile(r"([^\s,]+\.py):(\d+)")
-_TO_TOOLS = re.compile(r"\s+# ?(type|fmt|noqa|pragma|pylint|pyright|mypy)\b.*")
+_TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*")
 """A comment that tells a reader nothing."""
 
 

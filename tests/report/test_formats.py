@@ -83,7 +83,7 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
         ("step(x)  # type: ignore[arg-type]", "step(x)"),
         ("fit(x)  # fmt: skip", "fit(x)"),
         ("fit(x)  # noqa: E501", "fit(x)"),
-        ("fit(x)  # types differ", "fit(x)  # types differ"),
+        ("fit(x)  # type of the loss", "fit(x)  # type of the loss"),
     ],
 )
 def test_comments_for_tools_are_left_out_of_a_line_to_blame(failing, text, shown):
