@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from conformance.watch.judging.findings import Finding, Findings
-from conformance.watch.judging.windows import Stream
+from conformance.watch.judging.stream import Stream
 
 _OFTEN = 2
 

@@ -19,7 +19,8 @@ from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
-from conformance.watch.judging.windows import Cleared, Key, Stream, Window
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.windows import Cleared, Key, Window
 
 _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
 """Laws for ranks that train one model."""

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from conformance.watch import records
-from conformance.watch.judging.windows import Stream, Window
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WIDTH
 
 _MOST_TIMES = 64

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.pairing import Pairing
-from conformance.watch.judging.windows import Stream, Window
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.windows import Window
 
 
 def judge(streams: Mapping[int, Stream], ranks: int, pairing: Pairing, first: Window, findings: Findings) -> None:

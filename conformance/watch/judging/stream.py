@@ -1,0 +1,275 @@
+"""Cuts the stream of a rank into windows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from conformance.watch import records
+from conformance.watch.judging.formats import COARSEST, ROUNDOFF
+from conformance.watch.judging.log import Log
+from conformance.watch.judging.uses import Uses
+from conformance.watch.judging.windows import Cleared, Contribution, Key, Sketch, Window
+from conformance.watch.sizes import UNREAD, WHOLE, WIDTH
+
+_MOST_BACKWARDS = 4096
+
+
+class Stream:
+    """Folds the records of one process into windows. Keeps only what the next windows need."""
+
+    def __init__(self, began: records.Began) -> None:
+        self.began = began
+        self.parameters: dict[int, records.Parameter] = {}
+        self.unheld: records.Unheld | None = None
+        self.steps: dict[int, int] = {}
+        self.skips: dict[int, int] = {}
+        self.ever: set[int] = set()
+        self.used_ever: set[int] = set()
+        self._keys: dict[int, Key] = {}
+        self._made: set[int] = set()
+        self.held: dict[int, set[int]] = defaultdict(set)
+        self.last_used: dict[int, int] = {}
+        self.frozen: set[int] = set()
+        self._at = 0
+        self.clock = 0
+        self._before: dict[int, Sketch] = {}
+        self._pending: dict[int, list[Contribution]] = defaultdict(list)
+        self._old: dict[int, list[Contribution]] = defaultdict(list)
+        self._last: dict[int, int] = {}
+        self._earlier: dict[int, int] = {}
+        self._log = Log()
+        self._backwards: dict[int, records.Backward] = {}
+        self._reached: dict[int, bool] = {}
+        self._uses = Uses()
+
+    @property
+    def trains_unseen(self) -> bool:
+        """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: they may
+        be stepped by hand."""
+        stepped = {number for held in self.held.values() for number in held}
+        return self.unheld is not None or bool((self.ever | self._made) - stepped)
+
+    def key(self, optimizer: int) -> Key:
+        return self._keys[optimizer]
+
+    def has(self, key: Key) -> bool:
+        return key in self._keys.values()
+
+    def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
+        self._at += 1
+        self._log.keep(self._at, record)
+        match record:
+            case records.Parameter():
+                self.parameters[record.parameter] = record
+            case records.Named():
+                for number, name in record.names.items():
+                    self.parameters[int(number)].name = name
+            case records.Optimizer():
+                self._made |= {*record.parameters}
+                self._name(record)
+            case records.Unheld():
+                self.unheld = record if record.names else None
+            case records.Backward():
+                self.clock += 1
+                self._backwards[record.backward] = record
+                if len(self._backwards) > _MOST_BACKWARDS:
+                    oldest = next(iter(self._backwards))
+                    del self._backwards[oldest]
+                    self._reached.pop(oldest, None)
+            case records.Hooks():
+                self._before = _sketches(record.parameters, record.sketches)
+            case records.Local():
+                yield from self._add(record)
+            case records.Left():
+                self._begin(record)
+            case records.Cleared():
+                yield from self._clear(record.parameters, record.version, record.site, moved=record.moved)
+            case records.Clipped():
+                if not any(self._pending.get(number) for number in record.parameters):
+                    self._log.keep_idle(self._at, record)
+            case records.Stepped():
+                yield self._window(record.optimizer, record, record.site)
+            case records.Passed():
+                self._pass(record)
+            case records.Skipped():
+                yield self._window(record.optimizer, None, record.site)
+
+    def _name(self, optimizer: records.Optimizer) -> None:
+        shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
+        alike = sum((key.type, key.shapes) == (optimizer.type, shapes) for key in self._keys.values())
+        self._keys[optimizer.optimizer] = Key(optimizer.type, shapes, alike)
+
+    def _add(self, record: records.Local) -> Iterator[Cleared]:
+        # What is None by now was set so by hand.
+        version = self._backwards[record.backward].version if record.backward in self._backwards else 0
+        yield from self._clear(record.fresh, version, None, but=record.backward)
+        values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
+        at = 0
+        self._reached.setdefault(record.backward, False)
+        samples = record.samples or [WHOLE] * len(record.parameters)
+        for number, which in zip(record.parameters, samples, strict=True):
+            shards = max(1, self.parameters[number].shards)
+            if which == UNREAD:
+                sketch = np.zeros((shards, WIDTH))
+            else:
+                sketch = values[at : at + shards]
+                at += shards
+            self.ever.add(number)
+            earlier = self._pending[number]
+            if earlier and earlier[-1].backward == record.backward:
+                last = earlier[-1]
+                total = last.sketch + sketch
+                total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
+                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None)
+            else:
+                roundoff = ROUNDOFF.get(record.dtype, COARSEST)
+                before = self._before.pop(number, None)
+                earlier.append(Contribution(record.backward, sketch, roundoff, self._at, which, before=before))
+
+    def _begin(self, record: records.Left) -> None:
+        """What is in `.grad` now is known again, and is of the sample that the window looks at."""
+        for number in record.parameters:
+            self._old.pop(number, None)
+        self._keep_old(record.held, record.sketches, record.samples, record.dtype, {*record.changed})
+
+    def _keep_old(
+        self,
+        numbers: list[int],
+        sketches: records.Sketches,
+        samples: list[int],
+        dtype: str,
+        changed: Collection[int] = (),
+    ) -> None:
+        roundoff = ROUNDOFF.get(dtype, COARSEST)
+        for (number, sketch), which in zip(
+            _sketches(numbers, sketches).items(), samples or [WHOLE] * len(numbers), strict=True
+        ):
+            is_changed = number in changed
+            left = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=is_changed)
+            self._old[number] = [left]
+
+    def _clear(
+        self, parameters: list[int], version: int, site: records.Site, but: int | None = None, *, moved: bool = False
+    ) -> Iterator[Cleared]:
+        """but: a backward that is still at it, and may hand a leaf gradients in parts."""
+        lost: set[int] = set()
+        for number in parameters:
+            pending = self._pending.pop(number, [])
+            if pending and pending[-1].backward == but:
+                self._pending[number] = pending
+                continue
+            read = [one for one in pending if one.sample != UNREAD]
+            lost |= {one.backward for one in read if np.isfinite(one.sketch).all()}
+            self._old.pop(number, None)
+        if not lost:
+            return
+        still = {one.backward for rest in self._pending.values() for one in rest}
+        for backward in sorted(lost - still):
+            if not self._reached.get(backward, True) and backward in self._backwards:
+                self._reached[backward] = True
+                # A weight that has changed since may have used it, without an optimizer.
+                if not moved and self._backwards[backward].version == version and not self._backwards[backward].probe:
+                    steps = sum(self.steps.values())
+                    held = frozenset(parameters)
+                    yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps)
+
+    def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
+        begin = self._last.get(optimizer, 0)
+        index = self.steps.get(optimizer, 0) + self.skips.get(optimizer, 0)
+        parameters = list(self._pending) if step is None else step.parameters
+        new = {number: self._pending[number] for number in parameters if self._pending.get(number)}
+        old = {number: self._old[number] for number in parameters if self._old.get(number)}
+        reached = {one.backward for contributions in new.values() for one in contributions}
+        concerned = set(parameters)
+        moments, cut = self._log.moments(begin)
+        window = Window(
+            rank=self.began.rank,
+            optimizer=optimizer,
+            index=index,
+            step=step,
+            site=site,
+            begin=begin,
+            at=self._at,
+            new=new,
+            old=old,
+            used={} if step is None else _sketches(_read(step), step.gradients),
+            weights={} if step is None else {n: tuple(v) for n, v in _sketches(step.weights, step.values).items()},
+            backwards={number: self._backwards[number] for number in sorted(reached) if number in self._backwards},
+            clips=self._log.clips(begin, concerned),
+            idle=self._log.idle(begin, concerned),
+            unscales=self._log.unscales(begin, optimizer),
+            schedules=self._log.schedules(begin, optimizer),
+            limits=self._log.limits(begin, concerned),
+            is_computed=bool(self.ever & concerned),
+            captured=self._log.captures(begin, concerned),
+            shards={number: self.parameters[number].shards for number in parameters if number in self.parameters},
+            shard={number: self.parameters[number].shard for number in parameters if number in self.parameters},
+            sizes={number: prod(self.parameters[number].shape) for number in parameters if number in self.parameters},
+            names={number: _name(self.parameters[number]) for number in parameters if number in self.parameters},
+            moments=moments,
+            cut=cut,
+            samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
+            clock=self.clock,
+        )
+        window.again = self._uses.again(self._at, window.used)
+        for backward in reached:
+            self._reached[backward] = True
+        counts = self.skips if step is None else self.steps
+        counts[optimizer] = counts.get(optimizer, 0) + 1
+        if step is not None:
+            self.used_ever |= set(step.used)
+            self.last_used |= dict.fromkeys(step.used, counts[optimizer])
+            self.held[optimizer] |= set(step.parameters)
+            self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
+            # It stays in `.grad`, as it is, until somebody clears it.
+            read = _read(step)
+            samples = [which for which in step.samples if which != UNREAD]
+            self._keep_old(read, step.gradients, samples, step.dtype)
+            for number in new:
+                self._pending.pop(number)
+        else:
+            # GradScaler leaves out a step; what it would have used stays until it is cleared, if only by hand.
+            for number in new:
+                self._old[number] = [*self._old.get(number, []), *self._pending.pop(number)]
+            for backward in [*self._reached]:
+                self._reached[backward] = True
+        self._earlier[optimizer], self._last[optimizer] = begin, self._at
+        self._forget()
+        return window
+
+    def _pass(self, step: records.Passed) -> None:
+        """A window that is not looked at. What it leaves shows when the next one begins."""
+        self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
+        for number in self.held.get(step.optimizer, ()):
+            self._pending.pop(number, None)
+            self._old.pop(number, None)
+        self._earlier[step.optimizer] = self._last.get(step.optimizer, 0)
+        self._last[step.optimizer] = self._at
+        self._forget()
+
+    def _forget(self) -> None:
+        """What all optimizers that step have behind them, but for the window before: the first one of an optimizer may
+        end only after a step of another one, which followed the same clip."""
+        self._log.forget(min(self._earlier.values(), default=0))
+        for backward in [number for number, reached in self._reached.items() if reached][:-64]:
+            self._reached.pop(backward)
+            self._backwards.pop(backward, None)
+
+
+def _read(step: records.Stepped) -> list[int]:
+    """The parameters whose turn it is. Of the others it is only known that they have gradients."""
+    samples = step.samples or [WHOLE] * len(step.used)
+    return [number for number, which in zip(step.used, samples, strict=True) if which != UNREAD]
+
+
+def _sketches(numbers: list[int], flat: records.Sketches) -> dict[int, Sketch]:
+    return dict(zip(numbers, np.array(flat, dtype=np.float64).reshape(-1, WIDTH), strict=True)) if numbers else {}
+
+
+def _name(parameter: records.Parameter) -> str:
+    return parameter.name or f"parameter {parameter.parameter} of shape {tuple(parameter.shape)}"
