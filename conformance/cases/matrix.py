@@ -17,16 +17,13 @@ from conformance.adapter.declaration import Declaration
 from conformance.cases.case import BETWEEN_FILES, INSIDE_WINDOW, Case, Device
 from conformance.cases.covering import Values, covering
 from conformance.cases.rules import BACKEND_LAYOUTS, BACKEND_PRECISIONS, BACKEND_RULES, Rule
-from conformance.workloads import many_tensors, short_ends
 from conformance.workloads.any_order import OWN_ORDER
-from conformance.workloads.designed import Design
 from conformance.workloads.many_tensors import OF_KINDS
 from conformance.workloads.model import Counting, WithDropout
 from conformance.workloads.own_scale import can_have_own_scale
 from conformance.workloads.precision import PRECISIONS
-from conformance.workloads.registry import STANDARD
+from conformance.workloads.registry import STANDARD, asking
 from conformance.workloads.short_ends import UNEVEN_BATCHES
-from conformance.workloads.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -146,7 +143,7 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
             yield "world size", world_size, declaration.world_sizes
     if case.accumulation > 1:
         yield "accumulation", case.accumulation, declaration.accumulations
-    workload = _asking(case.workload)
+    workload = asking(case.workload)
     if STANDARD[case.workload].in_whole_shares:
         yield "last_batch", "join", [declaration.last_batch] if declaration.last_batch else []
     if case.workload == UNEVEN_BATCHES:
@@ -186,10 +183,3 @@ def _needs(case: Case, declaration: Declaration) -> Iterator[tuple[str, object, 
     if case.arithmetic.scaled and not can_have_own_scale(case.workload, workload.model):
         able = ["begin with the task's loss scale"] if declaration.loss_scale == "task" else []
         yield "ability to", "begin with the task's loss scale", able
-
-
-@cache
-def _asking(workload: str) -> Workload | Design:
-    """What tells what a workload asks of a trainer, however it is divided. To design data takes long."""
-    designs = many_tensors.DESIGNS | short_ends.DESIGNS
-    return designs.get(workload) or Case("single", 1, 1, "fp64", workload).problem.workload

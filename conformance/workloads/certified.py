@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from conformance.workloads.descent import Floats, State, after, vector
 from conformance.workloads.model import Linear, Model
 from conformance.workloads.outliers import Outliers
-from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, Vector, Workload
+from conformance.workloads.workload import SGD, Clip, Group, LossScale, Sample, ScheduleBy, Vector, Workload
 
 STEPS = 6
 STEEPER = 4.0
@@ -78,6 +78,14 @@ class Recipe:
     steps: int = STEPS
     seed: int = 0
 
+    # What a trainer is asked for, as in a `Design`: no recipe has it otherwise.
+    schedule_by: ClassVar[ScheduleBy] = "step"
+    unfreeze_at: ClassVar[None] = None
+
+    @property
+    def loss(self) -> Literal["mean", "weighted"]:
+        return "mean" if self.weights is None else "weighted"
+
 
 def certified(recipe: Recipe, batch_size: int) -> Workload:
     """The workload of ``recipe`` with global batches of ``batch_size`` samples, always the same one.
@@ -121,7 +129,7 @@ def _from_seed(recipe: Recipe, batch_size: int, seed: int) -> Workload:
         start=start,
         groups=recipe.groups,
         kernel=recipe.kernel,
-        loss="mean" if recipe.weights is None else "weighted",
+        loss=recipe.loss,
         schedule=recipe.schedule,
         clip=recipe.clip,
         scale=recipe.scale,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from conformance.workloads.designed import Design, designed
 from conformance.workloads.model import LargeTensors, ManyTensors
@@ -14,6 +14,7 @@ from conformance.workloads.recipes import ADAMW, HALF, SCHEDULE
 from conformance.workloads.workload import SGD, Clip, Group, Workload
 
 ONE = Fraction(1)
+_Made = TypeVar("_Made", Design, Workload)
 #: In a second row, in the second quarter of all elements, and of the fourth parameter.
 SECOND_OF_CUBE = 5
 #: A window inside an epoch: what a trainer makes anew there is told from what it makes anew in each epoch.
@@ -249,6 +250,15 @@ BATCH_SIZES |= {
 BATCH_SIZES |= {name: BATCH_SIZES[like] for name, (like, *_) in OF_OTHERS.items()}
 
 
+def design(name: str) -> Design:
+    """What the workload ``name`` is made of, with what it changes if it has the data of another one.
+
+    Raises:
+        KeyError: no such workload.
+    """
+    return DESIGNS[name] if name in DESIGNS else _changed(name, design(_like(name)))
+
+
 @cache
 def many_tensors(name: str, batch_size: int) -> Workload:
     """The workload ``name`` with global batches of ``batch_size`` samples.
@@ -256,20 +266,25 @@ def many_tensors(name: str, batch_size: int) -> Workload:
     Raises:
         KeyError: no such workload.
     """
-    if name in OF_OTHERS:
-        of, model, which = OF_OTHERS[name]
-        like = many_tensors(of, batch_size)
-        summary = like.summary.replace(" parameters", f" parameters {which}", 1)
-        # Torch's fused SGD steps neither shards nor sparse gradients.
-        return replace(like, name=name, model=model, kernel=None, summary=summary)
+    if name in DESIGNS:
+        return designed(DESIGNS[name], batch_size)
+    return _changed(name, many_tensors(_like(name), batch_size))
+
+
+def _like(name: str) -> str:
+    """The workload whose data it has."""
+    return "many-groups" if name == MANY_ADAMW else OF_OTHERS[name][0]
+
+
+def _changed(name: str, like: _Made) -> _Made:
+    """``name``, made from the workload, or from the design of the workload, whose data it has."""
+    changes: dict[str, Any]
     if name == MANY_ADAMW:
         summary = "Ten parameters and AdamW; judged by its rounding-error bound."
-        return replace(
-            many_tensors("many-groups", batch_size),
-            name=name,
-            optimizer=ADAMW,
-            kernel=None,
-            groups=(Group(2 * ADAMW.lr, Fraction(0)),),
-            summary=summary,
-        )
-    return designed(DESIGNS[name], batch_size)
+        changes = {"optimizer": ADAMW, "groups": (Group(2 * ADAMW.lr, Fraction(0)),)}
+    else:
+        _, model, which = OF_OTHERS[name]
+        summary = like.summary.replace(" parameters", f" parameters {which}", 1)
+        changes = {"model": model}
+    # Torch's fused SGD steps neither shards nor sparse gradients.
+    return replace(like, name=name, summary=summary, kernel=None, **changes)

@@ -285,6 +285,14 @@ DERIVED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def ingredients(name: str) -> Recipe:
+    """What the workload ``name`` is made of, with what it changes if it is derived. Raises KeyError: no such recipe."""
+    if name in DERIVED:
+        base, changes = DERIVED[name]
+        return replace(RECIPES[base], name=name, **changes)
+    return RECIPES[name]
+
+
 @cache
 def recipe(name: str, batch_size: int, short: int | None = None) -> Workload:
     """The workload ``name`` with global batches of ``batch_size`` samples, the last of ``short`` if given. It is

@@ -6,18 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from conformance.workloads.any_order import BATCH_SIZES as ANY_ORDER_BATCH_SIZES
 from conformance.workloads.any_order import any_order
+from conformance.workloads.certified import Recipe
+from conformance.workloads.designed import Design
 from conformance.workloads.exercise import line, noisy_line, two_workers
 from conformance.workloads.layout import Layout
 from conformance.workloads.many_tensors import BATCH_SIZES as MANY_BATCH_SIZES
-from conformance.workloads.many_tensors import many_tensors
+from conformance.workloads.many_tensors import design, many_tensors
 from conformance.workloads.multivariate import multivariate
-from conformance.workloads.recipes import DERIVED, RECIPES, recipe
+from conformance.workloads.recipes import DERIVED, RECIPES, ingredients, recipe
 from conformance.workloads.short_ends import BATCH_SIZES as SHORT_BATCH_SIZES
+from conformance.workloads.short_ends import DESIGNS as SHORT_DESIGNS
 from conformance.workloads.short_ends import UNEVEN_RANKS, short_ends
 from conformance.workloads.two_layers import BATCH_SIZES as TWO_LAYERS_BATCH_SIZES
+from conformance.workloads.two_layers import RECIPES as TWO_LAYERS
 from conformance.workloads.two_layers import two_layers
 from conformance.workloads.workload import Workload
 
@@ -91,7 +96,23 @@ def standard(name: str, world_size: int, accumulation: int) -> tuple[Workload, L
     raise ValueError(f"workload {name}: no global batch divides over {world_size} ranks x {accumulation} micro-batches")
 
 
+@cache
+def asking(name: str) -> Workload | Design | Recipe:
+    """What tells what the workload asks of a trainer, however it is divided, and what it is. Where its data have to be
+    found, which takes seconds for all of them, that is what they are made of. Raises KeyError: no such workload.
+    """
+    if name in MANY_BATCH_SIZES:
+        return design(name)
+    if name in SHORT_DESIGNS:
+        return SHORT_DESIGNS[name]
+    if name in TWO_LAYERS:
+        return TWO_LAYERS[name]
+    if name in RECIPES or name in DERIVED:
+        return ingredients(name)
+    entry = STANDARD[name]
+    return entry.build(entry.batch_sizes[0], 1)
+
+
 def summary(name: str) -> str:
     """What the workload is, in a sentence. Raises KeyError: no such workload."""
-    entry = STANDARD[name]
-    return entry.build(entry.batch_sizes[0], 1).summary
+    return asking(name).summary

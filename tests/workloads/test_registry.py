@@ -13,7 +13,7 @@ from conformance.workloads.many_tensors import DESIGNS, OF_OTHERS
 from conformance.workloads.precision import PRECISIONS
 from conformance.workloads.problem import Problem
 from conformance.workloads.recipes import RECIPES
-from conformance.workloads.registry import STANDARD, standard
+from conformance.workloads.registry import STANDARD, asking, standard
 
 
 def test_all_recipes_and_data_sets_have_a_name():
@@ -58,6 +58,16 @@ def test_every_step_changes_the_weights(name):
     steps = Recurrence(Problem(workload, layout, PRECISIONS["fp64"])).run().steps
     held = [workload.start, *(tuple(step.weights.center) for step in steps)]
     assert all(before != after for before, after in pairwise(held))
+
+
+@pytest.mark.parametrize("name", STANDARD)
+def test_what_a_workload_asks_of_a_trainer_is_known_without_its_data(name):
+    asked, (workload, _) = asking(name), standard(name, 2, 1)
+    # A design has an entry for each step of an epoch.
+    schedule = asked.schedule[:: asked.batches] if asked.schedule_by == "epoch" else asked.schedule
+    assert schedule == workload.schedule
+    for what in ("name", "summary", "optimizer", "loss", "schedule_by", "groups", "model", "unfreeze_at", "clip"):
+        assert getattr(asked, what) == getattr(workload, what), what
 
 
 @pytest.mark.parametrize("name", [name for name in STANDARD if name in RECIPES])
