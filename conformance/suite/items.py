@@ -138,9 +138,10 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool, 
             raise TrainerError(f"{target}: {missing}")
         if backend not in declaration.backends and not named:
             continue
-        declared = sum(planned.undeclared is None for planned in plan(declaration, backend))
-        for device in get_args(Device):
-            for planned in plan(declaration, backend, device, thorough=thorough):
+        plans = {device: [*plan(declaration, backend, device, thorough=thorough)] for device in get_args(Device)}
+        declared = sum(planned.undeclared is None for planned in plans["cpu"])
+        for device, of_device in plans.items():
+            for planned in of_device:
                 name = declaration.name or target
                 item = Item(target, name, planned.case, planned.chosen, declared=declared, option=servers.option)
                 if planned.unsupported is not None:
