@@ -3,30 +3,42 @@
 A backend's session validates the reference trainers, or the trainer that is named:
 `nox -s ddp -- my_trainer.py`.
 
-What runs is the built wheel, which is built once per run of nox, and never the checkout.
+What runs is the built wheel, which is built once per run of nox, and never the checkout. A plain `nox` runs two
+sessions at a time, each in a process of its own, as what a session installs or checks seldom keeps more than one core
+busy; `tests` does, and so it runs alone. Where sessions are named, one runs after the other, and prints as it goes.
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import shutil
+import sys
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nox
 
-nox.needs_version = ">=2025.2.9"
+# Sessions that run at the same time.
+nox.needs_version = ">=2026.10.20"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
+nox.options.allow_parallel = True
+if len(sys.argv) == 1:
+    nox.options.parallel = 2
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST_CONSTRAINTS = ROOT / "constraints-oldest.txt"
-WHEELS = ROOT / "build" / "wheel"
+# Where the wheel of this run is. Processes of its sessions inherit that from the one that starts them.
+WHEELS = Path(os.environ.setdefault("CONFORMANCE_WHEELS", str(ROOT / "build" / "wheel" / uuid.uuid4().hex)))
 # The last commit that has amp; PyPI does not have it.
 APEX = "git+https://github.com/NVIDIA/apex@e13873debc4699d39c6861074b9a3b2a02327f92"
 APEX_TRAINERS = ("apex_single", "apex_ddp", "apex_horovod")
@@ -97,17 +109,26 @@ REPORTS = {
     "deepspeed": Report(tuple(f"conformance.frameworks.deepspeed:zero_{stage}" for stage in range(4)), ("deepspeed",)),
 }
 
-wheel_of_this_run: list[Path] = []
+
+@contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """Sessions that run at the same time do this one after the other."""
+    lock = ROOT / "build" / f"{what}.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def built_wheel(session: nox.Session) -> Path:
     """The wheel of the checkout as it is in this run of nox."""
-    if not wheel_of_this_run:
-        shutil.rmtree(WHEELS, ignore_errors=True)
-        command = ["pip", "wheel", "--quiet", "--no-deps", "--build-constraint", str(CONSTRAINTS)]
-        session.run_install(*command, "--wheel-dir", str(WHEELS), str(ROOT))
-        wheel_of_this_run.extend(WHEELS.glob("*.whl"))
-    return wheel_of_this_run[0]
+    with one_at_a_time("wheel"):
+        if not any(WHEELS.glob("*.whl")):
+            shutil.rmtree(WHEELS.parent, ignore_errors=True)
+            command = ["pip", "wheel", "--quiet", "--no-deps", "--build-constraint", str(CONSTRAINTS)]
+            session.run_install(*command, "--wheel-dir", str(WHEELS), str(ROOT))
+        [wheel] = WHEELS.glob("*.whl")
+    return wheel
 
 
 def link(distribution: str, environment: Path) -> None:
@@ -135,28 +156,35 @@ def link(distribution: str, environment: Path) -> None:
     folders = {path.parts[0] for path in paths if len(path.parts) > 1 and path.parts[0] != ".."}
     for folder in sorted(folders, key=lambda folder: folder == records[-1].parent.name):
         shutil.rmtree(site / folder, ignore_errors=True)
-        shutil.copytree(theirs / folder, site / folder, copy_function=os.link)
+        # Another session may be compiling there, into files of other names first.
+        passing = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(theirs / folder, site / folder, copy_function=os.link, ignore=passing)
 
 
 def install_wheel(session: nox.Session, *extras: str) -> None:
     """Install the built wheel with what it and its extras depend on; with the extra horovod, Horovod too."""
     wheel = built_wheel(session)
     extra = f"[{','.join(extras)}]" if extras else ""
-    for distribution in ("torch", "ray") if {"ray", "ray-train"}.intersection(extras) else ("torch",):
-        link(distribution, Path(session.virtualenv.location).absolute())
-    # Compiling all of torch takes longer than unpacking it, and what a session imports is compiled then.
-    session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
-    # A kept environment may hold an older build of the same version.
-    session.install("--no-deps", "--force-reinstall", str(wheel))
+    [site] = Path(session.virtualenv.location).absolute().glob("lib/python*/site-packages")
+    # So that one session unpacks torch, and one builds Horovod, and the next ones have them.
+    with one_at_a_time("install"):
+        for distribution in ("torch", "ray") if {"ray", "ray-train"}.intersection(extras) else ("torch",):
+            link(distribution, Path(session.virtualenv.location).absolute())
+        if any(site.glob("trainer_conformance-*.dist-info")):
+            # A kept environment holds an older build of the same version.
+            session.run_install("pip", "uninstall", "--quiet", "--yes", "trainer-conformance")
+        # Compiling all of torch takes longer than unpacking it, and what a session imports is compiled then.
+        session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
+        if "horovod" in extras:
+            session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
     if WITH_TORCHAUDIO.intersection(extras):
-        for library in Path(session.virtualenv.location).glob("lib/python*/site-packages/torchaudio/lib/*.so"):
+        for library in site.glob("torchaudio/lib/*.so"):
             library.unlink()
-    if "horovod" in extras:
-        session.run_install("python", str(ROOT / "tools" / "horovod_wheel.py"), "--install")
     if "test" in extras:
         # For `fixtures`. It comes last on the import path, so that `conformance` stays the wheel's.
-        [site] = Path(session.virtualenv.location).glob("lib/python*/site-packages")
         (site / "checkout.pth").write_text(f"{ROOT}\n")
+    # Where a session runs nox, that has a wheel of its own.
+    session.env["CONFORMANCE_WHEELS"] = None
     # Where this is set, as in many containers, every interpreter would compile all of torch for itself.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     # Keeps the working directory, and with it the checkout, off every interpreter's import path.
@@ -304,6 +332,14 @@ def apex(session: nox.Session) -> None:
     conformance_run(session, *(() if session.posargs else APEX_TRAINERS))
 
 
+@nox.session
+def ray(session: nox.Session) -> None:
+    """DistributedSGD on Ray actors; without arguments, check that it conforms, and that a cluster runs any trainer."""
+    framework(session)
+    if not session.posargs:
+        session.run("pytest", "tests/frameworks/test_ray_launcher.py")
+
+
 for name, what in FRAMEWORKS.items():
     framework.__doc__ = f"{what}; without arguments, check for its known verdicts."
     nox.session(framework, name=name, default=name in BY_DEFAULT)
@@ -350,14 +386,6 @@ def exercise(session: nox.Session) -> None:
     if session.posargs:
         session.chdir(session.invoked_from)
     session.run("conformance", "exercise", *(session.posargs or ["fixtures/exercise/right.py"]))
-
-
-@nox.session
-def ray(session: nox.Session) -> None:
-    """DistributedSGD on Ray actors; without arguments, check that it conforms, and that a cluster runs any trainer."""
-    framework(session)
-    if not session.posargs:
-        session.run("pytest", "tests/frameworks/test_ray_launcher.py")
 
 
 @nox.session(default=False)
@@ -457,7 +485,7 @@ def header_of(output: Path) -> dict[str, Any]:
     return header
 
 
-@nox.session
+@nox.session(allow_parallel=False)
 def tests(session: nox.Session) -> None:
     """The harness's own tests, against the installed wheel; with everything installed that they can use."""
     install_wheel(session, "test", "accelerate", "lightning", "horovod")

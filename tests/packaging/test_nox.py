@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -85,6 +89,45 @@ def noxfile(root: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize(("words", "at_a_time"), [([], "2"), (["-s", "ddp"], "None")])
+def test_a_plain_run_has_two_sessions_at_a_time(root: Path, words: list[str], at_a_time: str) -> None:
+    """The output of a session that is named comes as it is written, and is not kept until its end."""
+    code = "import nox, runpy; runpy.run_path('noxfile.py'); print(nox.options.parallel)"
+    command = [sys.executable, "-c", code, *words]
+    # `-c` is the program's name here.
+    said = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == at_a_time
+
+
+def test_the_tests_run_alone(noxfile: ModuleType) -> None:
+    assert noxfile.tests.allow_parallel is False
+    assert noxfile.nox.options.allow_parallel is True
+
+
+def test_a_run_builds_one_wheel_for_all_its_sessions(
+    noxfile: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for those that ask for it at the same time; the next run builds another, and removes it."""
+    built = []
+
+    class Session:
+        def run_install(self, *command: str) -> None:
+            folder = Path(command[command.index("--wheel-dir") + 1])
+            built.append(folder.name)
+            # Whoever does not wait finds nothing yet.
+            time.sleep(0.2)
+            folder.mkdir(parents=True)
+            (folder / "ours.whl").touch()
+
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    for run in ("one", "two"):
+        monkeypatch.setattr(noxfile, "WHEELS", tmp_path / "build" / "wheel" / run)
+        with ThreadPoolExecutor(2) as sessions:
+            assert [*sessions.map(noxfile.built_wheel, [Session(), Session()])] == [noxfile.WHEELS / "ours.whl"] * 2
+    assert built == ["one", "two"]
+    assert [folder.name for folder in noxfile.WHEELS.parent.iterdir()] == ["two"]
+
+
 def environment(folder: Path, files: dict[str, str]) -> Path:
     """Something like a virtual environment: these files in its site-packages."""
     site = folder / "lib/python3.11/site-packages"
@@ -108,6 +151,8 @@ def test_torch_is_linked_from_a_neighbour_that_has_it(noxfile: ModuleType, tmp_p
     }
     theirs = environment(tmp_path / "ddp", files | {"other/b.py": "4", "torchmetrics-1.dist-info/RECORD": "other/b.py"})
     environment(tmp_path / "lint", {"torch/a.py": "not compiled", "torch-2.dist-info/RECORD": "torch/a.py"})
+    # As of a process that is compiling it now.
+    (theirs / "torch/__pycache__/a.pyc.140234").touch()
     # As after an attempt that was interrupted.
     ours = environment(tmp_path / "ring", {"torch/a.py": "1", "helper.py": "3"})
     for _ in range(2):
