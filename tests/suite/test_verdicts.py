@@ -118,7 +118,8 @@ def test_the_run_goes_on_after_each_failure(conformance, write, cases):
 
 def test_the_command_that_is_printed_runs_that_one_case_again(conformance, write, cases):
     write("", "model.weight.data += 1", name="a folder/my trainer.py")
-    conformance("run", "a folder/my trainer.py", "--case", "single-acc2", "--case", CASE)
+    patterns = ("single-acc2-fp32-clip", "single-acc2-fp16-clip", CASE)
+    conformance("run", "a folder/my trainer.py", *(word for pattern in patterns for word in ("--case", pattern)))
     assert len(cases()) > 3
     printed = cases()["my trainer", CASE]["command"]
     assert printed == f"conformance run 'a folder/my trainer.py' --case {CASE}"

@@ -84,14 +84,13 @@ def test_the_scripts_own_failure_wins_and_is_told_apart(tmp_path, ends, code):
 
 
 @pytest.mark.parametrize(
-    ("perturbed", "observer"),
+    ("perturbed", "observers"),
     [
-        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", "leaves: ZeroDivisionError"),
-        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", "steps: ZeroDivisionError"),
-        ("import zlib; zlib.crc32 = None", "inputs: TypeError"),
+        ("torch.Tensor.index_add_ = lambda *args: 1 / 0", ["leaves: ZeroDivisionError", "steps: ZeroDivisionError"]),
+        ("import zlib; zlib.crc32 = None", ["inputs: TypeError"]),
     ],
 )
-def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observer):
+def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, observers):
     source = SCRIPT.replace("import numpy, torch\n", f"import numpy, torch\n    {perturbed}\n")
     plain, watched = (run(tmp_path, source, watch=watch) for watch in (False, True))
     assert plain.returncode == 0, plain.stderr
@@ -99,7 +98,8 @@ def test_an_observer_that_fails_is_switched_off_and_named(tmp_path, perturbed, o
     assert watched.stderr == plain.stderr
     said = watched.stdout[len(plain.stdout) :].decode()
     assert said.startswith("UNDECIDED: ")
-    assert f"a part of the recorder failed: {observer}" in " ".join(said.split())
+    for observer in observers:
+        assert f"a part of the recorder failed: {observer}" in " ".join(said.split())
     assert watched.returncode == 1
 
 

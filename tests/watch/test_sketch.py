@@ -73,7 +73,7 @@ def test_no_number_is_drawn_from_the_scripts_generator():
 def test_samples_cover_a_large_tensor_and_each_is_linear(size):
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randint(-9, 10, (size,), generator=generator).float() for _ in range(2))
-    seen = torch.zeros(size, dtype=torch.bool)
+    sparse, seen = a.to_sparse(), torch.zeros(size, dtype=torch.bool)
     for number in range(samples(size)):
         begin, apart = spread(size, number)
         places = (begin + apart * torch.arange(SAMPLED)[:, None] + torch.arange(BLOCK)).reshape(-1)
@@ -83,8 +83,9 @@ def test_samples_cover_a_large_tensor_and_each_is_linear(size):
         assert torch.equal(of_sum[:2], of_a[:2] - 3 * of_b[:2])
         # The squares are whole numbers, and add up exactly.
         assert torch.isclose(of_a[2], a[places].double().norm(), rtol=2.0**-50, atol=0)
-        of_sparse = sketch(a.to_sparse(), of=number)[0]
-        assert torch.equal(of_sparse[:2], of_a[:2])
+        # Each of a few samples, and eight of many: to find a sample among so many sparse numbers takes long.
+        if number % (1 + samples(size) // 8) == 0:
+            assert torch.equal(sketch(sparse, of=number)[0, :2], of_a[:2])
     assert seen.all()
 
 
