@@ -208,19 +208,24 @@ class Skipped(Record):
 
 @dataclass(slots=True)
 class Scheduled(Record):
+    """count: how often it has stepped. horizon: how often it is made to; None for one without an end."""
+
     optimizer: int
     name: str
     before: list[float | None]
     after: list[float | None]
     site: Site
+    count: int = 0
+    horizon: int | None = None
 
 
 @dataclass(slots=True)
 class Stepped(Record):
     """An optimizer steps. used, weights: the parameters that the sketches of gradients and weights belong to. frozen:
-    those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced: those
-    that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed all the
-    same. is_own: what reads them is no class of torch's, and may change them first."""
+    those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced:
+    those that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed
+    all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
+    has changed weights since the step before, where there are other ranks or no backward pass came since."""
 
     optimizer: int
     type: str
@@ -241,15 +246,18 @@ class Stepped(Record):
     samples: list[int] = field(default_factory=list)
     moved: bool = False
     is_own: bool = False
+    is_elsewhere: bool = False
 
 
 @dataclass(slots=True)
 class Entered(Record):
-    """A model goes forward to train. rows: a fingerprint of each row of its first input."""
+    """A model goes forward to train. rows: a fingerprint of each row of its first input. sampler: what dealt them out;
+    negative for none, None if it is not known."""
 
     rows: list[int]
     wrapped: bool
     site: Site
+    sampler: int | None = None
 
 
 @dataclass(slots=True)
@@ -307,9 +315,11 @@ class Grouped(Record):
 
 @dataclass(slots=True)
 class Wrapped(Record):
-    """This optimizer holds parameters that DDP averages over the ranks when it is called."""
+    """This optimizer holds parameters that DDP averages over the ranks when it is called. own: those of its model that
+    it was told to leave to each rank."""
 
     optimizer: int
+    own: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

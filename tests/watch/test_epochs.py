@@ -19,12 +19,30 @@ from .scripts import LINE, Script, total
 )
 def test_an_epoch_comes_again(epochs, broken, notes):
     """epochs: the number that the sampler is told, and what the first batch is."""
-    script = Script(ranks=1)
-    for epoch, batch in epochs:
-        script.each(records.Epoch(0, epoch, True))
-        script.each(records.Entered([batch, batch + 1], False, LINE))
-        script.step([total(of_rank for of_rank in script.backward())])
-        script.clear()
-    findings = script.findings()
+    findings = begun((epoch, [batch, batch + 7]) for epoch, batch in epochs)
     assert {law for law, _ in findings.causes} == broken
     assert len(findings.notes) == notes
+
+
+def begun(epochs, sampler=None):
+    """epochs: the number that the sampler 0 is told, and what is read then, which `sampler` is said to deal out."""
+    script = Script(ranks=1)
+    for epoch, batches in epochs:
+        script.each(records.Epoch(0, epoch, True))
+        for batch in batches:
+            script.each(records.Entered([batch, batch + 1], False, LINE, sampler))
+            script.step([total(of_rank for of_rank in script.backward())])
+            script.clear()
+    return script.findings()
+
+
+@pytest.mark.parametrize(
+    ("batches", "sampler", "broken"),
+    [
+        ([1, 8], 0, {"watch/new-order"}),
+        ([1], 0, set()),  # all that there is, in one batch
+        ([1, 8], 1, set()),  # of another sampler, after an evaluation with this one
+    ],
+)
+def test_batches_that_have_no_order_of_that_sampler(batches, sampler, broken):
+    assert {law for law, _ in begun([(0, batches)] * 4, sampler).causes} == broken

@@ -15,11 +15,16 @@ def stepped(script, *computed):
     script.step([total([of_rank for (of_rank,) in computed])])
 
 
-def between_two(script):
-    first = script.backward()
+def clipped_between_two(script):
+    [first] = script.backward()
     clipped(script, 2.0)
+    stepped(script, [total([first], 1 / (2.0 + 1e-6))], script.backward(), script.backward())
+
+
+def unscaled_between_two(script):
+    first = script.backward(scale=1024.0)
     script.each(records.Unscaled(0, 1024.0, LINE))
-    stepped(script, first, script.backward(), script.backward())
+    stepped(script, first, script.backward(scale=1024.0), script.backward(scale=1024.0))
 
 
 def before_unscale(script):
@@ -53,11 +58,12 @@ NORM = sum(one.square().sum().item() for one in gradients(100)) ** 0.5
     ("happens", "effects"),
     [
         (
-            between_two,
-            {
-                "watch/clip-whole-window": "the gradients of 2 of 3 backward passes are not clipped",
-                "watch/unscale-whole-window": "the gradients of 2 of 3 backward passes are not divided by 1024",
-            },
+            clipped_between_two,
+            {"watch/clip-whole-window": "the gradients of 2 of 3 backward passes are not clipped"},
+        ),
+        (
+            unscaled_between_two,
+            {"watch/unscale-whole-window": "the gradients of 2 of 3 backward passes are not divided by 1024"},
         ),
         # 1/512 is left, where a norm of 0.5 was to be left as it is.
         (

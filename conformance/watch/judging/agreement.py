@@ -93,15 +93,15 @@ def _weights(here: list[Window], findings: Findings) -> None:
     ]
     if apart:
         when = "from the start" if first.index == 0 else f"before step {first.index}"
-        findings.add(
-            _of(
-                first,
-                "watch/same-weights",
-                f"{len(apart)} of {len(first.weights)} parameters differ between ranks {when}: {first.named(apart)}",
-                tuple(window.rank for window in here),
-                _how_far(here, apart),
-            )
+        found = _of(
+            first,
+            "watch/same-weights",
+            f"{len(apart)} of {len(first.weights)} parameters differ between ranks {when}: {first.named(apart)}",
+            tuple(window.rank for window in here),
+            _how_far(here, apart),
         )
+        found.parameters = frozenset(apart)
+        findings.add(found)
 
 
 def use_the_same(here: list[Window]) -> bool:

@@ -54,6 +54,11 @@ class Together:
     def here(self) -> list[Window]:
         return [window for window in self.windows if window is not None]
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether all ranks' gradients explain the step as well as their sum, as they are equal, as far as is known."""
+        return all((at, rank) in self.own for at, by_rank in self.factors.items() for rank in by_rank)
+
 
 @dataclass
 class Sum:

@@ -105,6 +105,12 @@ def _is_judgeable(together: Together, window: Window, findings: Findings) -> boo
         if again and together.is_joined:
             # A rank that has run out of data goes on with the steps of the others.
             findings.undecided(diagnosis.RUN_OUT)
+        elif again and window.is_of_other:
+            findings.undecided("two optimizers step the same parameters along one gradient")
+        elif again and step.is_elsewhere:
+            findings.undecided(
+                "weights are changed between two steps along one gradient, as a search along a line does"
+            )
         elif again and not step.closure and window.is_computed:
             effect = "the weights move along one gradient twice"
             found("watch/fresh", "a step without a backward pass since the last one", effect)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from math import hypot, isclose
-from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
+from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import Case
 from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.repeated import Column, are_added_again, done_again
 from conformance.watch.judging.windows import Sketch
 
 _MOST_COLUMNS = 200
@@ -32,11 +33,8 @@ CHANGED = "gradients of earlier windows are in the step, after the script has ch
 RUN_OUT = "ranks may run out of data, so that a step need not be one of all ranks"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
 
-Column: TypeAlias = tuple[int, int, bool]
 _ZERO = 1e-3
 _MANY_ELEMENTS = 64
-_SERIES = 3
-"""Factors of fewer backward passes are a geometric series whatever they are."""
 
 
 def explain(case: Case) -> Finding | System | str:
@@ -102,7 +100,7 @@ def _used_again(case: Case) -> Finding | None:
     this window computed none for, while all others are what was computed.
 
     What a script makes of each gradient anew may be the same again where it consists of a few numbers, or of numbers of
-    one size, as signs and clamped ones."""
+    one size, as signs and clamped ones. All of an earlier step's may be put back now and then, to search a line."""
     window = case.window
     used = [number for number in case.parameters if window.used[number][2]]
     again = [number for number in used if number in window.again]
@@ -119,7 +117,11 @@ def _used_again(case: Case) -> Finding | None:
         if len({*window.again.values()}) > 1 or sum(elements) < _MANY_ELEMENTS or len(sizes) < 2:
             return None
     says = f"{len(again)} of {len(used)} parameters use the gradient of an earlier step again: {window.named(again)}"
-    return _found(case, "watch/fresh", says, f"{len(again)} of {len(used)} gradients are of weights that no longer are")
+    found = _found(
+        case, "watch/fresh", says, f"{len(again)} of {len(used)} gradients are of weights that no longer are"
+    )
+    found.is_of_all_steps = not rest
+    return found
 
 
 def _some_not_averaged(case: Case) -> Finding | None:
@@ -141,7 +143,7 @@ def _some_not_averaged(case: Case) -> Finding | None:
         + case.window.named(alone),
         f"{len(alone)} of {len(case.parameters)} parameters follow the gradients of 1 of {case.together.ranks} ranks",
     )
-    found.waits = _drifts(case, alone)
+    found.waits, found.parameters = _drifts(case, alone), frozenset(alone)
     return found
 
 
@@ -233,8 +235,17 @@ def solved(system: System) -> Finding | str:
         return "gradients were changed between backward and step, and those of some passes are too alike to say how"
     if np.max(np.abs(system.matrix @ solution - system.used) / system.bounds) > 1:
         return "gradients were changed between backward and step, and not by factors: by hand, a hook, or noise"
-    kept = np.where(np.abs(solution) < _ZERO * np.abs(solution).max(), 0.0, solution)
+    small = np.abs(solution) < _ZERO * np.abs(solution).max()
+    # What a script has made small by hand is no zero: without it the rest does not explain the step.
+    kept = np.where(small, 0.0, solution) if small.any() and _explains(system, ~small) else solution
     return _in_words(system.case, dict(zip(system.columns, kept.tolist(), strict=True)))
+
+
+def _explains(system: System, columns: npt.NDArray[np.bool_]) -> bool:
+    """Whether the step is a sum of these alone."""
+    matrix = system.matrix[:, columns]
+    solution = np.linalg.lstsq(matrix / system.bounds[:, None], system.used / system.bounds, rcond=1e-9)[0]
+    return bool(np.max(np.abs(matrix @ solution - system.used) / system.bounds) <= 1)
 
 
 def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
@@ -261,12 +272,14 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         return f"the script seems to have put gradients back that it had before: {table}"
     if dropped:
         says = f"{_micro_batches(dropped)} missing in the step: {table}"
-        return _found(case, "watch/every-backward", says, effect, dropped)
+        return _left_out(_found(case, "watch/every-backward", says, effect, dropped), of)
     if alone and len(ranks) > 1:
         says = f"{_micro_batches(alone)} not averaged: this rank's own gradients alone are in its step: {table}"
-        return _found(case, "watch/averaged", says, effect, alone)
+        found = _found(case, "watch/averaged", says, effect, alone)
+        return _left_out(found, of) if use_the_same(case.together.here) else found
     if lost:
-        return _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
+        found = _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
+        return _left_out(found, of) if use_the_same(case.together.here) else found
     if any(backward.contains for backward in case.window.backwards.values()):
         return _found(
             case,
@@ -274,10 +287,10 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
             f"a backward pass goes again through the graph of an earlier one: {table}",
             _shares(of),
         )
-    again = _again(case, [factors[place] for place in places])
+    again = done_again(case, [factors[place] for place in places])
     if again is not None:
         return _found(case, "watch/every-backward", f"{again}: {table}", _shares(of))
-    if _are_added_again(case, of):
+    if are_added_again(case, of):
         says = f"what earlier micro-batches of the window have added up is added again with each later one: {table}"
         found = _found(case, "watch/every-backward", says, _shares(of))
         found.is_of_all_steps = True
@@ -285,48 +298,12 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"
 
 
-def _again(case: Case, factors: list[list[float]]) -> str | None:
-    """Whether something that is to be done once for a window was done again after each micro-batch, to all that was
-    accumulated so far. factors: of the ranks, in each backward pass.
-
-    A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
-    micro-batches, the first of which counts the most of the former and the least of the latter.
-    """
-    if len(factors) < _SERIES or not all(factor for of_place in factors for factor in of_place):
-        return None
-    ratios = [
-        later / earlier for before, after in pairwise(factors) for earlier, later in zip(before, after, strict=True)
-    ]
-
-    def are_all(ratio: float) -> bool:
-        return all(isclose(one, ratio, rel_tol=_ZERO) for one in ratios)
-
-    if are_all(len(factors)):
-        return "what was accumulated so far was divided after each micro-batch"
-    ranks = case.together.ranks
-    if ranks > 1 and are_all(1 / ranks):
-        return "what was accumulated so far was summed over the ranks again after each micro-batch"
-    return None
-
-
-def _are_added_again(case: Case, of: dict[Column, float]) -> bool:
-    """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
-
-    Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
-    weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
-    passes = list(case.window.backwards.values())
-    counts = {one.targets or one.summed for one in passes}
-    if len({one.calls for one in passes}) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
-        return False
-    last = len(passes) - 1
-    ranks = case.together.ranks
-    patterns = [[last + 1 - place for place in range(last + 1)]]
-    patterns += [[ranks ** (last - place) for place in range(last + 1)]] if ranks > 1 else []
-    smallest = min(of.values())
-    return smallest > 0 and any(
-        all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in of.items())
-        for pattern in patterns
-    )
+def _left_out(found: Finding, of: dict[Column, float]) -> Finding:
+    """A script may leave out what looks wrong to it: micro-batches whose loss is too large, or ranks whose gradients
+    are unlike the others'. These are not the same ones in each step, as those that a mistake loses are."""
+    found.is_of_all_steps = True
+    found.pattern = str(sorted(column for column, factor in of.items() if not factor))
+    return found
 
 
 def _longer(case: Case, factor: float) -> str | None:

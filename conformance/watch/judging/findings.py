@@ -35,6 +35,10 @@ class Finding:
     """Whether it says that a rank steps on nothing but gradients of its own."""
     is_of_all_steps: bool = False
     """Whether it holds only if all steps of the optimizer say so."""
+    pattern: str = ""
+    """What then has to be the same in all of them, beside the law."""
+    parameters: frozenset[int] = frozenset()
+    """Those that differ between ranks, or are not averaged."""
 
     @property
     def text(self) -> Law:

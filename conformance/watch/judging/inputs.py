@@ -21,7 +21,8 @@ class _Rank:
     """fed: batches that the other ranks have not read yet. rows: those read until one came again, but for batches that
     all ranks read at the same time. has_repeated: whether one came. orders: of each sampler, the epoch that it began
     last, the first batch of it, and how often it began so. waiting: the epochs that samplers have begun. again: of each
-    sampler that began its first epoch again and again, the last such time. sets: samplers that were told of another."""
+    sampler that began its first epoch again and again, the last such time. sets: samplers that were told of another.
+    several: those that had another batch in their epoch."""
 
     fed: deque[tuple[int, ...]] = field(default_factory=lambda: deque(maxlen=_MOST_BEHIND))
     rows: Rows = field(default_factory=Rows)
@@ -30,6 +31,7 @@ class _Rank:
     waiting: dict[int, int] = field(default_factory=dict)
     again: dict[int, Finding] = field(default_factory=dict)
     sets: set[int] = field(default_factory=set)
+    several: set[int] = field(default_factory=set)
 
 
 class Inputs:
@@ -39,6 +41,7 @@ class Inputs:
         self._ranks, self._findings = ranks, findings
         self._of: dict[int, _Rank] = defaultdict(_Rank)
         self._compared = self._alike = 0
+        self._gradients = self._gradients_alike = 0
         self._different: set[tuple[int, ...]] = set()
         self._is_wrapped = False
         self._site: records.Site = None
@@ -56,10 +59,16 @@ class Inputs:
                 self._of.clear()
                 of = self._of[rank]
             if record.wrapped or not self._is_wrapped:
-                self._enter(of, rank, tuple(record.rows), record.site)
+                self._order(of, rank, record)
+                self._enter(of, tuple(record.rows), record.site)
 
-    def _enter(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
-        self._order(of, rank, rows, site)
+    def averaged(self, *, is_alike: bool) -> None:
+        """A step that uses the average of the ranks' gradients. is_alike: whether these are equal, as those of equal
+        inputs are, unless it is the targets, the loss or what is drawn at random that differs."""
+        self._gradients += 1
+        self._gradients_alike += is_alike
+
+    def _enter(self, of: _Rank, rows: tuple[int, ...], site: records.Site) -> None:
         of.fed.append(rows)
         self._site = site
         if len(self._of) == self._ranks and all(other.fed for other in self._of.values()):
@@ -74,8 +83,13 @@ class Inputs:
             if len(self._different) < _FEWEST_BATCHES:
                 self._different.add(fed[0])
 
-    def _order(self, of: _Rank, rank: int, rows: tuple[int, ...], site: records.Site) -> None:
+    def _order(self, of: _Rank, rank: int, entered: records.Entered) -> None:
+        rows = tuple(entered.rows)
+        of.several |= {sampler for sampler, (_, first, _) in of.orders.items() if rows != first}
         for sampler, epoch in of.waiting.items():
+            if entered.sampler not in (None, sampler):
+                # Another one, such as that of an evaluation.
+                continue
             *before, times = of.orders.get(sampler, (None, None, 0))
             times = times + 1 if before == [epoch, rows] else 1
             if before[0] not in (None, epoch):
@@ -86,7 +100,7 @@ class Inputs:
             says = f"the sampler began epoch {epoch} {times} times, each with the same batch"
             if times > _TWICE and sampler not in of.sets:
                 effect = f"{times} epochs begin with the same {len(rows)} samples"
-                of.again[sampler] = Finding("watch/new-order", says, None, (rank,), site, effect)
+                of.again[sampler] = Finding("watch/new-order", says, None, (rank,), entered.site, effect)
             elif times == _TWICE:
                 self._findings.note(f"{says}, as one without `set_epoch` does, or one that takes up an epoch again")
         of.waiting.clear()
@@ -94,14 +108,19 @@ class Inputs:
     def finish(self, *, averages: bool) -> None:
         """averages: whether the ranks are known to average gradients, so that they train one model."""
         for of in self._of.values():
-            for finding in of.again.values():
-                self._findings.add(finding)
+            for sampler, finding in of.again.items():
+                # One batch of all has no order.
+                if sampler in of.several:
+                    self._findings.add(finding)
         if self._ranks == 1 or not averages:
             return
         everyone = tuple(range(self._ranks))
         if self._compared >= _FEWEST_BATCHES and self._alike >= _ALIKE * self._compared:
             if len(self._different) < _FEWEST_BATCHES:
                 self._findings.note("all ranks were fed the same few batches, again and again")
+                return
+            if self._gradients_alike < _ALIKE * self._gradients:
+                self._findings.undecided("ranks were fed the same inputs, and computed other gradients of them")
                 return
             says = f"all ranks were fed the same inputs in {self._alike} of {self._compared} forwards"
             effect = f"the ranks together train on 1/{self._ranks} of the samples that they would each on its own"

@@ -6,7 +6,17 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from conformance.watch import records
-from conformance.watch.judging import agreement, conservation, coverage, diagnosis, order, pairing, unsent
+from conformance.watch.judging import (
+    agreement,
+    between,
+    conservation,
+    coverage,
+    diagnosis,
+    experts,
+    order,
+    pairing,
+    unsent,
+)
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.findings import Finding, Findings
@@ -59,6 +69,8 @@ class Launch:
         self._common: set[int] = set()
         self._unclear: set[int] = set()
         self._wrapped: set[int] = set()
+        self._left: frozenset[int] = frozenset()
+        self._elsewhere: set[int] = set()
         self._related: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost = Lost(findings)
@@ -77,6 +89,7 @@ class Launch:
                 self._groups.add(record.size)
             case records.Wrapped():
                 self._wrapped.add(record.optimizer)
+                self._left |= frozenset(record.own)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
             case records.Buffers():
@@ -177,6 +190,7 @@ class Launch:
             self._lack(here, says, others)
             return
         self._relate(here[0])
+        self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)
@@ -190,6 +204,7 @@ class Launch:
             self._averages |= self.ranks > 1
             if self.ranks > 1:
                 self._common.add(here[0].optimizer)
+                self._inputs.averaged(is_alike=together.is_alike)
             self._losses.judge(together)
             self._modes.feed(here)
         elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
@@ -197,6 +212,7 @@ class Launch:
             self._common.add(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._unclear.add(here[0].optimizer)
+        between.judge(together, self.findings)
         self._steady.feed(own.factors, here)
         kappas = together.kappas.get(here[0].rank, [])
         history = self.findings.histories.setdefault(key, History(key.type))
@@ -309,12 +325,30 @@ class Launch:
         alone = {finding.alone for finding in found if finding.waits} == {True}
         return has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped
 
+    def _own(self, optimizer: int) -> frozenset[int]:
+        start = (
+            frozenset() if optimizer in self._wrapped else experts.from_start(self._waiting, optimizer, self.streams[0])
+        )
+        return self._left | start
+
+    def _meets(self, optimizer: int) -> bool:
+        """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
+        others have learned: all of them, as in an average now and then, some, or halfway."""
+        held = next(iter(self.streams.values())).held[optimizer]
+        found = {finding.alone for finding in self._waiting if finding.optimizer == optimizer and finding.waits}
+        return found == {True} and bool(self._elsewhere & held)
+
     def _decide_waiting(self) -> None:
         for finding in self._waiting:
             assert finding.optimizer is not None and finding.step is not None
+            if finding.parameters and finding.parameters <= self._own(finding.optimizer):
+                self.findings.undecided("some parameters are each rank's own, as those of experts are")
+                continue
             apart = self._apart.get(finding.optimizer, [])
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
-            if self._may_train_apart(finding.optimizer):
+            if self._meets(finding.optimizer):
+                self.findings.undecided("ranks step on their own gradients, and change their weights between steps")
+            elif self._may_train_apart(finding.optimizer):
                 self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
             elif self._may_be_of_each(finding.optimizer):
                 self.findings.undecided("each rank trains a model of its own, as it seems")

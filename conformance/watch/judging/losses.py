@@ -19,14 +19,16 @@ _DIFFERENT = 0.01
 
 @dataclass
 class _Optimizer:
-    """right: windows whose losses were divided by their number. others: those that were not, each with the number that
-    they were divided by. summed: windows of several means that nothing divided. divided: of means that were divided by
-    a whole number that is not that of the window, how often each number of backward passes came with which number."""
+    """right: windows whose losses were divided by their number. others: those that were not, each with the number
+    that they were divided by. summed: windows of several means that nothing divided. skipping: windows for which a
+    loader gave more batches than went backward. divided: of means that were divided by a whole number that is not
+    that of the window, how often each number of backward passes came with which number."""
 
     right: int = 0
     windows: int = 0
     others: deque[tuple[Window, int]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
     summed: int = 0
+    skipping: int = 0
     divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -57,6 +59,8 @@ class Losses:
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
         passes = list(window.backwards.values())
+        loaders = {one.loader for one in passes if one.batches}
+        of.skipping += len(loaders) == 1 and None not in loaders and sum(one.batches for one in passes) > len(passes)
         factors = [factor_of(one) for one in passes]
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
@@ -91,6 +95,9 @@ class Losses:
             if (own := [weights[window.rank, number] for number in window.backwards])
         )
         size = f"a target weighs up to {high / low:.3g} times what another one does"
+        if within and not all(_reach_the_same(window) for window in windows):
+            self._findings.note(f"losses of several heads are means over different numbers of targets: {size}")
+            return
         if not within:
             self._findings.note(f"the mean over ranks is one of means over different numbers of targets: {size}")
             return
@@ -100,6 +107,9 @@ class Losses:
         if any(one.of_any for one in passes):
             # An episode or a graph may count as one, however long it is.
             self._findings.note(f"micro-batches are means over different numbers of elements, and count alike: {size}")
+            return
+        if not all(_are_micro_batches(window) for window in windows):
+            self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
             return
         first = windows[0]
         counts = sorted({one.targets or one.summed for one in passes})
@@ -127,6 +137,12 @@ class Losses:
                             "added to the next window on purpose"
                         )
                         continue
+                    if of.skipping > 1:
+                        self._findings.undecided(
+                            f"{passes} micro-batches were each divided by {nominal}: the script leaves some out, which "
+                            "may be meant to count as zero"
+                        )
+                        continue
                     self._findings.add(
                         Finding(
                             "watch/window-length",
@@ -148,6 +164,25 @@ class Losses:
                 self._findings.undecided(
                     "means over micro-batches are summed up and divided by nothing, so the update is not that of a mean"
                 )
+
+
+def _reach_the_same(window: Window) -> bool:
+    """Whether all passes reach the same parameters, which losses of several heads do not."""
+    reached = {
+        frozenset(
+            number for number, of_parameter in window.new.items() if any(one.backward == n for one in of_parameter)
+        )
+        for n in window.backwards
+    }
+    return len(reached) == 1
+
+
+def _are_micro_batches(window: Window) -> bool:
+    """Whether each is one batch of one loader, where there is any, as groups of a batch and batches of several data
+    sets are not."""
+    passes = window.backwards.values()
+    loaders, batches = {one.loader for one in passes if one.batches}, sum(one.batches for one in passes)
+    return not batches or (batches >= len(passes) and len(loaders) == 1 and None not in loaders)
 
 
 def _is_ragged(targets: list[int]) -> bool:

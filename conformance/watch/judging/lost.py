@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from conformance.watch.judging.findings import Finding, Findings
@@ -11,6 +11,8 @@ from conformance.watch.judging.windows import Cleared, Window
 _OFTEN = 0.5
 """A script that clears gradients before a step more rarely than this, a step, may leave out windows on purpose, such as
 the short one of each short epoch."""
+
+_REGULAR = 0.75
 
 _MOST = 1000
 
@@ -23,6 +25,8 @@ class Lost:
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
         self._known: list[tuple[Cleared, int]] = []
         self._used_calls: set[int] = set()
+        self._counts: Counter[int] = Counter()
+        self._of_same_inputs = 0
 
     def take(self, cleared: Cleared) -> None:
         waiting = self._waiting[cleared.rank]
@@ -37,8 +41,10 @@ class Lost:
             waiting = self._waiting[window.rank]
             before = [one for one in waiting if one.at <= window.at and one.parameters & held]
             self._waiting[window.rank] = [one for one in waiting if one not in before]
-            if is_known:
+            if is_known and window.backwards:
+                self._of_same_inputs += sum(one.fed in window.fed for one in before)
                 self._known += [(one, len(window.backwards)) for one in before]
+                self._counts[len({one.backward.backward for one in before})] += 1
             self._used_calls |= {one.calls for one in window.backwards.values()}
         del self._known[_MOST:]
 
@@ -56,8 +62,13 @@ class Lost:
         long = [one for one, used in self._known if together[one.rank, one.at] >= used]
         # A loss of another line is one that the script only looks at the gradients of.
         alike = not self._used_calls or any(one.backward.calls in self._used_calls for one, _ in self._known)
-        if alike and _is_often(len(long), steps):
+        if alike and _is_often(len(long), steps) and self._is_regular and self._of_same_inputs <= _OFTEN * steps:
             self._accuse(long, steps)
+        elif alike and _is_often(len(long), steps):
+            self._findings.undecided(
+                "backward passes were cleared before steps: those that look wrong to a script, or that go through the "
+                "same inputs first, may be"
+            )
         elif alike and _is_often(len(together), steps):
             self._findings.undecided(
                 "windows with fewer backward passes than the others were cleared before a step, as those at the end of "
@@ -67,6 +78,13 @@ class Lost:
             self._findings.note(
                 f"{len(self._known)} backward passes were cleared before a step: windows left out by hand?"
             )
+
+    @property
+    def _is_regular(self) -> bool:
+        """Whether as many are lost before nearly each step. A script that leaves out what looks wrong to it, such as
+        gradients that are too long, does so now and then."""
+        often = max((times for count, times in self._counts.items() if count), default=0)
+        return often >= _REGULAR * self._counts.total()
 
     def _accuse(self, lost: Iterable[Cleared], steps: int) -> None:
         lost = list(lost)

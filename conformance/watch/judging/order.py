@@ -10,7 +10,10 @@ import numpy as np
 from conformance.watch.judging.case import factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
-from conformance.watch.records import Backward, Clipped, Site
+from conformance.watch.records import Clipped, Site
+
+_NO_LIMIT = 1e-3 * (1 - 1e-6)
+"""Times the loss scale: nobody limits a norm to less than a thousandth."""
 
 
 def judge(window: Window, findings: Findings) -> None:
@@ -24,7 +27,9 @@ def judge(window: Window, findings: Findings) -> None:
         window.broken.append(finding.key)
 
     wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
-    if wrong and not step.found_inf:
+    if wrong and not step.found_inf and step.is_own:
+        findings.undecided("an optimizer of the script's own is given gradients that are not finite, and may know them")
+    elif wrong and not step.found_inf:
         effect = f"the gradients of {wrong} of {len(step.parameters)} parameters are NaN or infinite"
         found("watch/finite", "a step on gradients that are not finite", window.site, effect)
     for _, clip in window.clips:
@@ -38,14 +43,11 @@ def judge(window: Window, findings: Findings) -> None:
     if not places or step.closure:
         return
     first, last = min(places), max(places)
-    again = [backward for backward in window.backwards.values() if backward.contains and _adds(window, backward)]
-    if again:
-        says = "a backward pass goes through the loss of an earlier one again"
-        effect = f"{len(again)} of {len(window.backwards)} backward passes add earlier gradients up once more"
-        found("watch/backward-once", says, again[0].site, effect)
     for clip in window.idle:
-        # One that changes nothing of what was there measures the norm.
-        if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1):
+        # One that changes nothing of what was there measures the norm, and a script that always clips all its models
+        # does so in time, too.
+        is_in_time = any(at > last and {*clip.parameters} & {*one.parameters} for at, one in window.clips)
+        if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1) and not is_in_time:
             found(
                 "watch/clip-something",
                 "clipping came before the backward pass, so there was nothing to clip",
@@ -55,43 +57,38 @@ def judge(window: Window, findings: Findings) -> None:
     for at, clip in window.clips:
         # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
-        is_between = bool(own) and min(own) < at < max(own)
-        if is_between and (clip.how == "value" or factor_of(clip) < 1):
-            says, effect = "clipping came between two backward passes of a window", f"{_later(window, at)} clipped"
-            found("watch/clip-whole-window", says, clip.site, effect)
+        scale = max(window.scales, default=1.0)
         if (
-            max(window.scales, default=1.0) != 1.0
+            scale == 1.0
             # A limit of the scale's own order is one that the script has scaled as well.
-            and clip.limit < sqrt(max(window.scales))
-            and at > max(own, default=last)
-            and not any(unscaled < at for unscaled, _ in window.unscales)
+            or (scale > 1.0 and clip.limit >= sqrt(scale))
+            or at < max(own, default=last)
+            or any(unscaled < at for unscaled, _ in window.unscales)
             # Without one the script has divided by itself, before or after.
-            and (step.grad_scale is not None or any(unscaled > at for unscaled, _ in window.unscales))
+            or (step.grad_scale is None and not any(unscaled > at for unscaled, _ in window.unscales))
         ):
+            continue
+        if clip.limit < _NO_LIMIT * scale:
             found(
                 "watch/unscale-before-clip",
-                f"clipping compared the norm of gradients times {max(window.scales):g} with {clip.limit:g}",
+                f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}",
                 clip.site,
-                _too_short(clip, max(window.scales)),
+                _too_short(clip, scale),
+            )
+        else:
+            findings.undecided(
+                f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}, which may be a limit "
+                "that is scaled, too"
             )
     for at, unscaled in window.unscales:
-        if first < at < last:
+        later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
+        # A penalty that no loss scale multiplies is right after it.
+        is_scaled = any((window.backwards[one].scale or 1.0) != 1.0 for one in later if one in window.backwards)
+        if first < at < last and is_scaled:
             says = "unscale_ came between two backward passes of a window"
-            effect = f"{_later(window, at)} divided by {unscaled.scale:g}"
+            effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not divided by "
+            effect += f"{unscaled.scale:g}"
             found("watch/unscale-whole-window", says, unscaled.site, effect)
-
-
-def _adds(window: Window, backward: Backward) -> bool:
-    """Whether it adds to what an earlier one gave a parameter. Passes with `inputs` of their own go through one loss
-    for different parameters."""
-    passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
-    return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)
-
-
-def _later(window: Window, at: int) -> str:
-    """The backward passes of a window that come after this place in the stream."""
-    later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
-    return f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not"
 
 
 def _unclipped(window: Window, clip: Clipped) -> str:

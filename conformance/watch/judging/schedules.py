@@ -16,15 +16,22 @@ _OFTEN = 3
 @dataclass
 class _Of:
     """windows: of an optimizer on a rank. within: in how many of them a schedule stepped between two backward passes;
-    first: what the first of them shows."""
+    first: what the first of them shows. has_end, is_over: whether one of these has a number of steps that it is made
+    for, and has passed it."""
 
     windows: int = 0
     within: int = 0
     first: Finding | None = None
+    has_end: bool = False
+    is_over: bool = False
 
     @property
     def is_usual(self) -> bool:
         return self.within > self.windows / 2
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.is_usual and (self.is_over or not self.has_end)
 
 
 class Schedules:
@@ -32,7 +39,7 @@ class Schedules:
 
     One that steps between the last backward pass and the step is too early in any window. One that steps between two
     backward passes may be one of epochs, in a window that goes on from one epoch into the next; no such window is most
-    of all windows, unless an epoch is shorter than a window.
+    of all windows, unless an epoch is shorter than a window. Or it may be made for as many micro-batches as there are.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -42,7 +49,7 @@ class Schedules:
     @property
     def accuses(self) -> bool:
         """Whether it would accuse the script of what it has seen several times, if that ended now."""
-        return any(of.is_usual and of.windows >= _OFTEN for of in self._of.values())
+        return any(of.is_wrong and of.windows >= _OFTEN for of in self._of.values())
 
     def judge(self, window: Window) -> None:
         places = window.places
@@ -50,7 +57,9 @@ class Schedules:
             return
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
-        changed = [(at, one) for at, one in window.schedules if at > min(places) and one.before != one.after]
+        # One that goes by a loss may step as soon as it is known.
+        steps = [(at, one) for at, one in window.schedules if one.name != "ReduceLROnPlateau"]
+        changed = [(at, one) for at, one in steps if at > min(places) and one.before != one.after]
         for at, schedule in changed:
             if at > max(places):
                 finding = _finding(window, schedule)
@@ -59,12 +68,19 @@ class Schedules:
         within = [one for at, one in changed if at < max(places)]
         if within:
             of.within += 1
+            of.has_end |= within[0].horizon is not None
+            of.is_over |= any(one.horizon is not None and one.count > one.horizon for one in within)
             of.first = of.first or _finding(window, within[0])
 
     def finish(self) -> None:
         for of in self._of.values():
-            if of.first is not None and of.is_usual:
+            if of.first is not None and of.is_wrong:
                 self._findings.add(of.first, count=of.within)
+            elif of.first is not None and of.is_usual:
+                self._findings.undecided(
+                    "a schedule steps within windows, and comes to its end no sooner than the script: it may be made "
+                    "for micro-batches"
+                )
             elif of.first is not None:
                 self._findings.note("a schedule steps within some windows, which go on from one epoch into the next")
 

@@ -21,18 +21,22 @@ VARIES = "factors look wrong in some steps, and otherwise in others, as if the s
 @dataclass
 class _Of:
     """What the steps of an optimizer on a rank say. right: how many have the right factor. others: how many have a
-    factor that looks like nothing known. first, counts: by law, of those that look like its violation."""
+    factor that looks like nothing known. first, counts: by law and `Finding.pattern`, of those that look like its
+    violation."""
 
     right: int = 0
     others: int = 0
-    first: dict[str, Finding] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    first: dict[tuple[str, str], Finding] = field(default_factory=dict)
+    counts: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
 
     @property
     def is_steady(self) -> bool:
         """Whether all steps say the same, but for those that may be right beside it."""
+        laws = {law for law, _ in self.counts}
         # A step without gradients does nothing, and one beside others may be meant to.
-        is_beside = self.right > 0 and (sum(self.counts.values()) == 1 or "watch/has-gradient" in self.counts)
+        is_beside = self.right > 0 and (sum(self.counts.values()) == 1 or "watch/has-gradient" in laws)
+        # So may be some on gradients of before, in a search along a line, or while they hardly change.
+        is_beside |= self.right > 1 and "watch/fresh" in laws
         return len(self.counts) == 1 and not self.others and not is_beside
 
 
@@ -45,7 +49,7 @@ class Steady:
 
     def suspects(self, law: str) -> bool:
         """Whether any step looks as if it broke this law."""
-        return any(law in of.counts for of in self._of.values())
+        return any(law == other for of in self._of.values() for other, _ in of.counts)
 
     @property
     def accuses(self) -> bool:
@@ -58,8 +62,8 @@ class Steady:
             of = self._of[windows[0].optimizer, rank]
             if finding is not None:
                 self._findings.show(finding.key, windows)
-                of.first.setdefault(finding.law, finding)
-                of.counts[finding.law] += 1
+                of.first.setdefault((finding.law, finding.pattern), finding)
+                of.counts[finding.law, finding.pattern] += 1
             elif is_right:
                 of.right += 1
             else:
@@ -68,7 +72,7 @@ class Steady:
     def finish(self) -> None:
         for of in self._of.values():
             if of.is_steady:
-                [(law, finding)] = of.first.items()
-                self._findings.add(finding, count=of.counts[law])
+                [(what, finding)] = of.first.items()
+                self._findings.add(finding, count=of.counts[what])
             elif of.counts:
                 self._findings.undecided(VARIES, sum(of.counts.values()))

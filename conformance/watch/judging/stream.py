@@ -34,6 +34,7 @@ class Stream:
         self._made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
         self.last_used: dict[int, int] = {}
+        self._user: dict[int, int] = {}
         self.frozen: set[int] = set()
         self._at = 0
         self.clock = 0
@@ -45,6 +46,8 @@ class Stream:
         self._log = Log()
         self._backwards: dict[int, records.Backward] = {}
         self._reached: dict[int, bool] = {}
+        self._fed: dict[int, tuple[int, ...] | None] = {}
+        self._rows: tuple[int, ...] | None = None
         self._uses = Uses()
 
     @property
@@ -76,11 +79,15 @@ class Stream:
                 self.unheld = record if record.names else None
             case records.Backward():
                 self.clock += 1
+                self._fed[record.backward], self._rows = self._rows, None
                 self._backwards[record.backward] = record
                 if len(self._backwards) > _MOST_BACKWARDS:
                     oldest = next(iter(self._backwards))
                     del self._backwards[oldest]
                     self._reached.pop(oldest, None)
+                    self._fed.pop(oldest, None)
+            case records.Entered():
+                self._rows = tuple(record.rows) or None
             case records.Hooks():
                 self._before = _sketches(record.parameters, record.sketches)
             case records.Local():
@@ -176,7 +183,8 @@ class Stream:
                 if not moved and self._backwards[backward].version == version and not self._backwards[backward].probe:
                     steps = sum(self.steps.values())
                     held = frozenset(parameters)
-                    yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps)
+                    fed = self._fed.get(backward)
+                    yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps, fed)
 
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
         begin = self._last.get(optimizer, 0)
@@ -215,6 +223,8 @@ class Stream:
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
             clock=self.clock,
+            fed={fed for backward in reached if (fed := self._fed.get(backward)) is not None},
+            is_of_other=step is not None and self._is_of_other(optimizer, step),
         )
         window.again = self._uses.again(self._at, window.used)
         for backward in reached:
@@ -223,6 +233,7 @@ class Stream:
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
             self.used_ever |= set(step.used)
+            self._user |= dict.fromkeys(step.used, optimizer)
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
             self.held[optimizer] |= set(step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)
@@ -242,6 +253,10 @@ class Stream:
         self._forget()
         return window
 
+    def _is_of_other(self, optimizer: int, step: records.Stepped) -> bool:
+        users = {self._user.get(number, optimizer) for number in step.used} - {optimizer}
+        return any(self.held[user] == {*step.parameters} for user in users)
+
     def _pass(self, step: records.Passed) -> None:
         """A window that is not looked at. What it leaves shows when the next one begins."""
         self.steps[step.optimizer] = self.steps.get(step.optimizer, 0) + 1
@@ -259,6 +274,7 @@ class Stream:
         for backward in [number for number, reached in self._reached.items() if reached][:-64]:
             self._reached.pop(backward)
             self._backwards.pop(backward, None)
+            self._fed.pop(backward, None)
 
 
 def _read(step: records.Stepped) -> list[int]:

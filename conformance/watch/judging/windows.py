@@ -76,6 +76,11 @@ class Window:
     samples: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     """The number of all backward passes of the rank before."""
+    fed: set[tuple[int, ...]] = field(default_factory=set)
+    """What a model was fed for its backward passes."""
+    is_of_other: bool = False
+    """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
+    part of them has been given these by mistake."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 
@@ -103,7 +108,7 @@ class Window:
 @dataclass
 class Cleared:
     """A backward whose gradients were cleared before any step used them. at: its place in the stream. parameters: what
-    was cleared."""
+    was cleared. fed: the rows that a model was fed for it, if that was seen."""
 
     rank: int
     at: int
@@ -111,6 +116,7 @@ class Cleared:
     backward: records.Backward
     site: records.Site
     after_steps: int
+    fed: tuple[int, ...] | None = None
 
 
 class Key(NamedTuple):

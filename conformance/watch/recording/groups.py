@@ -46,4 +46,7 @@ def note_wrapped(recording: Recording, number: int, optimizer: torch.optim.Optim
     """Note `Wrapped` once, if it is so."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if any(id(parameter) in held for wrapper in list(recording.wrappers) for parameter in wrapper.parameters()):
-        recording.once(records.Wrapped(number))
+        own = {name for wrapper in list(recording.wrappers) for name in getattr(wrapper, "parameters_to_ignore", ())}
+        named = [pair for wrapper in list(recording.wrappers) for pair in wrapper.named_parameters()]
+        left = recording.parameters.numbers([one for name, one in named if name.removeprefix("module.") in own])
+        recording.once(records.Wrapped(number, left))

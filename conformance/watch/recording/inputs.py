@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.hooks import RemovableHandle
 
@@ -21,12 +21,14 @@ from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
+NONE = -1
 
 
 class Inputs:
     """The first input of the first forward after each backward. probe: whether that input wants a gradient.
     evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders, how many
-    batches each gave since."""
+    batches each gave since. dealt: the sampler of the last batch that was not evaluated; `NONE` if it is not dealt out
+    to ranks; None if it is not known."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -34,6 +36,7 @@ class Inputs:
         self._enter = harmless(self._entering)
         self.probe = self.evaluates = False
         self.fetched: dict[int, int] = {}
+        self.dealt: int | None = None
 
     def begin(self) -> None:
         """The next forward is of another micro-batch."""
@@ -84,6 +87,8 @@ class Inputs:
             self._handle = None
 
     def _entering(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if not torch.is_grad_enabled():
+            self.dealt = NONE if self.dealt is not None else None
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
             return
         if not module.training:
@@ -102,7 +107,7 @@ class Inputs:
             if one.dim() and one.numel() and not one.requires_grad:
                 rows = fingerprints(one) if _has_data(one) else []
                 break
-        self._recording.note(records.Entered(rows, wrapped, self._recording.site()))
+        self._recording.note(records.Entered(rows, wrapped, self._recording.site(), self.dealt))
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
@@ -132,6 +137,11 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         # Batches may be given as a list, of which there are no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         inputs.fetched[number] = inputs.fetched.get(number, 0) + 1
+        sampler = getattr(source, "sampler", source)
+        if isinstance(sampler, DistributedSampler):
+            inputs.dealt = recording.numbers.of("sampler", sampler)
+        else:
+            inputs.dealt = NONE if isinstance(sampler, (RandomSampler, SequentialSampler)) else None
         return result
 
     def export(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -116,12 +116,15 @@ class Leaves:
         )
         self._taken, self._fresh = [], []
 
-    def _noting_first(self, known: Known, gradient: torch.Tensor) -> None:
+    def _noting_first(self, known: Known, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
         if self._is_armed and known.is_read and not torch.compiler.is_compiling() and not self._recording.in_grad:
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
 
-    def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        if not self._is_armed or torch.compiler.is_compiling():
+    def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+        # Autograd has no gradient where nobody uses an output of a node of several.
+        if not self._is_armed or torch.compiler.is_compiling() or gradient is None:
             return
         if known is None:
             assert sharded is not None

@@ -30,7 +30,8 @@ class Known:
     this rank's in a flat tensor. handle, first: of our hooks, the last one and, where the script has hooks of its own,
     the first one. sample: what is looked at in this window. windows: how many that are looked at were before. steps:
     how many there were at all. beside: how many parameters its optimizer has. is_in_window: whether a backward pass has
-    come since the last step. used: the identity and the version of the gradient that the last step used.
+    come since the last step. used: the identity and the version of the gradient that the last step used. left: the
+    first elements that this step left of the parameter, or None.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Known:
         "is_cut_otherwise",
         "is_flat",
         "is_in_window",
+        "left",
         "number",
         "piece",
         "pieces",
@@ -59,6 +61,7 @@ class Known:
         self.sample, self.windows, self.steps = WHOLE, 0, 0
         self.is_in_window, self.beside = False, 1
         self.used: tuple[int, int] | None = None
+        self.left: torch.Tensor | None = None
         layout = _layout(parameter)
         self.is_cut_otherwise = layout is None
         self.pieces, self.piece, self.cut = layout or ((), 0, 0)

@@ -11,6 +11,9 @@ from conformance.watch import records
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.steps import rates
 
+_ENDS = ("total_steps", "T_max")
+"""Of schedules that go through their shape once, such as OneCycleLR, the number of steps in it."""
+
 
 def observe(recording: Recording) -> Seams:
     """Notes `Scheduled` for each outermost step but the initial one, which the constructor makes."""
@@ -31,6 +34,8 @@ def observe(recording: Recording) -> Seams:
                 before,
                 rates(scheduler.optimizer),
                 recording.site(),
+                getattr(scheduler, "last_epoch", 0),
+                next((int(end) for name in _ENDS if (end := getattr(scheduler, name, None)) is not None), None),
             )
         )
         return result

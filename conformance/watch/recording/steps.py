@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
+from conformance.watch.recording import elsewhere
 from conformance.watch.recording.buffers import note_buffers
 from conformance.watch.recording.groups import note_wrapped
 from conformance.watch.recording.leaves import is_unreduced
@@ -106,6 +107,7 @@ class _Steps:
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
+            elsewhere.remember(self._recording.parameters.held(optimizer))
             number = self._recording.optimizer(optimizer)
             if number not in self._recording.steps:
                 note_wrapped(self._recording, number, optimizer)
@@ -149,6 +151,7 @@ class _Steps:
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]
         for known, _ in held:
             known.beside = len(held)
+        is_again = bool(used) and not closure and not any(known.is_in_window for known, _ in used)
         for known, gradient in used:
             # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
             if not known.is_in_window and not known.has_used(gradient):
@@ -181,6 +184,7 @@ class _Steps:
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
             is_own=not self._reader(optimizer).__module__.startswith("torch."),
+            is_elsewhere=(is_again or recording.is_with_others) and elsewhere.have_changed(held),
         )
         return record, gradients
 

@@ -1,0 +1,115 @@
+"""Does something come between two backward passes of a window that belongs after the last one?
+
+A call alone proves nothing: a script may keep what it has so far, clear `.grad` by hand, and add all up at last, as one
+that clips each micro-batch for privacy does. So each is accused only where the step is known to have used what the
+call changed together with what came later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.watch.judging.case import Case, Together, factor_of
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.windows import Contribution, Sketch, Window
+from conformance.watch.records import Backward, Limited, Sketches
+from conformance.watch.sizes import WIDTH
+
+
+def judge(together: Together, findings: Findings) -> None:
+    """After conservation, which has found the factors."""
+    for window in together.here:
+        if window.step is not None and not window.step.closure and window.used:
+            for finding in (*_again(together, window), *_clips(together, window)):
+                findings.add(finding, together.here)
+
+
+def _again(together: Together, window: Window) -> Iterator[Finding]:
+    """Gradients of one loss twice, of which the step has both in full, and nothing divides them by two."""
+    again = [backward for backward in window.backwards.values() if backward.contains and _adds(window, backward)]
+    if again and {*together.kappas.get(window.rank, ())} in ({1.0}, {float(together.ranks)}):
+        says = "a backward pass goes through the loss of an earlier one again"
+        effect = f"{len(again)} of {len(window.backwards)} backward passes add earlier gradients up once more"
+        site = again[0].site
+        yield Finding("watch/backward-once", says, window.index, (window.rank,), site, effect, window.optimizer)
+
+
+def _adds(window: Window, backward: Backward) -> bool:
+    """Whether it adds to what an earlier one gave a parameter. Passes with `inputs` of their own go through one loss
+    for different parameters."""
+    passes = [[one.backward for one in of_parameter] for of_parameter in window.new.values()]
+    return any(backward.backward in of_parameter and min(of_parameter) < backward.backward for of_parameter in passes)
+
+
+def _clips(together: Together, window: Window) -> Iterator[Finding]:
+    for at, clip in window.clips:
+        # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
+        held = [number for number in clip.parameters if number in window.used and window.used[number][2]]
+        held = [number for number in held if _is_between(at, window.new.get(number, []))]
+        is_in_step = _keeps_limited if clip.how == "value" else _keeps_clipped
+        if held and (clip.how == "value" or factor_of(clip) < 1) and is_in_step(together, window, held, at):
+            says = "clipping came between two backward passes of a window"
+            later = {one.backward for passes in window.new.values() for one in passes if one.at > at}
+            effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not clipped"
+            rank, site = (window.rank,), clip.site
+            yield Finding("watch/clip-whole-window", says, window.index, rank, site, effect, window.optimizer)
+
+
+def _is_between(at: int, passes: list[Contribution]) -> bool:
+    return bool(passes) and passes[0].at < at < passes[-1].at
+
+
+def _keeps_clipped(together: Together, window: Window, held: list[int], at: int) -> bool:
+    """Whether the step uses each gradient times all factors of the clips that came after it, and not each alike."""
+    alike = [window.clips_of(number) for number in held]
+    case = Case(together, window, [number for number, clips in zip(held, alike, strict=True) if clips == alike[0]], [])
+
+    def in_turns(number: int) -> list[Contribution]:
+        return [
+            replace(one, sketch=one.sketch * _after(other, number, one.at), sums=one.sums + len(other.clips))
+            for other in together.here
+            for one in other.new.get(number, [])
+        ]
+
+    factor = case.fits(in_turns)
+    return factor is not None and factor.is_known and case.fits(case.all) is None
+
+
+def _after(window: Window, number: int, at: int) -> float:
+    result = 1.0
+    for came, clip in window.clips:
+        if came > at and clip.how == "norm" and number in clip.parameters:
+            result *= factor_of(clip)
+    return result
+
+
+def _keeps_limited(together: Together, window: Window, held: list[int], at: int) -> bool:
+    """Whether what a clip by value left is in `.grad` still, when the next one comes, or the step: less it, what is
+    there is what was backpropagated meanwhile."""
+    limits = [(came, one) for came, one in window.limits if {*held} <= {*one.parameters}]
+    here = next((one for came, one in reversed(limits) if came <= at), None)
+    following = next(((came, one) for came, one in limits if came > at), None)
+    if here is None:
+        return False
+    until = window.at if following is None else following[0]
+    if any(clip.how == "norm" and at < came < until for came, clip in window.clips):
+        return False
+    left, found = _of(here, here.after), window.used if following is None else _of(following[1], following[1].before)
+    held = [number for number in held if any(at < one.at < until for one in window.new.get(number, []))]
+    added = {n: np.append((found[n] - left[n])[:2], found[n][2] + left[n][2]) for n in held}
+    case = Case(together, replace(window, used={**window.used, **added}), held, [])
+
+    def of_all(number: int) -> list[Contribution]:
+        return [one for one in case.all(number) if at < one.at < until]
+
+    def of_rank(number: int) -> list[Contribution]:
+        return [one for one in case.own(number) if at < one.at < until]
+
+    return bool(held) and any((factor := case.fits(of)) is not None and factor.is_known for of in (of_all, of_rank))
+
+
+def _of(limit: Limited, sketches: Sketches) -> dict[int, Sketch]:
+    return dict(zip(limit.parameters, np.reshape(sketches, (-1, WIDTH)), strict=True))

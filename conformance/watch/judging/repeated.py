@@ -1,0 +1,61 @@
+"""Whether what is to be done once in a window is done again after each micro-batch, by the factors that a step has."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import isclose
+from typing import TypeAlias
+
+from conformance.watch.judging.case import Case
+
+Column: TypeAlias = tuple[int, int, bool]
+"""A rank, the position of a backward pass in its window, and whether an earlier step left it."""
+
+_SERIES = 3
+"""Factors of fewer backward passes are a geometric series whatever they are."""
+
+_NEAR = 1e-3
+
+
+def done_again(case: Case, factors: list[list[float]]) -> str | None:
+    """Whether something that is to be done once for a window was done again after each micro-batch, to all that was
+    accumulated so far. factors: of the ranks, in each backward pass.
+
+    A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
+    micro-batches, the first of which counts the most of the former and the least of the latter.
+    """
+    if len(factors) < _SERIES or not all(factor for of_place in factors for factor in of_place):
+        return None
+    ratios = [
+        later / earlier for before, after in pairwise(factors) for earlier, later in zip(before, after, strict=True)
+    ]
+
+    def are_all(ratio: float) -> bool:
+        return all(isclose(one, ratio, rel_tol=_NEAR) for one in ratios)
+
+    if are_all(len(factors)):
+        return "what was accumulated so far was divided after each micro-batch"
+    ranks = case.together.ranks
+    if ranks > 1 and are_all(1 / ranks):
+        return "what was accumulated so far was summed over the ranks again after each micro-batch"
+    return None
+
+
+def are_added_again(case: Case, of: dict[Column, float]) -> bool:
+    """Whether the running total was added up, K, K - 1 ... 1 times, or was summed over the ranks each time.
+
+    Passes of one line that are known to have as many samples each are of one loss, and count alike. A script that
+    weighs them otherwise on purpose does so in the loss, which belongs to what is computed."""
+    passes = list(case.window.backwards.values())
+    counts = {one.targets or one.summed for one in passes}
+    if len({one.calls for one in passes}) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+        return False
+    last = len(passes) - 1
+    ranks = case.together.ranks
+    patterns = [[last + 1 - place for place in range(last + 1)]]
+    patterns += [[ranks ** (last - place) for place in range(last + 1)]] if ranks > 1 else []
+    smallest = min(of.values())
+    return smallest > 0 and any(
+        all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in of.items())
+        for pattern in patterns
+    )

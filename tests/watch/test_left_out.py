@@ -1,0 +1,191 @@
+"""What a script leaves out on purpose, now and then or for good, beside what it loses by mistake."""
+
+import pytest
+
+from conformance.watch import records
+from conformance.watch.verdict import verdict
+
+from .scripts import LINE, Script, total
+
+
+def laws(findings):
+    return {law for law, _ in findings.causes}
+
+
+@pytest.mark.parametrize(("dropped", "expected"), [((0, 1, 2, 1), "UNDECIDED"), ((1, 1, 1, 1), "DOES NOT CONFORM")])
+def test_a_rank_is_left_out(dropped, expected):
+    """By its gradients it is another one now and then."""
+    script = Script(ranks=3)
+    for rank in dropped:
+        computed = script.backward()
+        del computed[rank]
+        script.step([total(computed, 0.5)] * 3)
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("dropped", "expected"), [((0, 1, 0, 1), "UNDECIDED"), ((0, 0, 0, 0), "DOES NOT CONFORM")])
+def test_micro_batches_are_left_out(dropped, expected):
+    """By their losses these are others in each window. Whoever clears by mistake loses the same ones."""
+    script = Script(ranks=1)
+    for last in dropped:
+        computed = [script.backward()[0] for _ in range(3)]
+        script.step([total(computed[last + 1 :])])
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+def test_what_is_made_small_is_not_lost():
+    script = Script(ranks=1)
+    for _ in range(3):
+        [[first], [second]] = script.backward(scale=65536.0), script.backward()
+        script.step([total([total([first], 1 / 65536), second])])
+        script.clear()
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
+@pytest.mark.parametrize(
+    ("lost", "rows", "expected"),
+    [
+        ((1, 1, 1, 1), "others", {"watch/used"}),
+        ((2, 0, 3, 1), "others", set()),  # what looks wrong
+        ((1, 1, 1, 1), "same", set()),  # a probe
+    ],
+)
+def test_passes_are_cleared_before_steps(lost, rows, expected):
+    script = Script(ranks=1)
+    for count in lost:
+        for _ in range(count):
+            script.each(records.Entered([script.steps if rows == "same" else -script.backwards], False, LINE))
+            script.backward()
+            script.clear()
+        script.each(records.Entered([script.steps], False, LINE))
+        script.step(script.backward())
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert bool(findings.open) != bool(expected)
+
+
+def ranks_with_own(numbers, *, start, names, wraps=False, left=()):
+    """Each rank steps these parameters on its own gradients, and the others on the average."""
+    script = Script()
+    script.each(records.Named({str(number): name for number, name in enumerate(names)}))
+    if wraps:
+        script.each(records.Wrapped(0, [*left]))
+    for step in range(4):
+        computed = script.backward()
+        average = total(computed, 0.5)
+        script.step([[own[n] if n in numbers else average[n] for n in script.numbers] for own in computed])
+        for rank, stream in enumerate(script.streams):
+            for number in numbers if start or step else ():
+                stream[-1].values[number] = [one + rank for one in stream[-1].values[number]]
+        script.clear()
+    return script.findings()
+
+
+NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
+        ({"numbers": (4, 5), "start": False}, "DOES NOT CONFORM"),  # a layer that was forgotten
+        ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
+        ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
+        ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # which was told so
+    ],
+)
+def test_modules_of_each_rank_s_own(options, expected):
+    assert verdict(ranks_with_own(names=NAMES, **options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "horizon", "counts_micro_batches", "expected"),
+    [
+        ("OneCycleLR", 16, True, "UNDECIDED"),
+        ("OneCycleLR", 16, False, "CONFORMS"),
+        ("CosineAnnealingLR", 4, True, "DOES NOT CONFORM"),
+        ("StepLR", None, True, "DOES NOT CONFORM"),
+        ("ReduceLROnPlateau", None, True, "CONFORMS"),
+    ],
+)
+def test_a_schedule_of_micro_batches(name, horizon, counts_micro_batches, expected):
+    """It may be made for as many as there are, and comes to its end with the script then."""
+    script, count = Script(ranks=1), 0
+
+    def schedule():
+        script.each(records.Scheduled(0, name, [0.1 / (count + 1)], [0.1 / (count + 2)], LINE, count + 1, horizon))
+        return count + 1
+
+    for _ in range(4):
+        computed = []
+        for micro_batch in range(4):
+            computed += script.backward(factors=[0.25], targets=8)
+            if counts_micro_batches and micro_batch < 3:
+                count = schedule()
+        script.step([total(computed)])
+        count = schedule()
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("batches", "expected"), [((1, 1, 1), {"watch/window-length"}), ((2, 1, 1), set())])
+def test_a_short_window(batches, expected):
+    """A loader that gave more batches than went backward: the script leaves some out, and counts them as zero."""
+    script = Script(ranks=1)
+    for _ in range(4):
+        for window in ((1, 1, 1, 1), (1, 1, 1, 1), batches):
+            computed = []
+            for count in window:
+                computed += script.backward(factors=[0.25], targets=8)
+                for record in script.streams[0]:
+                    if isinstance(record, records.Backward) and record.backward == script.backwards:
+                        record.loader, record.batches = 7, count
+            script.step([total(computed)])
+            script.clear()
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("loaders", "heads", "expected"),
+    [
+        ((7, 7, 7), False, {"watch/mean-of-all"}),
+        ((7, 8, 9), False, set()),  # data sets
+        ((7, None, None), False, set()),  # groups of one batch
+        ((7, 7, 7), True, set()),
+    ],
+)
+def test_means_over_different_numbers(loaders, heads, expected):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for place, (loader, count) in enumerate(zip(loaders, (8, 4, 8), strict=True)):
+            [gradients] = script.backward(factors=[1 / 3], targets=count)
+            backward, local = script.streams[0][-2:]
+            backward.loader, backward.batches = loader, int(loader is not None)
+            if heads:
+                local.parameters, local.sketches = [0, place + 1], [local.sketches[0], local.sketches[place + 1]]
+                gradients = [one if n in (0, place + 1) else 0 * one for n, one in enumerate(gradients)]
+            computed.append(gradients)
+        script.step([total(computed)])
+        script.clear()
+    assert laws(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("is_same", "expected"), [(True, {"watch/own-data"}), (False, set())])
+def test_ranks_read_the_same(is_same, expected):
+    """Where they compute other gradients of it, it may be another loss, or what is drawn at random."""
+    script = Script()
+    for step in range(4):
+        script.each(records.Entered([10 * step, 10 * step + 1], False, LINE))
+        computed = script.backward()
+        if is_same:
+            script.streams[1][-1].sketches = script.streams[0][-1].sketches
+            computed = [computed[0]] * 2
+        script.step([total(computed, 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == expected
+    assert bool(findings.open) != is_same
