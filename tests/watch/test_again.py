@@ -60,7 +60,7 @@ def test_gradients_of_one_rank_are_sent_to_all(source):
     findings = broadcast(source)
     assert {law for law, _ in findings.causes} == {"watch/averaged"}
     [cause] = findings.causes.values()
-    assert cause.ranks == {0, 1}
+    assert cause.ranks == {1 - source}
 
 
 def test_ranks_that_each_step_on_their_own_and_stay_equal_are_not_accused():

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 
 from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.stream import Stream
+
+_FEW = 3
 
 
 def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> frozenset[int]:
@@ -16,7 +19,10 @@ def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> fr
     found = [finding for finding in waiting if finding.optimizer == optimizer]
     start = next((one.parameters for one in found if (one.law, one.step) == ("watch/same-weights", 0)), frozenset())
     alone = [one.parameters for one in found if one.law == "watch/averaged"]
-    if not start or not all(alone) or frozenset().union(*alone) != start:
+    if not all(alone) or not all(one <= start for one in alone):
+        return frozenset()
+    # Of a number or two it cannot be seen whether they are averaged.
+    if any(prod(stream.parameters[number].shape) > _FEW for number in start.difference(*alone)):
         return frozenset()
     shared = _modules(stream, start) & _modules(stream, stream.held[optimizer] - start)
     return frozenset() if shared else start
