@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.trace.observers import backward, clearing, clipping
-from conformance.trace.seams.guarding import failures, harmless
+from conformance.trace.seams.guarding import failures, guarded, harmless
 from conformance.trace.seams.patching import replaced
 
 
@@ -108,3 +108,20 @@ def test_a_training_step_goes_on_without_an_observer(record, monkeypatch, observ
     assert failed["error"] == "ZeroDivisionError: on purpose"
     assert "in look" in failed["traceback"] or "fails" in failed["traceback"]
     assert recording.kinds("finished") == ["finished"]
+
+
+def test_nothing_is_read_while_a_cuda_graph_is_captured(monkeypatch):
+    """On a GPU a read then spoils the capture, for good."""
+    told = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    capturing = [True]
+    read = []
+    with failures.reported_to(lambda observer, error: told.append((observer, type(error).__name__))):
+        assert harmless(lambda: read.append("a hook"), "hooks")() is None
+        assert guarded(lambda original: read.append("a call") or original(), lambda: "its own")() == "its own"
+        capturing.clear()
+        harmless(lambda: read.append("afterwards"), "hooks")()
+        assert harmless(lambda: "another", "others")() == "another"
+    assert read == []
+    assert told == [("hooks", "CudaGraph"), (__name__, "CudaGraph")]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import conformance
-from conformance.trace.seams.guarding import harmless
+from conformance.trace.seams.guarding import failures, harmless
 from conformance.watch.watching import watch
 
 
@@ -106,3 +106,49 @@ def test_threads_that_train_at_the_same_time_are_undecided():
 
     with pytest.raises(AssertionError, match="several threads train at the same time"):
         both()
+
+
+OBSERVERS = ("leaves", "inputs", "backward", "steps", "clearing", "clipping", "scaling", "schedules", "weights")
+
+
+def train_with(fails, moment):
+    """Windows of two backward passes, with a scaler, clipping and a schedule. In the fourth `fails` is called at a
+    moment: 0 to 4."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(8):
+        now = moment if step == 3 else None
+        for half in range(2):
+            if now == half:
+                fails()
+            scaler.scale(model(torch.randn(4, 40)).square().mean() / 2).backward()
+        if now == 2:
+            fails()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        if now == 3:
+            fails()
+        scaler.step(optimizer)
+        scaler.update()
+        if now == 4:
+            fails()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_nobody_is_accused_by_what_is_left_of_a_recorder(observer):
+    """Without one of its parts it would tell of windows that lack a backward pass, a step or a clearing."""
+    for moment in range(5):
+
+        def fails():
+            failures.add(f"conformance.watch.recording.{observer}", ValueError("it does not know this"))
+
+        seen = 3 + (moment == 4)
+        expected = f"UNDECIDED: In {seen} of {seen} steps"
+        with pytest.raises(AssertionError, match=expected) as caught, conformance.watching():
+            train_with(fails, moment)
+        assert f"{observer}: ValueError: it does not know this" in str(caught.value)

@@ -2,7 +2,8 @@
 
 All code of the recorder that a trainer's call runs goes through here: wrappers of functions, hooks, and what is called
 on entering and leaving a context. If it raises, the trainer gets what it would have got without it, and the observer
-that raised is switched off. Neither notices what the other is in: see `Aside`.
+that raised is switched off. So is one that is called while a CUDA graph is captured, where reading a tensor would spoil
+the capture. Neither notices what the other is in: see `Aside`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
+from torch import cuda
 from torch.compiler import is_dynamo_compiling
 
 from conformance.trace.seams.aside import Aside
@@ -23,6 +25,10 @@ from conformance.trace.seams.frames import passed_over
 Function: TypeAlias = Callable[..., Any]
 
 _SEAMS = os.path.join(os.path.dirname(__file__), "")
+
+
+class CudaGraph(Exception):
+    """An observer is called while a CUDA graph is captured."""
 
 
 class Failures:
@@ -113,6 +119,7 @@ def guarded(around: Function, original: Function) -> Function:
         once = Original(original, (args, kwargs))
         try:
             with once:
+                _see_that_nothing_is_captured()
                 return around(once, *args, **kwargs)
         except Exception as error:
             if error is once.error or _came_by_signal(error):
@@ -134,6 +141,7 @@ def harmless(act: Function, observer: str | None = None) -> Function:
         if is_dynamo_compiling() or observer in failures.off:
             return None
         try:
+            _see_that_nothing_is_captured()
             with Aside():
                 return act(*args, **kwargs)
         except Exception as error:
@@ -143,6 +151,12 @@ def harmless(act: Function, observer: str | None = None) -> Function:
         return None
 
     return call
+
+
+def _see_that_nothing_is_captured() -> None:
+    # Asking starts CUDA, after which a process cannot be forked.
+    if cuda.is_initialized() and cuda.is_current_stream_capturing():
+        raise CudaGraph("nothing can be read while a graph is captured, and what it replays calls no hook")
 
 
 def _came_by_signal(error: BaseException) -> bool:

@@ -77,9 +77,13 @@ class Launch:
         self._lacking = 0
         self._first_lacking: tuple[Finding, Window] | None = None
         self._is_over = False
+        self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
 
     def feed(self, rank: int, record: records.Record) -> None:
+        # What a recorder of which a part is off has left of a window would look like a mistake of the script.
+        if rank in self._blind and not isinstance(record, records.Failed):
+            return
         match record:
             case records.Hooked():
                 self._hooks.add(record.name)
@@ -92,6 +96,8 @@ class Launch:
                 self._left |= frozenset(record.own)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+                self._blind.add(rank)
+                self._over.add(rank)
             case records.Buffers():
                 self._buffers[rank] = record
                 if len(self._buffers) == self.ranks > 1:
@@ -239,7 +245,10 @@ class Launch:
         finding, window = self._first_lacking
         averages = window.optimizer in self._common | self._wrapped
         are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
-        if are_lost and pairing.are_numbered_alike(self.streams.values()):
+        if self._blind:
+            self.findings.steps += self._lacking
+            self.findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._lacking)
+        elif are_lost and pairing.are_numbered_alike(self.streams.values()):
             self.findings.steps += self._lacking
             finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
             self.findings.add(finding)
