@@ -44,6 +44,8 @@ SETTINGS = {
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITHOUT_MPI": "1",
     "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+    # Beside a torch with CUDA: nvcc must read headers by the standard of the compiler that it calls.
+    "NVCC_APPEND_FLAGS": "-std=c++20",
 }
 # Flags in a CMakeLists win over CXXFLAGS, so the standard is changed where the compiler is called.
 COMPILER = """\

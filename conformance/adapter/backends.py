@@ -24,6 +24,8 @@ class Backend:
         more_layouts: beside those, each as (world size, accumulation).
         more_precisions: beside fp64, fp32, bf16 and fp16.
         on_gpu: the core workloads run on a GPU too.
+        shares_gpus: ranks may share one. NCCL wants one for each. gloo's collectives take tensors of GPUs, too; its
+            messages do not: it reads main memory at their address, and aborts.
         rendezvous: where ranks that we start meet: at torchrun's store or at Horovod's server.
         package, module: what it needs beyond torch, and what of that must be importable.
         exchange: the formula of what ranks send; None where there is none.
@@ -35,6 +37,7 @@ class Backend:
     more_layouts: tuple[tuple[int, int], ...] = ()
     more_precisions: tuple[str, ...] = ()
     on_gpu: bool = True
+    shares_gpus: bool = True
     rendezvous: Literal["store", "horovod"] = "store"
     package: str | None = None
     module: str | None = None
@@ -58,9 +61,11 @@ BACKENDS: dict[str, Backend] = {
     "fsdp2": Backend(paths="sharded", on_gpu=False, exchange="shards"),
     "zero-redundancy": Backend(paths="sharded", on_gpu=False, exchange="owners"),
     "deepspeed": Backend(paths="sharded", on_gpu=False, package="deepspeed", module="deepspeed", exchange="zero"),
-    "parameter-server": Backend(paths="point-to-point", exchange="parameter-server", one_rank_steps=True),
-    "ring": Backend(paths="point-to-point", exchange="ring"),
-    "ring-gather": Backend(paths="point-to-point", exchange="ring-gather"),
+    "parameter-server": Backend(
+        paths="point-to-point", shares_gpus=False, exchange="parameter-server", one_rank_steps=True
+    ),
+    "ring": Backend(paths="point-to-point", shares_gpus=False, exchange="ring"),
+    "ring-gather": Backend(paths="point-to-point", shares_gpus=False, exchange="ring-gather"),
     # With four ranks, two replicas share a worker. Gradients travel in Ray's object store.
     "ray": Backend(paths="launched", more_layouts=((4, 1),), on_gpu=False, is_seen=False),
     "ray-train": Backend(paths="launched", on_gpu=False),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, get_args
+from typing import Any, ClassVar, get_args
 
+from conformance.adapter.backends import BACKENDS
 from conformance.adapter.loading import ALL, every_trainer, stated
 from conformance.cases.case import Case, Device
 from conformance.cases.matrix import plan
@@ -151,12 +152,25 @@ def _of(servers: Servers, target: str, backends: Sequence[str], *, named: bool, 
                         yield _not_run(item, "UNSUPPORTED", planned.unsupported)
                 elif missing is not None:
                     yield _not_run(item, "UNAVAILABLE", str(missing))
-                elif (reason := refused.get(planned.case.precision) or servers.why_not(planned.case)) is not None:
-                    yield _not_run(item, "UNAVAILABLE", reason)
-                elif device == "cuda" and not gpus["devices"]:
-                    yield _not_run(item, "UNAVAILABLE", f"no CUDA device: {gpus['reason']}")
                 else:
-                    yield item
+                    case = planned.case
+                    reason = refused.get(case.precision) or servers.why_not(case) or _why_not_there(case, gpus)
+                    yield item if reason is None else _not_run(item, "UNAVAILABLE", reason)
+
+
+def _why_not_there(case: Case, gpus: Mapping[str, Any]) -> str | None:
+    """Why a case cannot run on these GPUs, if so."""
+    if case.device == "cpu":
+        return None
+    devices = gpus["devices"]
+    if not devices:
+        return f"no CUDA device: {gpus['reason']}"
+    if case.world_size > devices and not BACKENDS[case.backend].shares_gpus:
+        return (
+            f"on GPUs point-to-point messages need NCCL, which needs one for each of {case.world_size} ranks: here "
+            f"{'is one' if devices == 1 else f'are {devices}'}"
+        )
+    return None
 
 
 def _not_run(item: Item, verdict: Verdict, reason: str) -> Item:

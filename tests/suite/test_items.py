@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pkgutil
 
+import pytest
+
 from conformance import trainers
 from conformance.adapter.declaration import BACKEND_NAMES
 from conformance.suite.items import REFERENCE, collect
@@ -61,3 +63,28 @@ def test_a_precision_that_the_machine_refuses_is_unavailable():
     told = {(item.verdict, item.reason) for item in items if item.case.precision == "bf16"}
     assert told == {("UNAVAILABLE", "not here")}
     assert "UNAVAILABLE" not in {item.verdict for item in items if item.case.precision == "fp32"}
+
+
+class WithGpus(Servers):
+    """Servers of a machine with so many GPUs."""
+
+    def __init__(self, devices: int) -> None:
+        super().__init__()
+        self.devices = devices
+
+    def get(self, target, backend):
+        server = super().get(target, backend)
+        server.gpus = {"devices": self.devices, "reason": None}
+        return server
+
+
+@pytest.mark.parametrize(("devices", "reach"), [(1, 1), (2, 2), (3, 3)])
+def test_messages_of_a_gpu_need_one_for_each_rank(devices, reach):
+    """On one H100 the cases of all three paths with messages aborted in gloo, and those of DDP passed."""
+    servers = WithGpus(devices)
+    items = [item for item in collect(servers, ["ring", "ddp"], [], []) if item.case.device == "cuda"]
+    servers.close()
+    unavailable = {(item.case.backend, item.case.world_size) for item in items if item.verdict == "UNAVAILABLE"}
+    assert unavailable == {("ring", world_size) for world_size in (2, 3, 4) if world_size > reach}
+    [reason, *_] = [item.reason for item in items if item.verdict == "UNAVAILABLE"]
+    assert f"{'is one' if devices == 1 else f'are {devices}'}" in reason
