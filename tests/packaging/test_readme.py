@@ -186,7 +186,10 @@ def test_the_lines_for_a_resume_work(tmp_path: Path) -> None:
         assert example.count(old) == 1
         example = example.replace(old, new)
     (tmp_path / "my_trainer.py").write_text(example)
-    command = [script("conformance"), "run", "my_trainer.py", "--case", "resumed_at=3", "--case", "resumed_at=4"]
+    # Without a part of the state that these have, the others would pass.
+    parts = (f"resumed_at=3,workload={name}" for name in ("adamw", "growing-scale", "two-groups"))
+    cases = [word for pattern in ("resumed_at=4", *parts) for word in ("--case", pattern)]
+    command = [script("conformance"), "run", "my_trainer.py", *cases]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"All \d\d judged cases hold", ran.stdout), ran.stdout
