@@ -20,15 +20,15 @@ _DIFFERENT = 0.01
 @dataclass
 class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number
-    that they were divided by. summed: windows of several means that nothing divided. skipping: windows for which a
-    loader gave more batches than went backward. divided: of means that were divided by a whole number that is not
-    that of the window, how often each number of backward passes came with which number."""
+    that they were divided by. summed: windows of several means that nothing divided. surplus: how many more batches
+    a loader gave than went backward. divided: of means that were divided by a whole number that is not that of the
+    window, how often each number of backward passes came with which number."""
 
     right: int = 0
     windows: int = 0
     others: deque[tuple[Window, int]] = field(default_factory=lambda: deque(maxlen=_MOST_KEPT))
     summed: int = 0
-    skipping: int = 0
+    surplus: int = 0
     divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
 
 
@@ -59,8 +59,8 @@ class Losses:
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
         passes = list(window.backwards.values())
-        loaders = {one.loader for one in passes if one.batches}
-        of.skipping += len(loaders) == 1 and None not in loaders and sum(one.batches for one in passes) > len(passes)
+        # Batches may come long before. Of several loaders, one may be that of an evaluation.
+        of.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
         factors = [factor_of(one) for one in passes]
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
@@ -129,6 +129,7 @@ class Losses:
     def finish(self) -> None:
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
+                missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
                 for window, nominal in of.others:
                     passes = len(window.backwards)
                     if passes > nominal:
@@ -137,7 +138,7 @@ class Losses:
                             "added to the next window on purpose"
                         )
                         continue
-                    if of.skipping > 1:
+                    if of.surplus >= missing > 0:
                         self._findings.undecided(
                             f"{passes} micro-batches were each divided by {nominal}: the script leaves some out, which "
                             "may be meant to count as zero"
