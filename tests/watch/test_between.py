@@ -111,10 +111,15 @@ def test_a_penalty_after_unscaling(scales, expected):
 
 @pytest.mark.parametrize(
     ("scale", "limit", "expected"),
-    [(65536.0, 1.0, {"watch/unscale-before-clip"}), (4.0, 0.4, "UNDECIDED"), (0.25, 0.1, "UNDECIDED")],
+    [
+        (65536.0, 1.0, {"watch/unscale-before-clip"}),
+        (32.0, 1.0, {"watch/unscale-before-clip"}),
+        (4.0, 0.4, "UNDECIDED"),
+        (0.25, 0.1, "UNDECIDED"),
+    ],
 )
 def test_a_limit_that_may_be_scaled(scale, limit, expected):
-    """By less than a thousandth nobody limits a norm; else it may be a limit times the scale."""
+    """By less than a thousandth nobody limits a norm, and by 1/32 neither; else it may be a limit times the scale."""
 
     def window(model, optimizer, scaler):
         scaler.scale(next(parts(model))).backward()
@@ -137,3 +142,15 @@ def test_models_that_are_always_clipped():
                         torch.nn.utils.clip_grad_norm_(one.parameters(), 0.1)
                     optimizer.step()
                     optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(lambda scale: 1.0, True), (lambda scale: 0.25 * scale, False)])
+def test_a_limit_that_changes_with_the_scale(limit, expected):
+    """One that does not is none that was scaled."""
+
+    def window(model, optimizer, scaler):
+        scaler.scale(next(parts(model))).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit(scaler.get_scale()))
+
+    found = watched(window, init_scale=4.0, growth_interval=1)
+    assert (found == {"watch/unscale-before-clip"}) == expected

@@ -120,7 +120,8 @@ def _used_again(case: Case) -> Finding | None:
     found = _found(
         case, "watch/fresh", says, f"{len(again)} of {len(used)} gradients are of weights that no longer are"
     )
-    found.is_of_all_steps = not rest
+    # That of the step before may be put back, if not that of an older one.
+    found.is_of_all_steps = not rest and {*window.again.values()} == {window.begin}
     return found
 
 

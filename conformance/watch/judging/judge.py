@@ -30,6 +30,7 @@ from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.unscaling import Unscaling
 from conformance.watch.judging.windows import Cleared, Key, Window
 
 _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
@@ -55,7 +56,7 @@ class Launch:
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
-        self._schedules = Schedules(findings)
+        self._schedules, self._unscaling = Schedules(findings), Unscaling(findings)
         self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
         self._averages = False
@@ -116,6 +117,7 @@ class Launch:
             else:
                 order.judge(found, self.findings)
                 self._schedules.judge(found)
+                self._unscaling.judge(found)
                 self._first = self._first or found
                 self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
         self._join()
@@ -135,7 +137,8 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        return bool(self.findings.causes) or any(one.accuses for one in (self._steady, self._solved, self._schedules))
+        found = (self._steady, self._solved, self._schedules, self._unscaling)
+        return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
@@ -153,6 +156,7 @@ class Launch:
         self._losses.finish()
         self._modes.finish()
         self._schedules.finish()
+        self._unscaling.finish()
         self._steady.finish()
         self._solved.finish()
         for _ in self._unsolved:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import hypot, isfinite, sqrt
+from math import hypot, isfinite
 
 import numpy as np
 
@@ -11,9 +10,6 @@ from conformance.watch.judging.case import factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Clipped, Site
-
-_NO_LIMIT = 1e-3 * (1 - 1e-6)
-"""Times the loss scale: nobody limits a norm to less than a thousandth."""
 
 
 def judge(window: Window, findings: Findings) -> None:
@@ -54,32 +50,6 @@ def judge(window: Window, findings: Findings) -> None:
                 clip.site,
                 _unclipped(window, clip),
             )
-    for at, clip in window.clips:
-        # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
-        own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
-        scale = max(window.scales, default=1.0)
-        if (
-            scale == 1.0
-            # A limit of the scale's own order is one that the script has scaled as well.
-            or (scale > 1.0 and clip.limit >= sqrt(scale))
-            or at < max(own, default=last)
-            or any(unscaled < at for unscaled, _ in window.unscales)
-            # Without one the script has divided by itself, before or after.
-            or (step.grad_scale is None and not any(unscaled > at for unscaled, _ in window.unscales))
-        ):
-            continue
-        if clip.limit < _NO_LIMIT * scale:
-            found(
-                "watch/unscale-before-clip",
-                f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}",
-                clip.site,
-                _too_short(clip, scale),
-            )
-        else:
-            findings.undecided(
-                f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}, which may be a limit "
-                "that is scaled, too"
-            )
     for at, unscaled in window.unscales:
         later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
         # A penalty that no loss scale multiplies is right after it.
@@ -95,10 +65,3 @@ def _unclipped(window: Window, clip: Clipped) -> str:
     norm = hypot(*(float(sketch[2]) for sketch in window.used.values()))
     limit = f"the limit of {'the norm' if clip.how == 'norm' else 'its elements'} {clip.limit:g}"
     return f"no gradient was clipped: the norm of what the step uses is at least {norm:.3g}, and {limit}"
-
-
-def _too_short(clip: Clipped, scale: float) -> str:
-    if clip.how != "norm" or not clip.norm:
-        return f"what is compared with the limit is {scale:g} times what it should be"
-    right = factor_of(replace(clip, norm=clip.norm / scale))
-    return f"clipping leaves {factor_of(clip) / right:.3g} of what it should leave of the gradients"
