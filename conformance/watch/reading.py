@@ -6,7 +6,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from conformance.watch import records
-from conformance.watch.judging.judge import Judge, Launch
+from conformance.watch.judging.judge import Judge
+from conformance.watch.judging.launch import Launch
 from conformance.watch.parts import following_part
 
 _AT_ONCE = 2000

@@ -30,7 +30,7 @@ def test_files_are_read_one_after_the_other(tmp_path):
 
 
 def test_a_rank_that_is_ahead_waits_and_is_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("conformance.watch.judging.judge._AHEAD", 1)
+    monkeypatch.setattr("conformance.watch.judging.launch._AHEAD", 1)
     script = Script(ranks=1)
     for _ in range(5):
         script.step(script.backward())

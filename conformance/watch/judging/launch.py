@@ -1,0 +1,372 @@
+"""Joins the windows of all ranks of a launch while they come in, and has each looked at."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+from conformance.watch import records
+from conformance.watch.judging import (
+    agreement,
+    between,
+    conservation,
+    coverage,
+    diagnosis,
+    experts,
+    order,
+    pairing,
+    unsent,
+)
+from conformance.watch.judging.case import Together
+from conformance.watch.judging.diagnosis import System
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.history import History
+from conformance.watch.judging.inputs import Inputs
+from conformance.watch.judging.losses import Losses
+from conformance.watch.judging.lost import Lost
+from conformance.watch.judging.modes import Modes
+from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.scenes import Scene
+from conformance.watch.judging.schedules import Schedules
+from conformance.watch.judging.steady import Steady
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.unscaling import Unscaling
+from conformance.watch.judging.windows import Cleared, Key, Window
+
+_OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
+"""Laws for ranks that train one model."""
+
+_MOST_WINDOWS = 64
+"""Of those before, whose backward passes are compared."""
+
+_AHEAD = 256
+"""A rank may be so many windows ahead of the others before the judge lets it wait."""
+
+
+class Launch:
+    """Processes that train together."""
+
+    def __init__(self, ranks: int, findings: Findings) -> None:
+        self.ranks = ranks
+        self.findings = findings
+        self.streams: dict[int, Stream] = {}
+        self._queues: dict[Key, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
+        self._over: set[int] = set()
+        self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
+        self._inputs = Inputs(ranks, findings)
+        self._steady, self._solved = Steady(findings), Steady(findings)
+        self._losses = Losses(findings, self._steady)
+        self._schedules, self._unscaling = Schedules(findings), Unscaling(findings)
+        self._modes = Modes(findings)
+        self._pairing = Pairing(ranks)
+        self._averages = False
+        self._hooks: set[str] = set()
+        self._is_joined = False
+        self._groups: set[int] = set()
+        self._waiting: list[Finding] = []
+        self._first: Window | None = None
+        self._apart: dict[int, list[int]] = defaultdict(list)
+        self._equal: dict[int, int] = {}
+        self._common: set[int] = set()
+        self._unclear: set[int] = set()
+        self._wrapped: set[int] = set()
+        self._left: frozenset[int] = frozenset()
+        self._elsewhere: set[int] = set()
+        self._related: set[frozenset[int]] = set()
+        self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
+        self._lost = Lost(findings)
+        self._lacking = 0
+        self._first_lacking: tuple[Finding, Window] | None = None
+        self._is_over = False
+        self._blind: set[int] = set()
+        self._buffers: dict[int, records.Buffers] = {}
+
+    def feed(self, rank: int, record: records.Record) -> None:
+        # What a recorder of which a part is off has left of a window would look like a mistake of the script.
+        if rank in self._blind and not isinstance(record, records.Failed):
+            return
+        match record:
+            case records.Hooked():
+                self._hooks.add(record.name)
+            case records.Joined():
+                self._is_joined = True
+            case records.Grouped():
+                self._groups.add(record.size)
+            case records.Wrapped():
+                self._wrapped.add(record.optimizer)
+                self._left |= frozenset(record.own)
+            case records.Failed():
+                self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+                self._blind.add(rank)
+                self._over.add(rank)
+            case records.Buffers():
+                self._buffers[rank] = record
+                if len(self._buffers) == self.ranks > 1:
+                    agreement.judge_buffers(self._buffers, self.findings)
+            case records.Weighed():
+                self._pairing.weigh(rank, self.streams[rank].clock, record)
+            case records.Source():
+                self.findings.sources[record.file, record.line] = record.path, record.text
+            case records.Ended():
+                self._over.add(rank)
+            case records.Entered() | records.Epoch():
+                self._inputs.feed(rank, record)
+        for found in self.streams[rank].feed(record):
+            if isinstance(found, Cleared):
+                self._lost.take(found)
+            else:
+                order.judge(found, self.findings)
+                self._schedules.judge(found)
+                self._unscaling.judge(found)
+                self._first = self._first or found
+                self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
+        self._join()
+
+    def end(self, rank: int) -> bool:
+        """There is nothing more to come of a rank; returns whether that is new."""
+        is_new = rank not in self._over
+        self._over.add(rank)
+        if is_new:
+            self._join()
+        return is_new
+
+    def is_ahead(self, rank: int) -> bool:
+        """Whether the other ranks are so far behind that it has to wait."""
+        return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
+
+    @property
+    def accuses(self) -> bool:
+        """Whether what was seen so far is enough to accuse the script."""
+        found = (self._steady, self._solved, self._schedules, self._unscaling)
+        return bool(self.findings.causes) or any(one.accuses for one in found)
+
+    def finish(self, *, is_whole: bool) -> None:
+        """All processes have ended. is_whole: of themselves, and well."""
+        self._is_over = True
+        self._join()
+        self._decide_lacking(is_whole=is_whole)
+        self._decide_waiting()
+        started = max((stream.began.started for stream in self.streams.values()), default=1)
+        if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
+            self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
+        self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
+        if self._first is not None and self._first_lacking is None:
+            unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
+        self._inputs.finish(averages=self._averages)
+        self._losses.finish()
+        self._modes.finish()
+        self._schedules.finish()
+        self._unscaling.finish()
+        self._steady.finish()
+        self._solved.finish()
+        for _ in self._unsolved:
+            self.findings.undecided(diagnosis.FEW)
+        for rank, stream in self.streams.items():
+            coverage.judge(rank, stream, self.findings)
+        if self._groups - {self.ranks} and self.ranks > 1:
+            self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
+
+    def _join(self) -> None:
+        if len(self.streams) < self.ranks and not self._is_over:
+            return
+        for key, queues in self._queues.items():
+            while self._is_complete(key, queues):
+                windows = [queues[rank].popleft() if queues[rank] else None for rank in range(self.ranks)]
+                self._judge(key, windows)
+
+    def _is_complete(self, key: Key, queues: dict[int, deque[Window]]) -> bool:
+        ready = [bool(queues[rank]) for rank in range(self.ranks)]
+        ended = [self._is_over or rank in self._over for rank in range(self.ranks)]
+        return any(ready) and all(has or over for has, over in zip(ready, ended, strict=True))
+
+    def _judge(self, key: Key, windows: list[Window | None]) -> None:
+        here = [window for window in windows if window is not None]
+        if len(self.streams) < self.ranks:
+            self.findings.steps += len(here)
+            self.findings.undecided(f"only {len(self.streams)} of {self.ranks} ranks made an optimizer")
+            return
+        lacking = [rank for rank, stream in self.streams.items() if not stream.has(key)]
+        if lacking:
+            self.findings.steps += sum(window.step is not None for window in here)
+            self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
+            return
+        if not pairing.are_numbered_alike(self.streams.values()):
+            self.findings.steps += sum(window.step is not None for window in here)
+            self.findings.undecided(pairing.NUMBERED)
+            return
+        if len(here) < self.ranks and not self._is_joined:
+            others = tuple(rank for rank, window in enumerate(windows) if window is None)
+            says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
+            self._lack(here, says, others)
+            return
+        self._relate(here[0])
+        self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
+        own = Findings()
+        together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
+        conservation.judge(together, own)
+        agreement.judge(together, own)
+        is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
+        if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
+            self._lack(here, pairing.said(here), tuple(window.rank for window in here))
+            return
+        self._lost.sort(here, is_known=own.conserved == own.steps)
+        if own.conserved and own.conserved == own.steps and not own.causes:
+            self._averages |= self.ranks > 1
+            if self.ranks > 1:
+                self._common.add(here[0].optimizer)
+                self._inputs.averaged(is_alike=together.is_alike)
+            self._losses.judge(together)
+            self._modes.feed(here)
+        elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
+            # Gradients of different weights are different ones, until they are averaged.
+            self._common.add(here[0].optimizer)
+        elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
+            self._unclear.add(here[0].optimizer)
+        between.judge(together, self.findings)
+        self._steady.feed(own.factors, here)
+        kappas = together.kappas.get(here[0].rank, [])
+        history = self.findings.histories.setdefault(key, History(key.type))
+        history.add(together, kappas[0] if len({*kappas}) == 1 else None)
+        broken = [cause for window in here for cause in window.broken]
+        for cause in broken:
+            self.findings.show(cause, here)
+        if history.good is None and 0 < own.steps == own.conserved and not own.causes and not broken:
+            history.good = Scene.seen(here)
+        self._take(own, here)
+
+    def _lack(self, here: list[Window], says: str, ranks: tuple[int, ...]) -> None:
+        """A step that not all ranks take at this time."""
+        self._lacking += sum(window.step is not None for window in here)
+        if self._first_lacking is None:
+            first = here[0]
+            finding = Finding("watch/same-steps", says, first.index, ranks, first.site, optimizer=first.optimizer)
+            self._first_lacking = finding, first
+
+    def _decide_lacking(self, *, is_whole: bool) -> None:
+        """A rank may also step for others, or with a part of them, and send the weights."""
+        if self._first_lacking is None:
+            return
+        finding, window = self._first_lacking
+        averages = window.optimizer in self._common | self._wrapped
+        are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
+        if self._blind:
+            self.findings.steps += self._lacking
+            self.findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._lacking)
+        elif are_lost and pairing.are_numbered_alike(self.streams.values()):
+            self.findings.steps += self._lacking
+            finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
+            self.findings.add(finding)
+        elif is_whole:
+            self.findings.steps += self._lacking
+            self.findings.undecided(pairing.TURNS, self._lacking)
+        else:
+            self.findings.note("steps that the end of the script left to some ranks alone are not judged")
+
+    def _take(self, own: Findings, here: list[Window]) -> None:
+        """Add what was found in one window; what depends on how the weights go on waits."""
+        findings, window = self.findings, here[0]
+        findings.steps += own.steps
+        findings.conserved += own.conserved
+        for system in own.unsolved:
+            self._solve(system, here)
+        for why, count in own.open.items():
+            findings.undecided(why, count)
+        for what in own.notes:
+            findings.note(what)
+        apart = False
+        for cause in own.causes.values():
+            if cause.first.law == "watch/same-weights":
+                apart = True
+            is_of_one = window.optimizer in self._common | self._wrapped and cause.first.law != "watch/same-weights"
+            if cause.first.waits or (cause.first.law in _OF_ONE_MODEL and not is_of_one):
+                cause.first.ranks = tuple(sorted(cause.ranks))
+                findings.show(cause.first.key, here)
+                if len(self._waiting) < 1000:
+                    self._waiting.append(cause.first)
+            else:
+                cause.first.ranks = tuple(sorted(cause.ranks))
+                findings.add(cause.first, here)
+        if len(here) == self.ranks and window.weights:
+            if apart:
+                self._apart[window.optimizer].append(window.index)
+                del self._apart[window.optimizer][1000:]
+            else:
+                self._equal[window.optimizer] = window.index
+
+    def _solve(self, system: System, here: list[Window]) -> None:
+        """A script does the same in each window, so that several steps say together what one is too small for."""
+        window = system.case.window
+        at = window.rank, window.optimizer, tuple(system.case.parameters)
+        if at in self._unsolved:
+            system = system.after(self._unsolved[at])
+        if not system.is_enough:
+            self._unsolved[at] = system
+            return
+        self._unsolved.pop(at, None)
+        found = diagnosis.solved(system)
+        if isinstance(found, str):
+            self._solved.feed([(window.rank, None, False)], here)
+            self.findings.undecided(found)
+        elif (system.is_ample and not found.is_of_all_steps) or found.waits:
+            self.findings.add(found, here)
+        else:
+            self._solved.feed([(window.rank, found, False)], here)
+
+    def _relate(self, window: Window) -> None:
+        """Optimizers that step on the same backward pass train parts of one model."""
+        passes = {*window.backwards}
+        for other, theirs in self._passes:
+            if passes & theirs:
+                self._related.add(frozenset((other, window.optimizer)))
+        self._passes.append((window.optimizer, passes))
+
+    def _may_train_apart(self, optimizer: int) -> bool:
+        """Whether it never averages, and what the ranks train together may be another model: one that does average, or
+        of which not enough is seen to say that it does not. That has no backward pass in common with it."""
+        others = (self._common | self._unclear) - {optimizer}
+        related = any(frozenset((optimizer, other)) in self._related for other in others)
+        unseen = any(stream.trains_unseen for stream in self.streams.values())
+        is_common = optimizer in self._common | self._wrapped
+        return not is_common and not related and (bool(others) or unseen)
+
+    def _may_be_of_each(self, optimizer: int) -> bool:
+        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search: on
+        its own gradients alone, and from a start or at a rate of its own. A script that forgot to average looks the
+        same, unless something is averaged or wrapped, or a sampler deals the data out."""
+        found = [finding for finding in self._waiting if finding.optimizer == optimizer]
+        has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
+        alone = {finding.alone for finding in found if finding.waits} == {True}
+        return has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped
+
+    def _own(self, optimizer: int) -> frozenset[int]:
+        start = (
+            frozenset() if optimizer in self._wrapped else experts.from_start(self._waiting, optimizer, self.streams[0])
+        )
+        return self._left | start
+
+    def _meets(self, optimizer: int) -> bool:
+        """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
+        others have learned: all of them, as in an average now and then, some, or halfway."""
+        held = next(iter(self.streams.values())).held[optimizer]
+        found = {finding.alone for finding in self._waiting if finding.optimizer == optimizer and finding.waits}
+        return found == {True} and bool(self._elsewhere & held)
+
+    def _decide_waiting(self) -> None:
+        for finding in self._waiting:
+            assert finding.optimizer is not None and finding.step is not None
+            if finding.parameters and finding.parameters <= self._own(finding.optimizer):
+                self.findings.undecided("some parameters are each rank's own, as those of experts are")
+                continue
+            apart = self._apart.get(finding.optimizer, [])
+            own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
+            if self._meets(finding.optimizer):
+                self.findings.undecided("ranks step on their own gradients, and change their weights between steps")
+            elif self._may_train_apart(finding.optimizer):
+                self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
+            elif self._may_be_of_each(finding.optimizer):
+                self.findings.undecided("each rank trains a model of its own, as it seems")
+            elif own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
+                self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
+            elif finding.waits and not apart:
+                self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")
+            else:
+                self.findings.add(finding)
