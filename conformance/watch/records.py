@@ -142,6 +142,15 @@ class Left(Record):
 
 
 @dataclass(slots=True)
+class Stale(Record):
+    """A backward pass reaches what FSDP2 has gathered of these parameters before the last steps, so many at least."""
+
+    parameters: list[int]
+    steps: int
+    site: Site
+
+
+@dataclass(slots=True)
 class Captured(Record):
     """`torch.autograd.grad` returned the gradients of parameters, which the script may use as it likes."""
 
@@ -225,7 +234,8 @@ class Stepped(Record):
     those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced:
     those that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed
     all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
-    has changed weights since the step before, where there are other ranks or no backward pass came since."""
+    has changed weights since the step before, where there are other ranks or no backward pass came since. after:
+    sketches of these weights after the step, of the first steps; empty where a wrapper keeps those of ranks equal."""
 
     optimizer: int
     type: str
@@ -247,6 +257,7 @@ class Stepped(Record):
     moved: bool = False
     is_own: bool = False
     is_elsewhere: bool = False
+    after: Sketches = field(default_factory=list)
 
 
 @dataclass(slots=True)

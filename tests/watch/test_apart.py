@@ -1,14 +1,15 @@
 """Two models of one script: one that all ranks train, and one beside it that each trains for itself."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.numbering import OF_PARAMETERS
 from conformance.watch.judging.pairing import NUMBERED
 from conformance.watch.verdict import verdict
 
-from .scripts import SHAPES, Script, total
+from .scripts import LINE, SHAPES, Script, gradients, sketches, total
 
 
 class Beside(Script):
@@ -88,18 +89,52 @@ def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
     assert verdict(script.findings()) == expected
 
 
-def test_a_rank_may_make_an_optimizer_of_its_own_first():
-    """Then its parameters have other numbers than those of the other ranks, and nothing can be compared by them."""
-    script = Script()
-    for _ in range(3):
-        script.step([total(script.backward(), 0.5)] * 2)
+@pytest.mark.parametrize(("averages", "expected"), [(True, set()), (False, {"watch/averaged"})])
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_rank_may_make_an_optimizer_of_its_own_first(early, averages, expected):
+    """Then it has other numbers for the parameters and the optimizer that all ranks have, and they are compared all the
+    same. Of its own optimizer, nothing is known on the others. early: the rank whose records come first."""
+    script = Script(drift=0.1 * (not averages))
+    for _ in range(4):
+        computed = script.backward()
+        script.each(records.Clipped("norm", script.numbers, 1e6, 1.0, len(SHAPES), LINE))
+        script.step([total(computed, 0.5)] * 2 if averages else computed)
         script.clear()
     began, *rest = script.streams[0]
     probe = [records.Parameter(0, [5, 7], "float32", 1, "probe"), records.Optimizer(0, "Adam", [0])]
-    script.streams[0] = [began, *probe, *map(_renumbered, rest)]
+    used = sketches(gradients(1, ((5, 7),)))
+    own = records.Stepped(0, "Adam", [0.1], [0], [], False, None, False, False, "float32", [0], used, [], [], LINE)
+    script.streams[0] = [began, *probe, *map(_renumbered, rest), own]
+    script.streams.sort(key=lambda stream: stream[0].rank != early)
     findings = script.findings()
-    assert (verdict(findings), findings.causes, findings.steps) == ("UNDECIDED", {}, 6)
+    assert {law for law, _ in findings.causes} - {"watch/same-weights"} == expected
+    assert findings.conserved == (8 if averages else 0)
+    assert "an optimizer, Adam, exists on some ranks alone" in findings.open
+    assert NUMBERED not in findings.open
+
+
+def test_a_rank_that_adds_a_group_of_its_own_cannot_be_compared():
+    script = Script()
+    added = [records.Parameter(len(SHAPES) + number, [3], "float32", 1, None) for number in range(2)]
+    script.streams[0].append(added[0])
+    for stream in script.streams:
+        stream.append(added[1])
+    script.numbers = [*script.numbers, len(SHAPES) + 1]
+    script.shapes = (*SHAPES, (3,))
+    for _ in range(3):
+        script.step([total(script.backward(), 0.5)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
     assert NUMBERED in findings.open
+
+
+def test_all_fields_that_hold_numbers_of_parameters_are_translated():
+    """Others are lists of whole numbers, too."""
+    others = {"rows", "samples", "shape"}
+    for kind in records.Record.__subclasses__():
+        lists = {one.name for one in fields(kind) if one.type == "list[int]"} - others
+        assert lists == {*OF_PARAMETERS.get(kind, ())}, kind
 
 
 def _renumbered(record):
@@ -108,7 +143,6 @@ def _renumbered(record):
     for name in ("parameter", "optimizer"):
         if hasattr(record, name):
             changes[name] = getattr(record, name) + 1
-    for name in ("parameters", "used", "weights"):
-        if hasattr(record, name):
-            changes[name] = [number + 1 for number in getattr(record, name)]
+    for name in OF_PARAMETERS.get(type(record), ()):
+        changes[name] = [number + 1 for number in getattr(record, name)]
     return replace(record, **changes)

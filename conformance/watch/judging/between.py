@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from conformance.watch.judging import twice
 from conformance.watch.judging.case import Case, Together, factor_of
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Contribution, Sketch, Window
@@ -23,7 +24,7 @@ def judge(together: Together, findings: Findings) -> None:
     """After conservation, which has found the factors."""
     for window in together.here:
         if window.step is not None and not window.step.closure and window.used:
-            for finding in (*_again(together, window), *_clips(together, window)):
+            for finding in (*_again(together, window), *twice.judge(together, window), *_clips(together, window)):
                 findings.add(finding, together.here)
 
 

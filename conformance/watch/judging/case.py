@@ -67,8 +67,13 @@ class Sum:
     contributions: list[Contribution]
 
     def sketch(self, shard: int) -> Sketch:
-        parts = [one.sketch[min(shard, len(one.sketch) - 1)] for one in self.contributions]
-        return np.sum(parts, axis=0) if parts else np.zeros(3)
+        if not self.contributions:
+            return np.zeros(3)
+        total: Sketch
+        total, *others = [one.sketch[min(shard, len(one.sketch) - 1)] for one in self.contributions]
+        for other in others:
+            total = total + other
+        return total
 
     @property
     def terms(self) -> int:
@@ -186,7 +191,7 @@ class Case:
 
     def finite(self, number: int) -> list[Contribution]:
         """Without the passes that overflowed, as if the script had left these out."""
-        return [one for one in self.all(number) if np.isfinite(one.sketch).all()]
+        return [one for one in self.all(number) if one.is_finite]
 
     def clipped_apart(self, number: int) -> list[Contribution]:
         """As if each rank had clipped its own gradients, before they were averaged."""
@@ -222,7 +227,7 @@ class Case:
         sample = self.sample(number)
         left = [(other.rank, one) for other in ranks for one in other.old.get(number, []) if one.sample == sample]
         # What is not finite cannot be in a step that is.
-        return [(rank, one) for rank, one in left if np.isfinite(one.sketch).all()]
+        return [(rank, one) for rank, one in left if one.is_finite]
 
     def own_with_old(self, number: int) -> list[Contribution]:
         return self.own(number) + [one for rank, one in self.old(number) if rank == self.window.rank]

@@ -143,7 +143,7 @@ def _clip_sets(window: Window) -> list[tuple[list[int], list[int]]]:
 def _judge_set(case: Case, findings: Findings) -> bool:
     """Whether the step's gradients are conserved, with a factor that is right or may be."""
     window = case.window
-    if not all(np.isfinite(one.sketch).all() for number in case.parameters for one in case.all(number)):
+    if not all(one.is_finite for number in case.parameters for one in case.all(number)):
         _judge_replaced(case, findings)
         return False
     if not any(window.used[number][2] for number in case.parameters):
@@ -203,7 +203,7 @@ def _judge_replaced(case: Case, findings: Findings) -> None:
         findings.undecided("gradients that are not finite were replaced by finite ones by hand")
         return
     says = f"gradients overflowed at the loss scale {scales[0]:g}, and the step uses finite ones in their place"
-    lost = sum(not all(np.isfinite(one.sketch).all() for one in case.all(number)) for number in case.parameters)
+    lost = sum(not all(one.is_finite for one in case.all(number)) for number in case.parameters)
     effect = f"the gradients of {lost} of {len(case.parameters)} parameters are made up"
     findings.add(_finding(case, "watch/finite", says, effect))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.stream import Stream
 
@@ -33,6 +34,16 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
     if stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
         findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
+
+
+def judge_stale(rank: int, stream: Stream, stale: records.Stale, findings: Findings) -> None:
+    """A gradient may be a step late on purpose. FSDP2 gathers nothing anew as long as it has what it gathered before,
+    so that gradients are later with every step."""
+    says = f"FSDP2 still has what it gathered of {len(stale.parameters)} parameters before the last steps: let it "
+    says += "reshard after the last backward pass of a window (`set_reshard_after_backward(True)`)"
+    step = max(stream.steps.values(), default=0)
+    effect = f"gradients are of weights that are {stale.steps} steps old"
+    findings.add(Finding("watch/held", says, step, (rank,), stale.site, effect))
 
 
 def _judge_left(rank: int, stream: Stream, optimizer: int, findings: Findings) -> None:

@@ -18,12 +18,15 @@ from conformance.watch.judging import (
 )
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
+from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
+from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
+from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
@@ -58,6 +61,7 @@ class Launch:
         self._schedules, self._unscaling = Schedules(findings), Unscaling(findings)
         self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
+        self._numbering = Numbering()
         self._averages = False
         self._hooks: set[str] = set()
         self._is_joined = False
@@ -74,6 +78,8 @@ class Launch:
         self._related: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost = Lost(findings)
+        self._kept = Kept(ranks, findings)
+        self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
         self._lacking = 0
         self._first_lacking: tuple[Finding, Window] | None = None
         self._is_over = False
@@ -84,6 +90,10 @@ class Launch:
         # What a recorder of which a part is off has left of a window would look like a mistake of the script.
         if rank in self._blind and not isinstance(record, records.Failed):
             return
+        for translated in self._numbering.translated(rank, record):
+            self._feed(rank, translated)
+
+    def _feed(self, rank: int, record: records.Record) -> None:
         match record:
             case records.Hooked():
                 self._hooks.add(record.name)
@@ -91,6 +101,8 @@ class Launch:
                 self._is_joined = True
             case records.Grouped():
                 self._groups.add(record.size)
+            case records.Stale():
+                coverage.judge_stale(rank, self.streams[rank], record, self.findings)
             case records.Wrapped():
                 self._wrapped.add(record.optimizer)
                 self._left |= frozenset(record.own)
@@ -110,16 +122,22 @@ class Launch:
                 self._over.add(rank)
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
+        self._ends[rank].feed(record)
+        is_more = isinstance(record, records.Ended)
         for found in self.streams[rank].feed(record):
+            self._ends[rank].take(found)
             if isinstance(found, Cleared):
                 self._lost.take(found)
             else:
                 order.judge(found, self.findings)
                 self._schedules.judge(found)
                 self._unscaling.judge(found)
+                self._kept.see(found)
                 self._first = self._first or found
                 self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
-        self._join()
+                is_more = True
+        if is_more:
+            self._join()
 
     def end(self, rank: int) -> bool:
         """There is nothing more to come of a rank; returns whether that is new."""
@@ -151,6 +169,7 @@ class Launch:
         self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
         if self._first is not None and self._first_lacking is None:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
+        self._kept.finish(self._first)
         self._inputs.finish(averages=self._averages)
         self._losses.finish()
         self._modes.finish()
@@ -162,6 +181,8 @@ class Launch:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
+            if is_whole:
+                self._ends[rank].finish(rank, stream)
         if self._groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
 
@@ -189,7 +210,7 @@ class Launch:
             self.findings.steps += sum(window.step is not None for window in here)
             self.findings.undecided(f"an optimizer, {key.type}, exists on some ranks alone")
             return
-        if not pairing.are_numbered_alike(self.streams.values()):
+        if not pairing.are_numbered_alike(here, self.streams.values()):
             self.findings.steps += sum(window.step is not None for window in here)
             self.findings.undecided(pairing.NUMBERED)
             return
@@ -223,6 +244,7 @@ class Launch:
             self._unclear.add(here[0].optimizer)
         between.judge(together, self.findings)
         self._steady.feed(own.factors, here)
+        self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
         kappas = together.kappas.get(here[0].rank, [])
         history = self.findings.histories.setdefault(key, History(key.type))
         history.add(together, kappas[0] if len({*kappas}) == 1 else None)
@@ -251,7 +273,7 @@ class Launch:
         if self._blind:
             self.findings.steps += self._lacking
             self.findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._lacking)
-        elif are_lost and pairing.are_numbered_alike(self.streams.values()):
+        elif are_lost and pairing.are_numbered_alike([window], self.streams.values()):
             self.findings.steps += self._lacking
             finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
             self.findings.add(finding)

@@ -21,7 +21,7 @@ _MOST_TIMES = 64
 _ENOUGH = 2
 """Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
 
-NUMBERED = "ranks make optimizers in another order, so that their parameters cannot be told apart"
+NUMBERED = "ranks give optimizers parameters in another order, so that they cannot be told apart"
 TURNS = "ranks step at different times, and may step for each other and send the weights"
 
 
@@ -73,11 +73,10 @@ class Pairing:
         return numbers.intersection(*after) if len(after) > _ENOUGH else set()
 
 
-def are_numbered_alike(streams: Iterable[Stream]) -> bool:
-    """Whether what has one number on several ranks may be one parameter. A rank that makes an optimizer of its own
-    first has other numbers than the others."""
-    first, *others = (stream.parameters for stream in streams)
-    return all(first[number].shape == other[number].shape for other in others for number in first.keys() & other.keys())
+def are_numbered_alike(windows: Iterable[Window], streams: Iterable[Stream]) -> bool:
+    """Whether all ranks know the parameters of these steps, which came to each with the same optimizer."""
+    held = {number for window in windows if window.step is not None for number in window.step.parameters}
+    return all(held <= stream.parameters.keys() for stream in streams)
 
 
 def is_of_shards(window: Window) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from dataclasses import replace
 from math import prod
 
@@ -56,6 +56,15 @@ class Stream:
         be stepped by hand."""
         stepped = {number for held in self.held.values() for number in held}
         return self.unheld is not None or bool((self.ever | self._made) - stepped)
+
+    def pending(self, parameters: Set[int]) -> dict[int, bool]:
+        """The backward passes whose gradients of these parameters no step has used and nobody has cleared, each with
+        whether they are finite."""
+        found: dict[int, bool] = {}
+        for number in parameters:
+            for one in self._pending.get(number, []):
+                found[one.backward] = found.get(one.backward, True) and one.is_finite
+        return dict(sorted(found.items()))
 
     def key(self, optimizer: int) -> Key:
         return self._keys[optimizer]
@@ -116,6 +125,7 @@ class Stream:
         version = self._backwards[record.backward].version if record.backward in self._backwards else 0
         yield from self._clear(record.fresh, version, None, but=record.backward)
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
+        are_finite = bool(np.isfinite(values).all())
         at = 0
         self._reached.setdefault(record.backward, False)
         samples = record.samples or [WHOLE] * len(record.parameters)
@@ -132,11 +142,15 @@ class Stream:
                 last = earlier[-1]
                 total = last.sketch + sketch
                 total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
-                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None)
+                is_finite = last.is_finite and (are_finite or bool(np.isfinite(sketch).all()))
+                earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None, is_finite=is_finite)
             else:
                 roundoff = ROUNDOFF.get(record.dtype, COARSEST)
                 before = self._before.pop(number, None)
-                earlier.append(Contribution(record.backward, sketch, roundoff, self._at, which, before=before))
+                is_finite = are_finite or bool(np.isfinite(sketch).all())
+                earlier.append(
+                    Contribution(record.backward, sketch, roundoff, self._at, which, before=before, is_finite=is_finite)
+                )
 
     def _begin(self, record: records.Left) -> None:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""
@@ -157,7 +171,10 @@ class Stream:
             _sketches(numbers, sketches).items(), samples or [WHOLE] * len(numbers), strict=True
         ):
             is_changed = number in changed
-            left = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=is_changed)
+            is_finite = bool(np.isfinite(sketch).all())
+            left = Contribution(
+                -1, sketch[None, :], roundoff, self._at, which, is_changed=is_changed, is_finite=is_finite
+            )
             self._old[number] = [left]
 
     def _clear(
@@ -171,7 +188,7 @@ class Stream:
                 self._pending[number] = pending
                 continue
             read = [one for one in pending if one.sample != UNREAD]
-            lost |= {one.backward for one in read if np.isfinite(one.sketch).all()}
+            lost |= {one.backward for one in read if one.is_finite}
             self._old.pop(number, None)
         if not lost:
             return
@@ -206,7 +223,8 @@ class Stream:
             new=new,
             old=old,
             used={} if step is None else _sketches(_read(step), step.gradients),
-            weights={} if step is None else {n: tuple(v) for n, v in _sketches(step.weights, step.values).items()},
+            weights={} if step is None else _weights(step.weights, step.values),
+            after={} if step is None or not len(step.after) else _weights(step.weights, step.after),
             backwards={number: self._backwards[number] for number in sorted(reached) if number in self._backwards},
             clips=self._log.clips(begin, concerned),
             idle=self._log.idle(begin, concerned),
@@ -285,6 +303,10 @@ def _read(step: records.Stepped) -> list[int]:
 
 def _sketches(numbers: list[int], flat: records.Sketches) -> dict[int, Sketch]:
     return dict(zip(numbers, np.array(flat, dtype=np.float64).reshape(-1, WIDTH), strict=True)) if numbers else {}
+
+
+def _weights(numbers: list[int], flat: records.Sketches) -> dict[int, tuple[float, ...]]:
+    return {number: tuple(value) for number, value in _sketches(numbers, flat).items()}
 
 
 def _name(parameter: records.Parameter) -> str:

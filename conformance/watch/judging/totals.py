@@ -75,6 +75,12 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
         ):
             says = f"each of {len(passes)} losses was divided by {len(passes)} twice"
             yield _finding(window, "watch/divided-once", says, f"the update is 1/{len(passes)} of what it should be")
+        if _is_of_the_last(passes):
+            batches = passes[0].batches
+            says = f"{batches} batches were loaded, and one loss, divided by {batches}, went backward"
+            effect = f"the update is 1/{batches} of that of one batch, and {batches - 1} of {batches} are in none"
+            yield _finding(window, "watch/every-backward", says, effect)
+            continue
         # As many batches of one loader as passes: these are micro-batches, not terms of a loss. All may come first.
         loaders = {one.loader for one in passes if one.batches}
         batches = sum(one.batches for one in passes)
@@ -84,6 +90,16 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
             says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
             effect = f"the update is {len(passes)} times what it should be"
             yield _finding(window, "watch/means-averaged", says, effect)
+
+
+def _is_of_the_last(passes: list[records.Backward]) -> bool:
+    """Whether the only loss of a window is one mean, divided by the number of batches of one loader that came for it.
+
+    Who makes one batch of all of them, or leaves some out on purpose, has one mean, and nothing to divide it by."""
+    if len(passes) != 1 or passes[0].batches < _SEVERAL or passes[0].loader is None:
+        return False
+    [one] = passes
+    return bool(one.targets) and not one.of_any and one.divisors == [one.batches]
 
 
 def _is_bare(backward: records.Backward) -> bool:

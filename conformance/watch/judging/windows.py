@@ -31,6 +31,7 @@ class Contribution:
     sums: int = 1
     is_changed: bool = False
     before: Sketch | None = None
+    is_finite: bool = True
 
 
 @dataclass
@@ -81,6 +82,8 @@ class Window:
     is_of_other: bool = False
     """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
     part of them has been given these by mistake."""
+    after: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """The weights after the step, where they were looked at."""
     again: dict[int, int] = field(default_factory=dict)
     """By parameters whose gradient is, bit by bit, one that an earlier step has used, the place of that step."""
 

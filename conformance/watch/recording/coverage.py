@@ -39,7 +39,10 @@ class Coverage:
         self._recording.note(records.Unheld(names, [list(one.shape) for one in unheld]))
 
     def _name(self, parameter: torch.nn.Parameter) -> str:
-        return self._recording.parameters.name(parameter) or f"a parameter of shape {tuple(parameter.shape)}"
+        # While FSDP2 has gathered it, the model holds another one in its place.
+        whole = getattr(parameter, "_conformance_whole", lambda: None)()
+        name = self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
+        return name or f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _leaves(root: Any) -> Iterator[torch.nn.Parameter]:

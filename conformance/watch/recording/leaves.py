@@ -27,6 +27,7 @@ class Leaves:
         self._taken: list[tuple[Known, list[Taken]]] = []
         self._fresh: list[int] = []
         self._captured: list[int] = []
+        self._stale: dict[int, int] = {}
         self._dtype: torch.dtype | None = None
         self._is_armed = False
         self._before: list[tuple[Known, Taken]] = []
@@ -84,6 +85,8 @@ class Leaves:
     def follow(self, parameter: Any) -> None:
         """What is computed for the whole of one of FSDP2's parameters is its local gradient."""
         unsharded, sharded = parameter._unsharded_param, parameter.sharded_param
+        parameters = self._recording.parameters
+        parameter._conformance_gathered = parameters.of(sharded).steps if parameters.knows(sharded) else 0
         sharded._conformance_whole = weakref.ref(parameter)
         # It may be frozen, and unfrozen later.
         if not hasattr(unsharded, "_conformance_shards") and unsharded.requires_grad:
@@ -96,6 +99,10 @@ class Leaves:
         if self._captured:
             self._recording.note(records.Captured(self._captured))
             self._captured = []
+        if self._stale:
+            note = records.Stale([*self._stale], min(self._stale.values()), self._recording.site())
+            self._recording.note(note)
+            self._stale = {}
         if not self._taken:
             return
         finish = self._recording.sketching.finish
@@ -134,6 +141,8 @@ class Leaves:
         if self._recording.in_grad:
             self._captured.append(known.number)
             return
+        if sharded is not None and (steps := known.steps - _gathered(sharded)) > 1:
+            self._stale[known.number] = steps
         if self._taken and gradient.dtype != self._dtype:
             self.close()
         self._dtype = gradient.dtype
@@ -162,6 +171,12 @@ def _remove(known: Known) -> None:
         if handle is not None:
             handle.remove()
     known.handle = known.first = None
+
+
+def _gathered(sharded: Any) -> int:
+    """How many steps came before FSDP2 gathered what a backward pass goes through."""
+    steps: int = sharded._conformance_whole()._conformance_gathered
+    return steps
 
 
 def is_unreduced(parameter: torch.Tensor) -> bool:

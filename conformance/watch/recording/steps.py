@@ -104,6 +104,8 @@ class _Steps:
             if self._weights is not None and isinstance(record, records.Stepped):
                 record.moved = not torch.equal(self._weights, self._weighed(optimizer))
                 self._weights = None
+            if isinstance(record, records.Stepped):
+                record.after = self._after(optimizer, record)
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
@@ -125,6 +127,18 @@ class _Steps:
     def _weighed(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         held = self._recording.parameters.held(optimizer)
         return self._recording.parameters.sketches([(WHOLE, one.data) for _, one in held if not one.is_sparse])
+
+    def _after(self, optimizer: torch.optim.Optimizer, step: records.Stepped) -> torch.Tensor:
+        """The weights that are compared between ranks, after the first steps: what becomes of them then, is for the
+        script to say, unless a wrapper averages gradients."""
+        recording, number = self._recording, step.optimizer
+        # As long as all of them is looked at before the next step, too.
+        is_first = sample_of(recording.steps.get(number, 0) + 1) == WHOLE and recording.settings.every == 1
+        weighed = {*step.weights} if is_first and not recording.wrappers else set()
+        held = recording.parameters.held(optimizer) if weighed else []
+        return recording.parameters.sketches(
+            [(WHOLE, own(parameter.data)) for known, parameter in held if known.number in weighed]
+        )
 
     def _is_new_call(self, optimizer: torch.optim.Optimizer) -> bool:
         """Nested steps of one optimizer come from classes of its own, at most one each."""

@@ -1,0 +1,104 @@
+"""What shows when a process has ended: steps that never came, came too soon, or could do nothing any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.windows import Cleared, Window
+
+_SEVERAL = 2
+_WINDOWS = 3
+"""A window may be longer than another one. It is not so much longer."""
+
+
+@dataclass
+class _Optimizer:
+    """without: how many steps found no gradients. first: the first step. sites: of all. length: the most backward
+    passes of a window. schedules: how often its schedule went on."""
+
+    first: Window | None = None
+    without: int = 0
+    sites: set[str] = field(default_factory=set)
+    length: int = 0
+    schedules: int = 0
+
+
+class Ends:
+    """Of one process. lost: the first backward pass whose gradients were cleared, though no step had used them."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
+        self._lost: Cleared | None = None
+        self._count = 0
+        self._is_sampled = False
+
+    def feed(self, record: records.Record) -> None:
+        match record:
+            case records.Scheduled():
+                self._of[record.optimizer].schedules += 1
+            case records.Passed():
+                self._is_sampled = True
+
+    def take(self, found: Window | Cleared) -> None:
+        if isinstance(found, Cleared):
+            self._lost, self._count = self._lost or found, self._count + 1
+        elif found.step is not None:
+            of = self._of[found.optimizer]
+            of.first = of.first or found
+            of.without += not found.step.used
+            of.sites.add(str(found.site))
+            of.length = max(of.length, len(found.backwards))
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        if self._is_sampled:
+            return
+        self._judge_never(rank, stream)
+        for optimizer, of in self._of.items():
+            if of.first is not None and of.length:
+                self._judge_before(rank, stream, optimizer, of, of.first)
+                self._judge_infinite(rank, stream, optimizer, of, of.first)
+
+    def _judge_never(self, rank: int, stream: Stream) -> None:
+        """Gradients may be computed for their own sake, as for a Fisher information. A schedule that goes on is one of
+        a training, whose steps are missing."""
+        schedules = [(count.schedules, optimizer) for optimizer, count in self._of.items()]
+        most, optimizer = max(schedules, default=(0, 0))
+        if stream.steps or stream.skips or most < _SEVERAL or self._count < _SEVERAL or self._lost is None:
+            return
+        # Of what is cleared at first, it is not known yet whether weights have moved by hand before.
+        known = stream.clock - self._lost.backward.backward + 1
+        if known > self._count + len(stream.pending(stream.ever)):
+            return
+        site = self._lost.site or self._lost.backward.site
+        says = f"the optimizer never takes a step, and its schedule goes on {most} times"
+        effect = f"the gradients of {stream.clock} backward passes are in no update"
+        self._findings.add(Finding("watch/used", says, 0, (rank,), site, effect, optimizer))
+
+    def _judge_before(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer, first: Window) -> None:
+        """Does each step come before the backward pass of its window? Then the first has no gradients, and those of the
+        last window are left over.
+
+        A first step may be made for the sake of an optimizer's state, which is a call of its own, and what is left at
+        the end of the data may be less than a window."""
+        left = len(stream.pending(stream.held[optimizer]))
+        begins_without = first.index == 0 and first.step is not None and not first.step.used and of.without == 1
+        if begins_without and len(of.sites) == 1 and left >= of.length and stream.steps[optimizer] > _SEVERAL:
+            says = f"the first step has no gradients, and those of the last {left} backward passes reach none"
+            effect = f"{stream.steps[optimizer] - 1} of {stream.steps[optimizer]} steps change the weights"
+            self._findings.add(Finding("watch/used", says, 0, (rank,), first.site, effect, optimizer))
+
+    def _judge_infinite(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer, first: Window) -> None:
+        """Was a gradient that is not finite never cleared? Whatever is added to it, it is no step's any more."""
+        pending = list(stream.pending(stream.held[optimizer]).values())
+        finite = pending[::-1].index(False) if False in pending else 0
+        if finite >= _WINDOWS * of.length:
+            says = f"gradients that are not finite were never cleared: {finite} backward passes were added to them"
+            effect = f"there is no step after step {stream.steps[optimizer] - 1} any more"
+            site = first.site
+            step = stream.steps[optimizer]
+            self._findings.add(Finding("watch/cleared", says, step, (rank,), site, effect, optimizer))
