@@ -152,3 +152,24 @@ def test_nobody_is_accused_by_what_is_left_of_a_recorder(observer):
         with pytest.raises(AssertionError, match=expected) as caught, conformance.watching():
             train_with(fails, moment)
         assert f"{observer}: ValueError: it does not know this" in str(caught.value)
+
+
+def train_after_an_empty_batch(fails):
+    """The step of the first batch has no gradients. `fails` is called before the last step."""
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, rows in enumerate((0, 4, 4, 4, 4, 4)):
+        optimizer.zero_grad()
+        if rows:
+            model(torch.randn(rows, 40)).square().mean().backward()
+        if step == 5:
+            fails()
+        optimizer.step()
+
+
+def test_a_step_is_not_missed_where_the_recorder_has_ended():
+    def fails():
+        failures.add("conformance.watch.recording.steps", ValueError("it does not know this"))
+
+    with pytest.raises(AssertionError, match="UNDECIDED: "), conformance.watching():
+        train_after_an_empty_batch(fails)

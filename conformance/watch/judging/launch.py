@@ -181,7 +181,7 @@ class Launch:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
-            if is_whole:
+            if is_whole and rank not in self._blind:
                 self._ends[rank].finish(rank, stream)
         if self._groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
