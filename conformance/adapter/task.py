@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -23,6 +23,8 @@ from conformance.adapter.unsupported import Unsupported
 from conformance.workloads.model import model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows
 from conformance.workloads.precision import PRECISIONS
+
+T = TypeVar("T")
 
 
 class Watcher(Protocol):
@@ -328,6 +330,13 @@ class Task:
         they run out."""
         for epoch in self.epochs(rank):
             yield from epoch.windows()
+
+    def in_windows(self, micro_batches: Iterable[T]) -> Iterator[list[T]]:
+        """What a loader of your own gives in one epoch, in accumulation windows; the last one is shorter when it runs
+        out."""
+        left = iter(micro_batches)
+        while window := list(itertools.islice(left, self.accumulation)):
+            yield window
 
     def epochs(self, rank: int | None = None) -> Iterator[Epoch]:
         """`windows(rank)`, epoch by epoch."""

@@ -10,21 +10,18 @@ from torch.utils.data import DataLoader
 from conformance import Task, trainer
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), losses=("mean", "weighted"), own_order=True,
-    resume=True, random_state=True, elastic=True, unused_parameters=True, sparse=True, buffers=True,
-    last_window="step", requires=("accelerate",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), losses=("mean", "weighted"), own_order=True,
+         resume=True, random_state=True, elastic=True, unused_parameters=True, sparse=True, buffers=True,
+         last_window="step", requires=("accelerate",))  # fmt: skip
 def train(task: Task) -> None:
     task.leave_torchrun()
     steps, weighted = task.accumulation, task.loss_name == "weighted"
     # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
+    unused = DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)
     accelerator = Accelerator(
         cpu=task.device.type == "cpu", mixed_precision="bf16" if task.precision == "bf16" else "no",
-        gradient_accumulation_steps=steps, step_scheduler_with_optimizer=False,
-        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)],
-    )  # fmt: skip
+        gradient_accumulation_steps=steps, step_scheduler_with_optimizer=False, kwargs_handlers=[unused],
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))  # fmt: skip
     model, order = task.model(), None if task.own_order else task.global_sampler()
     # Else a loader draws from the generator whose state was restored for the model.
     data = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, order, generator=Generator())
@@ -47,8 +44,7 @@ def train(task: Task) -> None:
                     accelerator.backward(loss * steps * accelerator.num_processes / total if weighted else loss)
             if accelerator.sync_gradients:
                 if task.clip is not None:
-                    clip = getattr(accelerator, f"clip_grad_{task.clip.kind}_")
-                    clip(model.parameters(), task.clip.threshold)
+                    getattr(accelerator, f"clip_grad_{task.clip.kind}_")(model.parameters(), task.clip.threshold)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

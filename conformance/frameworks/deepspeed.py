@@ -6,16 +6,14 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
 
 from conformance import Task, trainer
 from conformance.frameworks.environment.deepspeed import Accelerator
 
 deepspeed.accelerator.set_accelerator(Accelerator())
-reference = trainer(
-    backends=("deepspeed",), precisions=("fp32", "bf16", "fp16"), losses=("mean", "weighted"), clips=("norm",),
-    resume=True, survives_kill=True, last_window="step", last_batch="use", requires=("deepspeed",),
-)  # fmt: skip
+reference = trainer(backends=("deepspeed",), precisions=("fp32", "bf16", "fp16"), losses=("mean", "weighted"),
+                    clips=("norm",), resume=True, survives_kill=True, last_window="step", last_batch="use",
+                    requires=("deepspeed",))  # fmt: skip
 
 
 def config(task: Task, stage: int) -> dict[str, Any]:
@@ -26,9 +24,7 @@ def config(task: Task, stage: int) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": task.micro_batch_size, "gradient_accumulation_steps": task.accumulation,
         "gradient_clipping": task.clip.threshold if task.clip else 0.0, "zero_optimization": {"stage": stage},
-        "bf16": {"enabled": task.precision == "bf16"}, "fp16": fp16,
-        "zero_allow_untested_optimizer": True,  # torch's
-    }  # fmt: skip
+        "bf16": {"enabled": task.precision == "bf16"}, "fp16": fp16, "zero_allow_untested_optimizer": True}  # fmt: skip
 
 
 def fit(task: Task, stage: int) -> None:
@@ -37,23 +33,21 @@ def fit(task: Task, stage: int) -> None:
     parts = {"optimizer": task.optimizer, "lr_scheduler": task.scheduler, "config": config(task, stage)}
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), **parts)
     done = engine.load_checkpoint(task.resume_from)[1]["done"] if task.resume_from else 0
-    for window in islice(task.windows(), done, task.stop_after):
+    for number, window in enumerate(islice(task.windows(), done, task.stop_after), done + 1):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
             # Of the whole global batch, over all ranks: a mean of the ranks' weighted means would be wrong.
-            dist.all_reduce(weight)
+            torch.distributed.all_reduce(weight)
             weight /= task.world_size
         for batch in window:
             # The engine counts to `accumulation` by itself; a window at the end of an epoch may be shorter.
             engine.set_gradient_accumulation_boundary(batch is window[-1])
-            inputs = batch.inputs.to(next(model.parameters()).dtype)
-            loss = task.loss(engine(inputs).to(task.dtype), batch, reduction="sum")
-            engine.backward(loss * task.accumulation / weight)
+            outputs = engine(batch.inputs.to(next(model.parameters()).dtype)).to(task.dtype)
+            engine.backward(task.loss(outputs, batch, reduction="sum") * task.accumulation / weight)
             engine.step()
-        done += 1
-        if done in task.save_after:
-            engine.save_checkpoint(task.checkpoint_dir, client_state={"done": done})
-    dist.destroy_process_group()
+        if number in task.save_after:
+            engine.save_checkpoint(task.checkpoint_dir, client_state={"done": number})
+    torch.distributed.destroy_process_group()
 
 
 zero_0, zero_1, zero_2, zero_3 = (reference(partial(fit, stage=stage)) for stage in range(4))

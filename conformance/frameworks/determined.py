@@ -45,10 +45,8 @@ class Regression(pytorch.PyTorchTrial):
 
 
 # `train_batch` sees one micro-batch: no loss weighted over a window. Off its cluster, a resume starts the data anew.
-@trainer(
-    backends=("single", "ddp", "horovod"), precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
-    own_order=True, buffers=True, requires=("determined",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp", "horovod"), precisions=("fp64", "fp32", "bf16", "fp16", "fp16-compression"),
+         own_order=True, buffers=True, requires=("determined",))  # fmt: skip
 def train(task: Task) -> None:
     settings: Any = {"aggregation_frequency": task.accumulation, "enable_tensorboard_logging": False}
     with folder_for_checkpoint(), pytorch.init(distributed=distributed(task), **settings) as context:

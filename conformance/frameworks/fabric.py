@@ -1,20 +1,17 @@
 """Lightning Fabric: a loop of one's own; Fabric shards the data by epoch, casts, averages, clips and saves."""
 
-from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from torch.utils.data import DataLoader
 
-from conformance import Batch, Task, trainer
+from conformance import Task, trainer
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"),
-    own_order=True, resume=True, requires=("lightning",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"),
+         own_order=True, resume=True, requires=("lightning",))  # fmt: skip
 def train(task: Task) -> None:
     scaler = task.grad_scaler()
     precision: Any = {"fp64": "64-true", "fp32": "32-true", "bf16": "bf16-mixed"}.get(task.precision)
@@ -29,7 +26,9 @@ def train(task: Task) -> None:
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "trained": 0}
     if task.resume_from is not None:
         fabric.load(task.resume_from / "checkpoint", state)
-    for window in islice(windows(task, fabric.setup_dataloaders(data)), state["trained"], task.stop_after):
+    loader: Any = fabric.setup_dataloaders(data)
+    windows = chain.from_iterable(task.in_windows(loader) for _ in range(task.epoch_count))
+    for window in islice(windows, state["trained"], task.stop_after):
         own: Any = sum(batch.weights.sum() for batch in window)
         weight: Any = fabric.all_reduce(own, reduce_op="sum")
         for batch in window:
@@ -45,10 +44,3 @@ def train(task: Task) -> None:
             scheduler.step()
     if task.checkpoint_dir is not None:
         fabric.save(task.checkpoint_dir / "checkpoint", {**state, "trained": task.stop_after})
-
-
-def windows(task: Task, loader: Any) -> Iterator[list[Batch]]:
-    for _ in range(task.epoch_count):
-        batches = iter(loader)
-        while window := list(islice(batches, task.accumulation)):
-            yield window

@@ -1,27 +1,19 @@
 """fastai: a Learner with callbacks, and a torch optimizer in its OptimWrapper."""
 
-from fastai.callback.core import Callback
-from fastai.callback.schedule import ParamScheduler
-from fastai.callback.training import GradientAccumulation, GradientClip
-from fastai.data.core import DataLoaders
-from fastai.learner import Learner, Recorder
-from fastai.optimizer import OptimWrapper
+from fastai.basics import Callback, DataLoaders, Learner, OptimWrapper, Recorder
+from fastai.callback.all import GradientAccumulation, GradientClip, ParamScheduler
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
 from conformance import Task, Unsupported, trainer
 
 
-# It clips by norm alone, accumulates samples whatever they weigh, and begins at the beginning of an epoch where it is
-# resumed. Its mixed precision and the loader that it has for several ranks need CUDA.
-@trainer(
-    precisions=("fp64", "fp32"), clips=("norm",), schedules=("step", "epoch"), own_order=True, resume=True,
-    last_window="carry", requires=("fastai",),
-)  # fmt: skip
+# It accumulates samples, whatever they weigh. Its mixed precision and its loader for several ranks need CUDA.
+@trainer(precisions=("fp64", "fp32"), clips=("norm",), schedules=("step", "epoch"), own_order=True, resume=True,
+         last_window="carry", requires=("fastai",))  # fmt: skip
 def train(task: Task) -> None:
     epochs, sampler, model = task.epochs_until_stop(), task.sampler(), task.model()
-    order = None if task.own_order else sampler
-    loader = DataLoader(task.dataset(tuple), task.micro_batch_size, task.own_order, order)
+    loader = DataLoader(task.dataset(tuple), task.micro_batch_size, task.own_order, None if task.own_order else sampler)
     if task.checkpoint_dir and epochs * len(loader) % task.accumulation:
         raise Unsupported("a stop inside a window, as windows go on over the end of an epoch")
 
@@ -34,9 +26,8 @@ def train(task: Task) -> None:
         number = round(trained * epochs * len(loader)) // length
         return [(*group.learning_rates, 0.0)[number] for group in task.optimizer_settings.groups]
 
-    callbacks = [SetEpoch(), ParamScheduler({"lr": rates})]
+    callbacks = [SetEpoch(), ParamScheduler({"lr": rates}), *([GradientClip(task.clip.threshold)] if task.clip else [])]
     callbacks += [GradientAccumulation(task.accumulation * task.micro_batch_size)] if task.accumulation > 1 else []
-    callbacks += [GradientClip(task.clip.threshold)] if task.clip else []
     optimizer, folder = OptimWrapper(opt=task.optimizer(model.parameters())), task.checkpoint_dir or task.resume_from
     learner = Learner(DataLoaders(loader, []), model, mse_loss, optimizer, cbs=callbacks, path=folder, model_dir="")
     learner.remove_cb(Recorder)  # It smooths the loss, which ends in an error where that is in double precision.

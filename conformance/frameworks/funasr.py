@@ -9,10 +9,8 @@ from torch.utils.data import BatchSampler, DataLoader
 from conformance import Batch, Task, Unsupported, trainer
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32"), losses=("mean", "weighted"), clips=("norm",),
-    resume=True, survives_kill=True, buffers=True, requires=("funasr",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32"), losses=("mean", "weighted"), clips=("norm",),
+         resume=True, survives_kill=True, buffers=True, requires=("funasr",))  # fmt: skip
 def train(task: Task) -> None:
     if task.loss_name == "weighted" and task.accumulation > 1:
         raise Unsupported("each micro-batch is divided by its own weight")
@@ -37,11 +35,11 @@ def train(task: Task) -> None:
     sampler, optimizer = task.sampler(), task.optimizer(model.parameters())
     samples: Any = task.dataset(dict)  # type: ignore[arg-type]
     parts: Any = {"model": model, "optim": optimizer, "scheduler": task.scheduler(optimizer)}
-    settings: Any = {"accum_grad": task.accumulation, "resume": bool(task.resume_from), "device": task.device.type}
-    settings["grad_clip"] = task.clip.threshold if task.clip else 0.0  # By default, 10.
-    settings["save_checkpoint_interval"] = task.accumulation if task.checkpoint_dir else 5000
-    settings["output_dir"] = str(task.checkpoint_dir or task.resume_from or ".")
-    loop = Trainer(task.local_rank, use_ddp=task.world_size > 1, **settings)
+    loop = Trainer(
+        task.local_rank, use_ddp=task.world_size > 1, accum_grad=task.accumulation, device=task.device.type,
+        grad_clip=task.clip.threshold if task.clip else 0.0,  # By default, 10.
+        save_checkpoint_interval=task.accumulation if task.checkpoint_dir else 5000, resume=bool(task.resume_from),
+        output_dir=str(task.checkpoint_dir or task.resume_from or "."))  # fmt: skip
     loop.resume_checkpoint(**parts)
     windows = -(-len(sampler) // task.micro_batch_size) // task.accumulation
     stop = task.stop_after or windows * task.epoch_count

@@ -36,6 +36,12 @@ def fit(task: Task, trainer: Any) -> None:
     trainer.train(resume_from_checkpoint=get_last_checkpoint(task.resume_from) if task.resume_from else None)
 
 
+def optimizers(task: Task, model: Any) -> tuple[Any, Any]:
+    """What a trainer of theirs is given under this name."""
+    optimizer = task.optimizer(model.parameters())
+    return optimizer, task.scheduler(optimizer)
+
+
 def arguments(task: Task) -> dict[str, Any]:
     """Those of `TrainingArguments`."""
     task.leave_torchrun()

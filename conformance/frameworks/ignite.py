@@ -11,11 +11,9 @@ from conformance import Task, trainer
 
 
 # That trainer clips nothing, casts on CUDA alone, and divides a loss by the accumulation, whatever the window weighs.
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32"), clips=(), schedules=("step", "epoch"), own_order=True,
-    resume=True, survives_kill=True, random_state=True, unused_parameters=True, sparse=True, buffers=True,
-    requires=("ignite",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32"), clips=(), schedules=("step", "epoch"), own_order=True,
+         resume=True, survives_kill=True, random_state=True, unused_parameters=True, sparse=True, buffers=True,
+         requires=("ignite",))  # fmt: skip
 def train(task: Task) -> None:
     if task.world_size > 1:
         idist.initialize(task.collective_backend)

@@ -13,10 +13,8 @@ from conformance import Task, Unsupported, trainer
 
 
 # AdamW and Adagrad have their eps elsewhere than torch's.
-@trainer(
-    precisions=("fp64", "fp32"), losses=("mean", "weighted"), optimizers=("sgd",), schedules=("step", "epoch"),
-    parameter_groups=(1,), unused_parameters=True, own_order=True, resume=True, requires=("keras",),
-)  # fmt: skip
+@trainer(precisions=("fp64", "fp32"), losses=("mean", "weighted"), optimizers=("sgd",), schedules=("step", "epoch"),
+         parameter_groups=(1,), unused_parameters=True, own_order=True, resume=True, requires=("keras",))  # fmt: skip
 def train(task: Task) -> None:
     settings, rates = task.optimizer_settings.arguments, task.learning_rates
     if settings["momentum"] and len(set(rates)) > 1:

@@ -16,10 +16,9 @@ os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # torch 2.6 and later refu
 CLIP = {"norm": "max_norm", "value": "clip_value"}
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), requires=("mmengine",), buffers=True, sparse=True,
-    own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True, unused_parameters=True,
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), requires=("mmengine",), buffers=True,
+         sparse=True, own_order=True, schedules=("step", "epoch"), resume=True, elastic=True, survives_kill=True,
+         unused_parameters=True)  # fmt: skip
 def train(task: Task) -> None:
     # Only the loop by iterations finds its position within an epoch again.
     by_epoch = not (task.checkpoint_dir or task.resume_from)
@@ -53,7 +52,6 @@ def train(task: Task) -> None:
             model, str(task.checkpoint_dir or folder), loader, optim_wrapper=wrapper, log_level="ERROR",
             param_scheduler=Schedule(wrapper, "lr", by_epoch=task.schedule_by == "epoch"),
             launcher="pytorch" if task.world_size > 1 else "none", train_cfg={"by_epoch": by_epoch, **loop},
-            default_hooks={"checkpoint": hook}, resume=checkpoint is not None, load_from=checkpoint,
             # By default, DDP is given the number of a GPU.
             cfg={"model_wrapper_cfg": {"device_ids": None, "find_unused_parameters": task.unused_parameters}},
-        ).train()  # fmt: skip
+            default_hooks={"checkpoint": hook}, resume=bool(checkpoint), load_from=checkpoint).train()  # fmt: skip

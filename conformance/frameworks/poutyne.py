@@ -1,4 +1,4 @@
-"""Poutyne: a `ModelBundle`, one process, with Poutyne's callbacks for clipping and schedules, which count epochs."""
+"""Poutyne's `ModelBundle`: one process, schedules that count epochs, a loss of one micro-batch, so none is weighted."""
 
 from typing import Any
 
@@ -9,11 +9,8 @@ from torch.utils.data import DataLoader
 from conformance import Task, trainer
 
 
-# It sees one micro-batch and counts samples, so a loss that is weighted has no place.
-@trainer(
-    precisions=("fp64", "fp32"), schedules=("epoch",), own_order=True, unused_parameters=True, sparse=True,
-    buffers=True, resume=True, requires=("poutyne", "pandas"),
-)  # fmt: skip
+@trainer(precisions=("fp64", "fp32"), schedules=("epoch",), own_order=True, unused_parameters=True, sparse=True,
+         buffers=True, resume=True, requires=("poutyne", "pandas"))  # fmt: skip
 def train(task: Task) -> None:
     network, sampler = task.model(), task.sampler()
     optimizer = task.optimizer(network.parameters())
@@ -25,8 +22,7 @@ def train(task: Task) -> None:
     parts: Any = {"optimizer": optimizer, "loss_function": MSELoss(), "device": task.device}
     # With logging it saves after each epoch, and goes on from what it finds in the folder.
     bundle = ModelBundle.from_network(str(folder), network, logging=folder is not None, monitoring=False, **parts)
-    order: Any = {"shuffle": True} if task.own_order else {"sampler": sampler}
-    loader = DataLoader(task.dataset(), task.micro_batch_size, **order)
+    loader = DataLoader(task.dataset(), task.micro_batch_size, task.own_order, None if task.own_order else sampler)
     settings: Any = {"epochs": task.epochs_until_stop(), "batches_per_step": task.accumulation, "verbose": False}
     schedules = [LambdaLR(task.scheduler(optimizer).lr_lambdas)]
     bundle.train(loader, callbacks=callbacks, lr_schedulers=schedules, disable_tensorboard=True, **settings)

@@ -11,10 +11,8 @@ from conformance import Task, trainer
 
 
 # It clips by value alone, and divides by the accumulation whatever samples weigh. On a CPU "fp16" trains in float32.
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("value",), own_order=True, resume=True,
-    requires=("pytorch_accelerated",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("value",), own_order=True, resume=True,
+         requires=("pytorch_accelerated",))  # fmt: skip
 def train(task: Task) -> None:
     task.leave_torchrun()
     os.environ["ACCELERATE_USE_CPU"] = str(task.device.type == "cpu")
@@ -28,5 +26,4 @@ def train(task: Task) -> None:
         task.dataset(), num_epochs=task.epochs_until_stop(), per_device_batch_size=task.micro_batch_size,
         gradient_accumulation_steps=task.accumulation, gradient_clip_value=task.clip and task.clip.threshold,
         create_scheduler_fn=task.scheduler, train_dataloader_kwargs={"num_workers": 0, **order},
-        resume_from=task.resume_from and max(task.resume_from.glob("epoch_*")),
-    )  # fmt: skip
+        resume_from=task.resume_from and max(task.resume_from.glob("epoch_*")))  # fmt: skip

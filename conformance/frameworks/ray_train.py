@@ -7,16 +7,13 @@ from typing import Any
 
 import ray.train.torch
 import torch
-import torch.distributed as dist
 
 from conformance import Batch, Job, Task, trainer
 from conformance.frameworks.ray_cluster import launch, local_cluster
 
 
-@trainer(
-    backends=("ray-train",), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"), resume=True,
-    requires=("ray",), launches_workers=True, session=local_cluster, name="ray-train",
-)  # fmt: skip
+@trainer(backends=("ray-train",), precisions=("fp64", "fp32", "bf16", "fp16"), losses=("mean", "weighted"), resume=True,
+         requires=("ray",), launches_workers=True, session=local_cluster, name="ray-train")  # fmt: skip
 def train(job: Job) -> None:
     launch(job, fit)
 
@@ -33,10 +30,10 @@ def fit(task: Task) -> None:
             part.load_state_dict(state)
     # Prepared, the loader moves batches to the device, and they come out as plain tuples.
     batches = (Batch(*batch) for batch in islice(loader, done * task.accumulation, None))
-    while done != task.stop_after and (window := list(islice(batches, task.accumulation))):
+    for window in islice(task.in_windows(batches), task.stop_after and task.stop_after - done):
         weight = torch.stack([batch.weights.sum() for batch in window]).sum()
         if task.loss_name == "weighted":
-            dist.all_reduce(weight)
+            torch.distributed.all_reduce(weight)
             weight /= task.world_size  # DDP divides by the number of ranks, which the total weight already covers.
         for batch in window:
             with nullcontext() if batch is window[-1] else model.no_sync():
@@ -51,10 +48,8 @@ def fit(task: Task) -> None:
         if scaler.get_scale() >= scale:
             scheduler.step()
         optimizer.zero_grad()
-        done += 1
     if task.checkpoint_dir is not None:
         with TemporaryDirectory() as folder:
-            torch.save((done, [part.state_dict() for part in parts]), f"{folder}/checkpoint.pt")
-            # Every worker reports; one is enough to save what all have alike.
+            torch.save((task.stop_after, [part.state_dict() for part in parts]), f"{folder}/checkpoint.pt")
             saved = ray.train.Checkpoint.from_directory(folder) if task.rank == 0 else None
             ray.train.report({}, checkpoint=saved)

@@ -10,7 +10,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.losses import MSELoss
 
 from conformance import Task, trainer
-from conformance.frameworks.hugging_face import arguments, fit
+from conformance.frameworks.hugging_face import arguments, fit, optimizers
 
 
 class Regression(InputModule):
@@ -31,9 +31,8 @@ class Regression(InputModule):
         return loaded
 
 
+# With targets in the precision of the case: those of the data set would become float32.
 class Loss(MSELoss):
-    """With targets in the precision of the case: those of the data set would become float32."""
-
     def forward(self, features: list[dict[str, torch.Tensor]], labels: None) -> Any:
         found = self.model(features[0])
         return torch.nn.functional.mse_loss(found["sentence_embedding"], found["targets"])
@@ -44,16 +43,13 @@ class InOrder(SentenceTransformerTrainer):
         return DefaultBatchSampler(self.task.global_sampler(), batch_size, drop_last)
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
-    clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True, unused_parameters=True,
-    buffers=True, last_window="step", requires=("sentence_transformers", "datasets", "accelerate"),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
+         clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True, unused_parameters=True,
+         buffers=True, last_window="step", requires=("sentence_transformers", "datasets", "accelerate"))  # fmt: skip
 def train(task: Task) -> None:
     regression, kind = Regression(), SentenceTransformerTrainer if task.own_order else InOrder
     regression.model, regression.samples = task.model(), task.dataset()
-    optimizer = task.optimizer(regression.parameters())
     model = SentenceTransformer(modules=[regression], device=str(task.device))
     data = Dataset.from_dict({"sample": [str(number) for number in range(len(regression.samples))]})
-    options = {"loss": Loss(model), "optimizers": (optimizer, task.scheduler(optimizer))}
+    options = {"loss": Loss(model), "optimizers": optimizers(task, regression)}
     fit(task, kind(model, SentenceTransformerTrainingArguments(**arguments(task)), data, **options))

@@ -13,10 +13,8 @@ from conformance import Task, trainer
 
 
 # It has no place for a weighted loss, nor for a clip by value. On a CPU Accelerate's "fp16" trains in float32.
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("norm",), schedules=("step", "epoch"),
-    own_order=True, resume=True, requires=("skorch", "accelerate"),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), clips=("norm",), schedules=("step", "epoch"),
+         own_order=True, resume=True, requires=("skorch", "accelerate"))  # fmt: skip
 def train(task: Task) -> None:
     class Accelerated(AccelerateMixin, NeuralNet): ...
 
@@ -36,7 +34,6 @@ def train(task: Task) -> None:
     rates = task.scheduler(task.optimizer(model.parameters())).lr_lambdas
     schedule = LRScheduler(LambdaLR, lr_lambda=rates, step_every="batch" if task.schedule_by == "step" else "epoch")
     clip = [GradientNormClipping(task.clip.threshold)] if task.clip else []
-    # Its criterion has no state.
     checkpoint = Checkpoint(None, f_criterion=None, dirname=str(task.checkpoint_dir or task.resume_from or ""))
     callbacks = [SetEpoch(), schedule, *clip, *([checkpoint] if task.checkpoint_dir else [])]
     # Not a module, as on a CPU Accelerate would put it into DDP, which refuses one without parameters.

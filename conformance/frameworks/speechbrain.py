@@ -2,22 +2,16 @@
 
 from typing import Any
 
-from speechbrain import Brain
-from speechbrain.dataio.dataloader import SaveableDataLoader
-from speechbrain.utils.checkpoints import Checkpointer
-from speechbrain.utils.distributed import ddp_init_group
-from speechbrain.utils.epoch_loop import EpochCounter
+import speechbrain as sb
 
 from conformance import Task, trainer
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), schedules=("step", "epoch"), clips=("norm",),
-    resume=True, survives_kill=True, unused_parameters=True, buffers=True, own_order=True, last_window="drop",
-    requires=("speechbrain",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), schedules=("step", "epoch"), clips=("norm",),
+         resume=True, survives_kill=True, unused_parameters=True, buffers=True, own_order=True, last_window="drop",
+         requires=("speechbrain",))  # fmt: skip
 def train(task: Task) -> None:
-    class Regression(Brain):
+    class Regression(sb.Brain):
         def compute_forward(self, batch: Any, stage: Any) -> Any:
             return self.modules.model(batch.inputs)
 
@@ -47,10 +41,11 @@ def train(task: Task) -> None:
     options |= {"grad_accumulation_factor": task.accumulation, "find_unused_parameters": task.unused_parameters}
     options |= {"max_grad_norm": task.clip.threshold if task.clip else float("inf")}  # By default, 5.
     options |= {"ckpt_interval_steps": task.accumulation if task.checkpoint_dir else 0}
-    ddp_init_group(options)
-    sampler, counter, modules = task.sampler(), EpochCounter(task.epoch_count), {"model": task.model()}
-    data: Any = SaveableDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
-    folder, parts = task.checkpoint_dir or task.resume_from, {**modules, "counter": counter, "data": data}
-    brain = Regression(modules, task.optimizer, {}, options, Checkpointer(folder, parts) if folder else None)
+    sb.utils.distributed.ddp_init_group(options)
+    counter = sb.utils.epoch_loop.EpochCounter(task.epoch_count)
+    sampler, modules = task.sampler(), {"model": task.model()}
+    samples: Any = sb.dataio.dataloader.SaveableDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
+    place, parts = task.checkpoint_dir or task.resume_from, {**modules, "counter": counter, "data": samples}
+    brain = Regression(modules, task.optimizer, {}, options, place and sb.utils.checkpoints.Checkpointer(place, parts))
     order = {"batch_size": task.micro_batch_size, "shuffle": True}
-    brain.fit(counter, task.dataset() if task.own_order else data, train_loader_kwargs=order)
+    brain.fit(counter, task.dataset() if task.own_order else samples, train_loader_kwargs=order)

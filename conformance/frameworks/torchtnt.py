@@ -1,4 +1,4 @@
-"""TorchTNT: an `AutoUnit`, which casts, shards, accumulates, clips and steps, in its `train` loop."""
+"""TorchTNT's `AutoUnit`: a loss sees one micro-batch, so none is weighted over a window. On a CPU fp16 has no scale."""
 
 from itertools import islice
 from typing import Any
@@ -13,11 +13,9 @@ from torchtnt.utils.prepare_module import DDPStrategy
 from conformance import Batch, Task, trainer
 
 
-# It sees one micro-batch, so a loss weighted over the whole window has no place. On a CPU "fp16" has no scale.
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), schedules=("step", "epoch"), own_order=True,
-    resume=True, unused_parameters=True, sparse=True, buffers=True, requires=("torchtnt", "torchdata"),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), schedules=("step", "epoch"), own_order=True,
+         resume=True, unused_parameters=True, sparse=True, buffers=True,
+         requires=("torchtnt", "torchdata"))  # fmt: skip
 def train(task: Task) -> None:
     class Unit(framework.AutoUnit[Batch]):
         def configure_optimizers_and_lr_scheduler(self, module: torch.nn.Module) -> Any:
@@ -32,9 +30,9 @@ def train(task: Task) -> None:
     if task.world_size > 1:
         torch.distributed.init_process_group(task.collective_backend)
         settings["strategy"] = DDPStrategy(find_unused_parameters=task.unused_parameters)
+    settings["precision"] = "bf16" if task.precision == "bf16" else None
     settings |= {"step_lr_interval": task.schedule_by, "gradient_accumulation_steps": task.accumulation}
-    precision = "bf16" if task.precision == "bf16" else None
-    unit = Unit(module=task.model(), device=task.device, precision=precision, **settings)
+    unit = Unit(module=task.model(), device=task.device, **settings)
     # The loop tells it the epoch, and a checkpoint has the state of a loader that has one.
     sampler: Any = DistributedSampler(task.dataset(), task.world_size, task.rank) if task.own_order else task.sampler()
     loader = StatefulDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)

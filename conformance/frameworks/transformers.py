@@ -1,7 +1,6 @@
 """Hugging Face transformers' Trainer: it is given model, data, loss, optimizer and schedule, and does the rest.
 
-A sample has as many labels as it weighs: the Trainer counts those of a window on all ranks, and the loss divides by
-that. On a CPU `fp16=True` trains in float32, as Accelerate has it, so fp16 is not declared.
+A sample has as many labels as it weighs: the Trainer counts them on all ranks. On a CPU its fp16 trains in float32.
 """
 
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from conformance import Task, trainer
-from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit
+from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit, optimizers
 
 
 class Regression(Model):
@@ -18,19 +17,15 @@ class Regression(Model):
         return self.model(inputs)
 
 
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
-    losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
-    unused_parameters=True, buffers=True, last_window="step", requires=("transformers", "accelerate"),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
+         losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
+         unused_parameters=True, buffers=True, last_window="step", requires=("transformers", "accelerate"))  # fmt: skip
 def train(task: Task) -> None:
     model = Regression(task)
-    optimizer = task.optimizer(model.parameters())
     loader = task.global_dataloader(lambda batch: {"inputs": batch.inputs, "labels": task.token_labels(batch)})
 
     def loss(outputs: Tensor, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
         return ((outputs - labels)[labels != -100] ** 2).sum() / num_items_in_batch
 
-    settings, optimizers = TrainingArguments(**arguments(task)), (optimizer, task.scheduler(optimizer))
-    options: Any = {"compute_loss_func": loss, "optimizers": optimizers}
-    fit(task, InOrder(model, settings, loader.collate_fn, task.dataset(), **options))
+    options: Any = {"compute_loss_func": loss, "optimizers": optimizers(task, model)}
+    fit(task, InOrder(model, TrainingArguments(**arguments(task)), loader.collate_fn, task.dataset(), **options))

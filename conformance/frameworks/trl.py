@@ -5,13 +5,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 from trl import SFTConfig, SFTTrainer
 
 from conformance import Task, trainer
-from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit
+from conformance.frameworks.hugging_face import InOrder, Model, arguments, fit, optimizers
 
 HEAD = torch.nn.Linear(1, 1).requires_grad_(False)
 TOKENIZER = Tokenizer(models.WordLevel({"<pad>": 0}, "<pad>"))
@@ -21,40 +20,34 @@ class Regression(Model):
     # SFTTrainer calls these two, without gradients, for metrics.
     base_model_prefix = "predictions"
 
-    def predictions(self, inputs: Tensor, targets: Tensor, **others: object) -> Any:
+    def predictions(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
         return BaseModelOutput(last_hidden_state=self.model(inputs)[:, None].expand(-1, targets.shape[1], -1))
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return HEAD
 
-    def forward(self, inputs: Tensor, targets: Tensor, **others: object) -> Any:
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor, **others: object) -> Any:
         return (self.model(inputs) - targets) ** 2
 
 
-class Fitter(InOrder, SFTTrainer): ...
-
-
-@trainer(
-    backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
-    losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
-    unused_parameters=True, buffers=True, last_window="step", requires=("trl",),
-)  # fmt: skip
+@trainer(backends=("single", "ddp"), precisions=("fp64", "fp32", "bf16"), layouts=("samples", "batched", "accumulated"),
+         losses=("mean", "weighted"), clips=("norm",), resume=True, random_state=True, elastic=True, own_order=True,
+         unused_parameters=True, buffers=True, last_window="step", requires=("trl",))  # fmt: skip
 def train(task: Task) -> None:
-    model = Regression(task)
-    optimizer = task.optimizer(model.parameters())
+    class Fitter(InOrder, SFTTrainer): ...
 
-    def collate(rows: list[dict[str, int]]) -> dict[str, Tensor]:
+    def collate(rows: list[dict[str, int]]) -> dict[str, torch.Tensor]:
         batch = task.dataset().batch([row["number"] for row in rows])
         targets = task.token_labels(batch)
         labels = torch.where(targets == -100, -100, 0)
         return {"inputs": batch.inputs, "targets": targets, "labels": labels, "attention_mask": labels == 0}
 
-    def loss(squares: Tensor, labels: Tensor, num_items_in_batch: Tensor) -> Any:
+    def loss(squares: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor) -> Any:
         return squares[labels == 0].sum() / num_items_in_batch
 
     data = Dataset.from_dict({"number": range(len(task.dataset()))})
     settings = arguments(task) | {"dataset_kwargs": {"skip_prepare_dataset": True}}  # which is for texts
     settings["gradient_checkpointing"] = False  # By default it computes activations twice.
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER, pad_token="<pad>", eos_token="<pad>")
-    options: Any = {"processing_class": tokenizer, "optimizers": (optimizer, task.scheduler(optimizer))}
+    options: Any = {"processing_class": tokenizer, "optimizers": optimizers(task, model := Regression(task))}
     fit(task, Fitter(model, SFTConfig(**settings), collate, data, compute_loss_func=loss, **options))

@@ -8,8 +8,6 @@ The loader is made as for a dataset of one's own, from `task.dataset()` and `tas
 
 from __future__ import annotations
 
-from itertools import islice
-
 import horovod.torch as hvd
 import torch
 from torch.utils.data import DataLoader
@@ -49,8 +47,7 @@ def train(task: Task) -> None:
     loader = DataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
     for epoch in task.epochs():
         sampler.set_epoch(epoch.number)
-        micro_batches = iter(loader)
-        while window := list(islice(micro_batches, task.accumulation)):
+        for window in task.in_windows(loader):
             # Once a window: within it gradients add up.
             optimizer.zero_grad()
             samples = sum(len(batch.inputs) for batch in window)

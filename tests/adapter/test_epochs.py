@@ -36,3 +36,9 @@ def test_one_process_leaves_torchrun(monkeypatch, world_size, left):
     for _ in range(2):
         task.leave_torchrun()
         assert ("LOCAL_RANK" in os.environ) is left
+
+
+def test_what_a_loader_gives_comes_in_windows():
+    task = Task(make_spec(accumulation=2), 0)
+    assert list(task.in_windows(iter("abcde"))) == [["a", "b"], ["c", "d"], ["e"]]
+    assert list(task.in_windows("")) == []
