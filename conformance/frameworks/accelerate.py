@@ -16,8 +16,8 @@ from conformance import Task, trainer
 def train(task: Task) -> None:
     task.leave_torchrun()
     steps, weighted = task.accumulation, task.loss_name == "weighted"
-    # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
     unused = DistributedDataParallelKwargs(find_unused_parameters=task.unused_parameters)
+    # By default a schedule goes on by the number of processes, and a shuffled epoch that is resumed has another order.
     accelerator = Accelerator(
         cpu=task.device.type == "cpu", mixed_precision="bf16" if task.precision == "bf16" else "no",
         gradient_accumulation_steps=steps, step_scheduler_with_optimizer=False, kwargs_handlers=[unused],

@@ -22,9 +22,10 @@ def config(task: Task, stage: int) -> dict[str, Any]:
         fp16["initial_scale_power"] = int(task.loss_scaling.init_scale).bit_length() - 1
         fp16["loss_scale_window"] = task.loss_scaling.growth_interval
     return {
+        "zero_allow_untested_optimizer": True,  # torch's
         "train_micro_batch_size_per_gpu": task.micro_batch_size, "gradient_accumulation_steps": task.accumulation,
         "gradient_clipping": task.clip.threshold if task.clip else 0.0, "zero_optimization": {"stage": stage},
-        "bf16": {"enabled": task.precision == "bf16"}, "fp16": fp16, "zero_allow_untested_optimizer": True}  # fmt: skip
+        "bf16": {"enabled": task.precision == "bf16"}, "fp16": fp16}  # fmt: skip
 
 
 def fit(task: Task, stage: int) -> None:

@@ -30,9 +30,8 @@ def train(task: Task) -> None:
     if task.world_size > 1:
         torch.distributed.init_process_group(task.collective_backend)
         settings["strategy"] = DDPStrategy(find_unused_parameters=task.unused_parameters)
-    settings["precision"] = "bf16" if task.precision == "bf16" else None
-    settings |= {"step_lr_interval": task.schedule_by, "gradient_accumulation_steps": task.accumulation}
-    unit = Unit(module=task.model(), device=task.device, **settings)
+    settings |= {"precision": "bf16" if task.precision == "bf16" else None, "step_lr_interval": task.schedule_by}
+    unit = Unit(module=task.model(), device=task.device, gradient_accumulation_steps=task.accumulation, **settings)
     # The loop tells it the epoch, and a checkpoint has the state of a loader that has one.
     sampler: Any = DistributedSampler(task.dataset(), task.world_size, task.rank) if task.own_order else task.sampler()
     loader = StatefulDataLoader(task.dataset(), task.micro_batch_size, sampler=sampler)
