@@ -192,9 +192,14 @@ class Limited(Record):
 
 @dataclass(slots=True)
 class Unscaled(Record):
+    """largest, norm: of all gradients that are divided, the largest element and the 2-norm; None if they were not
+    looked at."""
+
     optimizer: int
     scale: float
     site: Site
+    largest: float | None = None
+    norm: float | None = None
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.kept import Kept
+from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
@@ -32,7 +33,6 @@ from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.unscaling import Unscaling
 from conformance.watch.judging.windows import Cleared, Key, Window
 
 _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
@@ -58,7 +58,7 @@ class Launch:
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
-        self._schedules, self._unscaling = Schedules(findings), Unscaling(findings)
+        self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
         self._numbering = Numbering()
@@ -131,7 +131,7 @@ class Launch:
             else:
                 order.judge(found, self.findings)
                 self._schedules.judge(found)
-                self._unscaling.judge(found)
+                self._loss_scale.judge(found)
                 self._kept.see(found)
                 self._first = self._first or found
                 self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
@@ -154,7 +154,7 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._unscaling)
+        found = (self._steady, self._solved, self._schedules, self._loss_scale)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
@@ -174,7 +174,7 @@ class Launch:
         self._losses.finish()
         self._modes.finish()
         self._schedules.finish()
-        self._unscaling.finish()
+        self._loss_scale.finish()
         self._steady.finish()
         self._solved.finish()
         for _ in self._unsolved:
@@ -243,6 +243,7 @@ class Launch:
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._unclear.add(here[0].optimizer)
         between.judge(together, self.findings)
+        self._loss_scale.judge_step(together)
         self._steady.feed(own.factors, here)
         self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
         kappas = together.kappas.get(here[0].rank, [])

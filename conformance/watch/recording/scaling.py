@@ -9,7 +9,10 @@ import torch
 from conformance.trace.seams.patching import Seams, replaced, with_subclasses
 from conformance.trace.state.loss_scale import mark
 from conformance.watch import records
+from conformance.watch.recording.parameters import own, sample_of
 from conformance.watch.recording.recording import Recording
+from conformance.watch.recording.steps import THEN_EVERY
+from conformance.watch.sizes import WHOLE
 
 Scaler = torch.amp.GradScaler
 
@@ -29,7 +32,8 @@ def observe(recording: Recording) -> Seams:
     def unscale(original: Any, scaler: Any, optimizer: Any) -> Any:
         if not begins(scaler, "unscale"):
             return original(scaler, optimizer)
-        recording.note(records.Unscaled(recording.optimizer(optimizer), scaler.get_scale(), recording.site()))
+        sizes = _sizes(optimizer) if looks(optimizer) else (None, None)
+        recording.note(records.Unscaled(recording.optimizer(optimizer), scaler.get_scale(), recording.site(), *sizes))
         with _Inside(recording, "unscale"):
             return original(scaler, optimizer)
 
@@ -54,6 +58,12 @@ def observe(recording: Recording) -> Seams:
         recording.note(records.Updated(before, scaler.get_scale(), recording.site()))
         return result
 
+    def looks(optimizer: Any) -> bool:
+        """As weights are compared: at first each time, then before every tenth step."""
+        count = recording.steps.get(recording.optimizer(optimizer), 0)
+        looked = count // recording.settings.every
+        return recording.settings.looks_at(count) and (sample_of(looked) == WHOLE or looked % THEN_EVERY == 0)
+
     def begins(scaler: Any, call: str) -> bool:
         return scaler.is_enabled() and call not in recording.inside
 
@@ -61,6 +71,19 @@ def observe(recording: Recording) -> Seams:
     for owner in with_subclasses(Scaler):
         for name in around.keys() & vars(owner).keys():
             yield replaced(owner, name, around[name])
+
+
+def _sizes(optimizer: Any) -> tuple[float | None, float | None]:
+    """The largest element and the 2-norm of an optimizer's gradients, of what this rank has of them."""
+    gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    dense = [own(gradient.detach()) for gradient in gradients if not gradient.is_sparse]
+    dense = [gradient for gradient in dense if gradient.numel()]
+    if not dense or len(dense) < len(gradients) or len({gradient.device for gradient in dense}) > 1:
+        return None, None
+    largest = torch.stack([one.double() for one in torch._foreach_norm(dense, float("inf"))]).amax()
+    norm = torch.linalg.vector_norm(torch.stack([one.double() for one in torch._foreach_norm(dense, 2.0)]))
+    sizes = torch.stack([largest, norm]).tolist()
+    return sizes[0], sizes[1]
 
 
 class _Inside:

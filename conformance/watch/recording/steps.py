@@ -19,7 +19,7 @@ from conformance.watch.recording.parameters import Known, coarsest, own, sample_
 from conformance.watch.recording.recording import Recording, unwrapped
 from conformance.watch.sizes import WHOLE
 
-_THEN_EVERY = 10
+THEN_EVERY = 10
 """Weights are compared before each step as long as all of them is looked at, and then before every tenth."""
 
 _FEW = 64
@@ -134,7 +134,8 @@ class _Steps:
         recording, number = self._recording, step.optimizer
         # As long as all of them is looked at before the next step, too.
         is_first = sample_of(recording.steps.get(number, 0) + 1) == WHOLE and recording.settings.every == 1
-        weighed = {*step.weights} if is_first and not recording.wrappers else set()
+        is_shared = recording.is_with_others and not recording.wrappers
+        weighed = {*step.weights} if is_first and is_shared else set()
         held = recording.parameters.held(optimizer) if weighed else []
         return recording.parameters.sketches(
             [(WHOLE, own(parameter.data)) for known, parameter in held if known.number in weighed]
@@ -173,11 +174,13 @@ class _Steps:
         sketches = recording.parameters.sketches
         looked = count // recording.settings.every
         which = sample_of(looked)
-        weighed = held if recording.is_with_others else []
+        # A term along the weights may be in gradients that carry a loss scale.
+        weighed = held if recording.is_with_others or recording.numbers.alive("scaler") else []
         weighed = [(known, own(parameter.data)) for known, parameter in weighed if not parameter.is_sparse]
-        if which != WHOLE and looked % _THEN_EVERY:
+        if which != WHOLE and looked % THEN_EVERY:
             # Ranks may average their weights in between, where no wrapper sees to it that they are equal.
-            weighed = [] if recording.wrappers else [(known, one.reshape(-1)[:_FEW]) for known, one in weighed]
+            is_alone = recording.wrappers or not recording.is_with_others
+            weighed = [] if is_alone else [(known, one.reshape(-1)[:_FEW]) for known, one in weighed]
         scale, overflow = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         record = records.Stepped(
             optimizer=number,

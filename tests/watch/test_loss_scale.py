@@ -1,0 +1,97 @@
+"""Mistakes with a loss scale that show once it changes, each beside right scripts that look much like them."""
+
+import pytest
+
+from conformance.watch import records
+
+from .scripts import LINE, Script, gradients, total
+
+SCALES = (64.0, 64.0, 64.0, 64.0, 128.0, 128.0, 128.0, 128.0, 256.0, 256.0, 256.0, 256.0, 512.0)
+
+
+def laws(script):
+    return {law for law, _ in script.findings().causes}
+
+
+@pytest.mark.parametrize(
+    ("divides_by", "expected"),
+    [
+        (lambda now, following: following, {"watch/unscaled"}),
+        (lambda now, following: now, set()),
+        (lambda now, following: 1.0, set()),  # a loss that counts more and more
+        (lambda now, following: 512.0, set()),
+        (lambda now, following: following if now == 64.0 else now, set()),  # not each time
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_scale_of_the_scripts_own(divides_by, expected, ranks):
+    script = Script(ranks)
+    for now, following in zip(SCALES, [*SCALES[1:], SCALES[-1]], strict=True):
+        computed = script.backward(factors=[now, 0.25])
+        script.step([total(computed, 1 / (divides_by(now, following) * ranks))] * ranks)
+        script.clear()
+    assert laws(script) == expected
+
+
+def test_a_scale_that_an_overflow_lowers_between_two_steps():
+    script = Script(ranks=1)
+    for now in (64.0, 32.0, 64.0, 32.0, 64.0, 32.0, 64.0):
+        script.step([total(script.backward(factors=[now]), 1 / now)])
+        script.clear()
+        script.backward(factors=[now])
+        script.clear()
+    assert laws(script) == set()
+
+
+def limited(largest, norm, scales=SCALES):
+    """What `unscale_` is given in each window, by its number and the loss scale."""
+    script = Script(ranks=1)
+    for number, scale in enumerate(scales):
+        computed = script.backward(scale)
+        script.each(records.Unscaled(0, scale, LINE, largest(number, scale), norm(number, scale)))
+        script.step([total(computed, 1 / scale)])
+        script.clear()
+    return laws(script)
+
+
+def any_size(number, scale):
+    return scale * (1 + number % 5)
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (lambda number, scale: 1.0, {"watch/unscale-before-clip"}),
+        (lambda number, scale: 1.0 if number % 4 else 0.5, {"watch/unscale-before-clip"}),  # not reached each time
+        (lambda number, scale: scale, set()),  # a limit that follows, or a loss that has one
+        (lambda number, scale: 1.0 if number < 4 else any_size(number, scale), set()),  # at one scale alone
+        (lambda number, scale: 1.0 if number % 4 == 1 else any_size(number, scale), set()),  # now and then
+        (lambda number, scale: 0.0, set()),
+        (lambda number, scale: 65504.0, set()),  # so that nothing overflows
+        (lambda number, scale: float("inf"), set()),
+        (lambda number, scale: None, set()),
+    ],
+)
+def test_a_limit_that_does_not_follow_the_scale(limit, expected):
+    assert limited(limit, any_size) == limited(any_size, limit) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (lambda number, scale: 20 / scale, {"watch/unscaled"}),
+        (lambda number, scale: 20.0, set()),  # added to what is unscaled
+        (lambda number, scale: 20 / (number + 1), set()),
+        (lambda number, scale: 20 / scale if number < 4 else 0.0, set()),  # at one scale alone
+        (lambda number, scale: 0.0, set()),
+    ],
+)
+def test_a_term_along_the_weights(share, expected):
+    script = Script(ranks=1)
+    for number, scale in enumerate(SCALES):
+        [computed] = script.backward(scale)
+        script.each(records.Unscaled(0, scale, LINE))
+        weights = gradients(7 + script.steps)
+        script.step([total([total([computed], 1 / scale), total([weights], share(number, scale))])])
+        script.clear()
+    assert laws(script) == expected
