@@ -18,41 +18,59 @@ _WINDOWS = 3
 @dataclass
 class _Optimizer:
     """without: how many steps found no gradients. first: the first step. sites: of all. length: the most backward
-    passes of a window. schedules: how often its schedule went on."""
+    passes of a window. calls: those that their losses came from. early: how many steps came between a forward and the
+    backward pass after it. clock: how many backward passes there were before the last step. schedules: how often its
+    schedule went on after a backward pass."""
 
     first: Window | None = None
     without: int = 0
     sites: set[str] = field(default_factory=set)
     length: int = 0
+    calls: set[int] = field(default_factory=set)
+    early: int = 0
+    clock: int = 0
     schedules: int = 0
 
 
 class Ends:
-    """Of one process. lost: the first backward pass whose gradients were cleared, though no step had used them."""
+    """Of one process. lost: the first backward pass whose gradients were cleared, though no step had used them.
+    versions: of the weights that such passes saw. counted: the optimizers whose schedule went on since the last
+    backward pass; before the first, all: a schedule may be gone through to draw a picture of it."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._lost: Cleared | None = None
         self._count = 0
+        self._versions: set[int] = set()
+        self._counted: set[int] = set()
+        self._has_computed = False
         self._is_sampled = False
 
     def feed(self, record: records.Record) -> None:
         match record:
-            case records.Scheduled():
+            case records.Backward():
+                self._has_computed = True
+                self._counted.clear()
+            case records.Scheduled() if self._has_computed and record.optimizer not in self._counted:
                 self._of[record.optimizer].schedules += 1
+                self._counted.add(record.optimizer)
             case records.Passed():
                 self._is_sampled = True
 
     def take(self, found: Window | Cleared) -> None:
         if isinstance(found, Cleared):
             self._lost, self._count = self._lost or found, self._count + 1
+            self._versions.add(found.backward.version)
         elif found.step is not None:
             of = self._of[found.optimizer]
             of.first = of.first or found
             of.without += not found.step.used
             of.sites.add(str(found.site))
             of.length = max(of.length, len(found.backwards))
+            of.calls |= {one.calls for one in found.backwards.values()}
+            of.early += _is_early(found)
+            of.clock = found.clock
 
     def finish(self, rank: int, stream: Stream) -> None:
         if self._is_sampled:
@@ -64,11 +82,14 @@ class Ends:
                 self._judge_infinite(rank, stream, optimizer, of, of.first)
 
     def _judge_never(self, rank: int, stream: Stream) -> None:
-        """Gradients may be computed for their own sake, as for a Fisher information. A schedule that goes on is one of
-        a training, whose steps are missing."""
+        """Gradients may be computed for their own sake, as for a Fisher information, also of one checkpoint after the
+        other. A schedule that goes on between the backward passes of one model is one of a training, whose steps are
+        missing."""
         schedules = [(count.schedules, optimizer) for optimizer, count in self._of.items()]
         most, optimizer = max(schedules, default=(0, 0))
         if stream.steps or stream.skips or most < _SEVERAL or self._count < _SEVERAL or self._lost is None:
+            return
+        if len(self._versions) > 1:
             return
         # Of what is cleared at first, it is not known yet whether weights have moved by hand before.
         known = stream.clock - self._lost.backward.backward + 1
@@ -83,22 +104,43 @@ class Ends:
         """Does each step come before the backward pass of its window? Then the first has no gradients, and those of the
         last window are left over.
 
-        A first step may be made for the sake of an optimizer's state, which is a call of its own, and what is left at
-        the end of the data may be less than a window."""
-        left = len(stream.pending(stream.held[optimizer]))
+        A first step may be made for the sake of an optimizer's state, or before there are data, and what is left at
+        the end may be less than a window, or be looked at. Only a step that comes too soon is taken between a forward
+        and its backward pass."""
+        pending = stream.pending(stream.held[optimizer])
+        left = len(pending)
         begins_without = first.index == 0 and first.step is not None and not first.step.used and of.without == 1
-        if begins_without and len(of.sites) == 1 and left >= of.length and stream.steps[optimizer] > _SEVERAL:
+        is_early = of.early >= stream.steps[optimizer] - 1 and stream.calls(pending) <= of.calls
+        if (
+            begins_without
+            and is_early
+            and len(of.sites) == 1
+            and left >= of.length
+            and stream.steps[optimizer] > _SEVERAL
+        ):
             says = f"the first step has no gradients, and those of the last {left} backward passes reach none"
             effect = f"{stream.steps[optimizer] - 1} of {stream.steps[optimizer]} steps change the weights"
             self._findings.add(Finding("watch/used", says, 0, (rank,), first.site, effect, optimizer))
 
     def _judge_infinite(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer, first: Window) -> None:
-        """Was a gradient that is not finite never cleared? Whatever is added to it, it is no step's any more."""
-        pending = list(stream.pending(stream.held[optimizer]).values())
-        finite = pending[::-1].index(False) if False in pending else 0
-        if finite >= _WINDOWS * of.length:
+        """Was a gradient that is not finite never cleared? Whatever is added to it, it is no step's any more.
+
+        Nobody minds what is in `.grad` of a model that is not trained any more, but asked for the gradients of its
+        inputs, or gone through on the way to those of another one: by losses of other lines, or for other steps."""
+        pending = stream.pending(stream.held[optimizer])
+        infinite = max((number for number, is_finite in pending.items() if not is_finite), default=None)
+        if infinite is None or any(other.clock >= infinite for other in self._of.values()):
+            return
+        finite = sum(number > infinite for number in pending)
+        if finite >= _WINDOWS * of.length and stream.calls(pending) <= of.calls:
             says = f"gradients that are not finite were never cleared: {finite} backward passes were added to them"
             effect = f"there is no step after step {stream.steps[optimizer] - 1} any more"
             site = first.site
             step = stream.steps[optimizer]
             self._findings.add(Finding("watch/cleared", says, step, (rank,), site, effect, optimizer))
+
+
+def _is_early(window: Window) -> bool:
+    """Whether a model goes forward between the last backward pass and the step."""
+    calls = [one for one in window.moments if isinstance(one, (records.Entered, records.Backward))]
+    return bool(calls) and isinstance(calls[-1], records.Entered)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import replace
 from math import prod
 
@@ -65,6 +65,10 @@ class Stream:
             for one in self._pending.get(number, []):
                 found[one.backward] = found.get(one.backward, True) and one.is_finite
         return dict(sorted(found.items()))
+
+    def calls(self, backwards: Iterable[int]) -> set[int]:
+        """The calls that the losses of these backward passes came from, of those that are still known."""
+        return {self._backwards[number].calls for number in backwards if number in self._backwards}
 
     def key(self, optimizer: int) -> Key:
         return self._keys[optimizer]
