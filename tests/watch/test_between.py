@@ -128,6 +128,27 @@ def test_a_limit_that_may_be_scaled(scale, limit, expected):
     assert watched(window, init_scale=scale) == expected
 
 
+def by_layer(model, scale):
+    for parameter in model.parameters():
+        torch.nn.utils.clip_grad_norm_([parameter], (1e-5 if parameter.dim() == 1 else 1.0) * scale)
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        (by_layer, "UNDECIDED"),  # a layer of small weights has a small limit
+        (lambda model, scale: torch.nn.utils.clip_grad_value_(model.parameters(), 5e-4 * scale), "UNDECIDED"),
+        (lambda model, scale: torch.nn.utils.clip_grad_norm_(model[0].parameters(), 0.0), "CONFORMS"),
+    ],
+)
+def test_limits_that_are_small_on_purpose(clip, expected):
+    def window(model, optimizer, scaler):
+        scaler.scale(next(parts(model))).backward()
+        clip(model, scaler.get_scale())
+
+    assert watched(window, init_scale=65536.0) == expected
+
+
 def test_models_that_are_always_clipped():
     """A model that has nothing to clip now is clipped in its own windows all the same."""
     with conformance.watching():

@@ -12,7 +12,8 @@ from conformance.watch.judging.windows import Window
 from conformance.watch.records import Clipped
 
 _NO_LIMIT = 1e-3 * (1 - 1e-6)
-"""Times the loss scale: nobody limits a norm to less than a thousandth."""
+"""Times the loss scale: nobody limits the norm of a model's gradient to less than a thousandth. One that goes by the
+size of a layer's weights may be as small for a bias, and so may one of elements."""
 
 _MOST = 64
 
@@ -35,7 +36,7 @@ class Unscaling:
 
     A script may also scale the limit as its gradients are, and divide both later. Such a limit is not far below the
     loss scale, and it changes with it: one that stays the same while the scale changes, or that unscaled gradients are
-    compared with, too, is none. Limits are written in few digits: 1 at a scale of 32 is no 0.03125 that was scaled.
+    compared with, too, is none. Limits are written in few digits: 5 at a scale of 32 is no 0.15625 that was scaled.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -54,7 +55,8 @@ class Unscaling:
         last, scale = max(window.places), max(window.scales, default=1.0)
         for at, clip in window.clips:
             own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
-            if at < max(own, default=last):
+            # What is made zero on purpose is zero at any scale.
+            if at < max(own, default=last) or not clip.limit:
                 continue
             of = self._of[window.rank, clip.limit]
             if len(self._of) > _MOST:
@@ -72,7 +74,8 @@ class Unscaling:
         says = f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}"
         law, effect = "watch/unscale-before-clip", _too_short(clip, scale)
         finding = Finding(law, says, window.index, (window.rank,), clip.site, effect, window.optimizer)
-        if clip.limit < _NO_LIMIT * scale or (_is_round(clip.limit, 2) and not _is_round(clip.limit / scale, 3)):
+        is_too_small = clip.how == "norm" and clip.limit < _NO_LIMIT * scale and _is_of_most(window, clip)
+        if is_too_small or _is_written(clip.limit, scale, len(window.backwards)):
             self._findings.add(finding)
             window.broken.append(finding.key)
         else:
@@ -84,6 +87,18 @@ class Unscaling:
                 self._findings.add(of.first, count=of.count)
             elif of.first is not None:
                 self._findings.undecided(f"{of.first.says}, which may be a limit that is scaled, too", of.count)
+
+
+def _is_of_most(window: Window, clip: Clipped) -> bool:
+    """Whether it clips most of what the step uses, in elements."""
+    held = {*clip.parameters}
+    return 2 * sum(window.sizes.get(number, 1) for number in held) >= sum(window.sizes.get(n, 1) for n in window.used)
+
+
+def _is_written(limit: float, scale: float, passes: int) -> bool:
+    """Whether somebody wrote down this limit, and not another one that was multiplied by the loss scale: for the whole
+    window, or for each of so many micro-batches."""
+    return _is_round(limit, 2) and not _is_round(limit / scale, 3) and not _is_round(limit / scale * passes, 2)
 
 
 def _is_round(number: float, digits: int) -> bool:
