@@ -80,13 +80,14 @@ class Optimizer(Record):
 class Backward(Record):
     """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
     the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
-    not known. version: grows with each change of a weight. contains: it goes again through
-    the graph of an earlier backward. double: it creates a graph of itself. probe: the model's input wants a
-    gradient. summed: how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many
-    loaders gave since the backward before; loader: the only one of these. evaluates: models only went forward in
-    evaluation mode since. calls: the same for all backward passes that come from the same calls, line by line,
-    whatever file they are in. of_any: the mean is one of the script's own, of anything, and not that of cross entropy
-    or its kin over targets. divisors: the factors that were divisions, each by its number."""
+    not known. version: grows with each change of a weight. contains: the loss is one that went backward before, or a
+    sum in which there is one. double: it creates a graph of itself. probe: the model's input wants a gradient. summed:
+    how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many loaders gave since the
+    backward before; loader: the only one of these. evaluates: models only went forward in evaluation mode since. calls:
+    the same for all backward passes that come from the same calls, line by line, whatever file they are in. of_any: the
+    mean is one of the script's own, of anything, and not that of cross entropy or its kin over targets. divisors: the
+    factors that were divisions, each by its number. is_alike: its loss is made like that of the backward pass before,
+    of the same outputs."""
 
     backward: int
     scale: float | None
@@ -104,6 +105,7 @@ class Backward(Record):
     divisors: list[float] = field(default_factory=list)
     batches: int = 0
     evaluates: bool = False
+    is_alike: bool = False
 
 
 @dataclass(slots=True)

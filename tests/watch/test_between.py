@@ -75,6 +75,56 @@ def looks_first(clears):
     return window
 
 
+def penalty_last(clip):
+    """The weights are made smaller through autograd, after the clip that is of the data alone."""
+
+    def window(model, optimizer, scaler):
+        next(parts(model)).backward()
+        clip(model)
+        (0.01 * sum(parameter.square().sum() for parameter in model.parameters())).backward()
+
+    return window
+
+
+def of_losses(function):
+    """Each loss goes backward, and then some function of them."""
+
+    def window(model, optimizer, scaler):
+        losses = [*parts(model)]
+        for loss in losses:
+            loss.backward(retain_graph=True)
+        function(losses).backward()
+
+    return window
+
+
+def of_one_forward(*losses):
+    def window(model, optimizer, scaler):
+        outputs = model(DATA)
+        for loss in losses:
+            loss(outputs).backward(retain_graph=True)
+
+    return window
+
+
+def across(turn):
+    def loss(outputs):
+        scores = outputs @ outputs.T / 8
+        return torch.nn.functional.cross_entropy(turn(scores), torch.arange(32)) / 2
+
+    return loss
+
+
+def apart(one, other):
+    return lambda outputs: torch.nn.functional.mse_loss(outputs[one::2], outputs[other::2]) / 2
+
+
+def with_vectors(model, optimizer, scaler):
+    outputs = model(DATA)
+    for vector in (DATA[:, :1], DATA[:, 1:2]):
+        outputs.backward(vector.expand_as(outputs), retain_graph=True)
+
+
 def unscales_first(scales):
     """A penalty comes after unscaling, which belongs before it, or after it where the penalty is scaled, too."""
 
@@ -97,6 +147,16 @@ def unscales_first(scales):
         (clips_each("value", keeps=True), "UNDECIDED"),
         (looks_first(clears=False), {"watch/backward-once"}),
         (looks_first(clears=True), "UNDECIDED"),
+        (penalty_last(lambda model: clips(model, "norm")), "UNDECIDED"),
+        (penalty_last(lambda model: clips(model, "value")), "UNDECIDED"),
+        (of_losses(lambda losses: sum(losses) / 4), {"watch/backward-once"}),
+        (of_losses(lambda losses: torch.stack(losses).var()), "CONFORMS"),
+        (of_losses(lambda losses: losses[0] ** 2), "CONFORMS"),
+        (of_one_forward(across(torch.clone), across(torch.clone)), {"watch/backward-once"}),
+        (of_one_forward(across(torch.clone), across(torch.t)), "CONFORMS"),
+        (of_one_forward(apart(0, 1), apart(0, 1)), {"watch/backward-once"}),
+        (of_one_forward(apart(0, 1), apart(1, 0)), "CONFORMS"),
+        (with_vectors, "CONFORMS"),
     ],
 )
 def test_what_the_step_has(window, expected):

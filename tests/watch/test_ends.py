@@ -118,16 +118,17 @@ def test_what_overflows_on_the_way_to_another_model_that_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("change", "forwards", "expected"),
+    ("changes", "forwards", "alike", "expected"),
     [
-        (0.0, False, {"watch/backward-once"}),
-        (1e-3, False, set()),  # another loss of the same forward
-        (0.0, True, set()),  # of equal batches
+        ((0.0, 0.0, 0.0), False, True, {"watch/backward-once"}),
+        ((0.0, 1e-3, 0.0), False, True, set()),  # another loss of the same forward
+        ((0.0, 0.0, 0.0), True, True, set()),  # of equal batches
+        ((0.0, 0.0, 0.0), False, False, set()),  # of outputs the other way round
     ],
 )
-def test_one_loss_that_goes_backward_twice(change, forwards, expected):
+def test_one_loss_that_goes_backward_twice(changes, forwards, alike, expected):
     script = Script(ranks=1)
-    for _ in range(3):
+    for change in changes:
         script.each(records.Entered([1], False, LINE))
         computed = script.backward()
         if forwards:
@@ -136,6 +137,7 @@ def test_one_loss_that_goes_backward_twice(change, forwards, expected):
         computed += script.backward(scale=1 + change)
         for record in script.streams[0][-2:]:
             record.backward += 1000
+        script.streams[0][-2].is_alike = alike
         script.step([total(computed)])
         script.clear()
     assert laws(script) & {"watch/backward-once"} == expected

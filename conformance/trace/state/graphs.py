@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 _KEY = "conformance.root"
@@ -25,15 +26,16 @@ class Graphs:
         self._count = max(self._count, known.number + 1)
         return known.number
 
-    def contained(self, root: Any) -> list[int]:
-        """The earlier graphs that this one goes through again, near its root."""
+    def contained(self, root: Any, through: Callable[[Any], bool] = lambda _: True) -> list[int]:
+        """The earlier graphs that this one goes through again, near its root. through: the nodes to look behind."""
         found: set[int] = set()
         # Walking takes long, and mostly there is nothing to find: a graph lives no longer than its loss.
         queue = deque([root] if root is not None and len(self._alive) > 1 else [])
         for _ in range(_MOST_NODES):
             if not queue:
                 break
-            following = [node for node, _ in queue.popleft().next_functions if node is not None]
+            here = queue.popleft()
+            following = [node for node, _ in here.next_functions if node is not None] if through(here) else []
             found.update(node.metadata[_KEY].number for node in following if _KEY in node.metadata)
             queue.extend(following)
         return sorted(found)

@@ -12,20 +12,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.watch.judging import twice
 from conformance.watch.judging.case import Case, Together, factor_of
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.twice import Twice
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Backward, Limited, Sketches
 from conformance.watch.sizes import WIDTH
 
 
-def judge(together: Together, findings: Findings) -> None:
-    """After conservation, which has found the factors."""
-    for window in together.here:
-        if window.step is not None and not window.step.closure and window.used:
-            for finding in (*_again(together, window), *twice.judge(together, window), *_clips(together, window)):
-                findings.add(finding, together.here)
+class Between:
+    """Of the processes that train together."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings, self._twice = findings, Twice(findings)
+
+    @property
+    def accuses(self) -> bool:
+        return self._twice.accuses
+
+    def judge(self, together: Together) -> None:
+        """After conservation, which has found the factors."""
+        for window in together.here:
+            if window.step is not None and not window.step.closure and window.used:
+                self._twice.judge(together, window)
+                for finding in (*_again(together, window), *_clips(together, window)):
+                    self._findings.add(finding, together.here)
+
+    def finish(self) -> None:
+        self._twice.finish()
 
 
 def _again(together: Together, window: Window) -> Iterator[Finding]:
@@ -47,6 +61,9 @@ def _adds(window: Window, backward: Backward) -> bool:
 
 def _clips(together: Together, window: Window) -> Iterator[Finding]:
     for at, clip in window.clips:
+        # A penalty that comes last is another loss, which may be left as it is on purpose.
+        if not _calls(window, at, later=False) & _calls(window, at, later=True):
+            continue
         # What is backpropagated to other parameters meanwhile, such as those of a critic, is clipped by itself.
         held = [number for number in clip.parameters if number in window.used and window.used[number][2]]
         held = [number for number in held if _is_between(at, window.new.get(number, []))]
@@ -57,6 +74,12 @@ def _clips(together: Together, window: Window) -> Iterator[Finding]:
             effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not clipped"
             rank, site = (window.rank,), clip.site
             yield Finding("watch/clip-whole-window", says, window.index, rank, site, effect, window.optimizer)
+
+
+def _calls(window: Window, at: int, *, later: bool) -> set[int]:
+    """The calls that the losses came from that went backward by this place in the stream, or later."""
+    came = {one.backward for passes in window.new.values() for one in passes if (one.at > at) == later}
+    return {window.backwards[number].calls for number in came if number in window.backwards}
 
 
 def _is_between(at: int, passes: list[Contribution]) -> bool:

@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from conformance.watch import records
 from conformance.watch.judging import (
     agreement,
-    between,
     conservation,
     coverage,
     diagnosis,
@@ -16,6 +15,7 @@ from conformance.watch.judging import (
     pairing,
     unsent,
 )
+from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
@@ -59,6 +59,7 @@ class Launch:
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
+        self._between = Between(findings)
         self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
         self._numbering = Numbering()
@@ -154,7 +155,7 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale)
+        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
@@ -175,6 +176,7 @@ class Launch:
         self._modes.finish()
         self._schedules.finish()
         self._loss_scale.finish()
+        self._between.finish()
         self._steady.finish()
         self._solved.finish()
         for _ in self._unsolved:
@@ -242,7 +244,7 @@ class Launch:
             self._common.add(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
             self._unclear.add(here[0].optimizer)
-        between.judge(together, self.findings)
+        self._between.judge(together)
         self._loss_scale.judge_step(together)
         self._steady.feed(own.factors, here)
         self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -12,10 +11,10 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.graphs import Graphs
 from conformance.trace.state.loss_scale import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
+from conformance.watch.recording.again import Again
 from conformance.watch.recording.clearing import Moving
 from conformance.watch.recording.coverage import Coverage
 from conformance.watch.recording.inputs import Inputs
@@ -23,12 +22,10 @@ from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
 from conformance.watch.recording.weights import note_weights
 
-_MOST_PASSED = 64
-
 
 def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
-    graphs, coverage = Graphs(), Coverage(recording)
+    again, coverage = Again(), Coverage(recording)
 
     def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -55,9 +52,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 recording.in_grad -= 1
                 leaves.close()
         root = _node(tensors)
-        number = graphs.number(root)
         # What it is multiplied with then, does not show in the graph.
-        divided = losses.Loss() if given.pop("gradient", False) else losses.of(root)
+        is_given = given.pop("gradient", False)
+        divided = losses.Loss() if is_given else losses.of(root)
         coverage.look(root)
         note_weights(recording)
         moving.begin()
@@ -69,7 +66,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 divided.factors,
                 divided.targets,
                 recording.parameters.version(),
-                number in passed or bool(graphs.contained(root)),
+                not is_given and again.contains(root),
                 bool(args[2]) if len(args) > 2 else False,
                 inputs.probe,
                 recording.site(),
@@ -80,9 +77,9 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 divided.divisors,
                 inputs.batches,
                 inputs.evaluates,
+                again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
             )
         )
-        passed.append(number)
         inputs.begin()
         recording.inside.append("backward")
         try:
@@ -100,7 +97,6 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
             given.clear()
 
     given: dict[str, bool] = {}
-    passed: deque[int] = deque(maxlen=_MOST_PASSED)
     yield replaced(torch.autograd, "backward", begin)
     yield replaced(torch.autograd, "_engine_run_backward", run)
 

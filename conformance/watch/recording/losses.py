@@ -20,6 +20,15 @@ _ELEMENTWISE = (
     "MseLossBackward0",
     "SmoothL1LossBackward0",
 )
+_SUMS = (
+    "AddBackward0",
+    "CatBackward0",
+    "MeanBackward0",
+    "MeanBackward1",
+    "StackBackward0",
+    "SumBackward0",
+    "SumBackward1",
+)
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 
 
@@ -58,6 +67,15 @@ def of(root: Any) -> Loss:
             break
         node = next((following for following, _ in node.next_functions if following is not None), None)
     return loss
+
+
+def is_linear(node: Any) -> bool:
+    """Whether it sums up what comes in, or multiplies it with a number."""
+    try:
+        return node.name() in _SUMS + _THROUGH or _factor(node) is not None
+    except RuntimeError:
+        # Freed by a backward before.
+        return False
 
 
 def _factor(node: Any) -> float | None:
