@@ -6,6 +6,12 @@ BLOCK = 1024
 WIDTH = 3
 """Numbers in a sketch."""
 
+SAMPLED = 8
+"""Blocks in a sample."""
+
+SMALL = SAMPLED * BLOCK
+"""Elements: a tensor of so many or fewer is always looked at whole, whatever the number of the sample."""
+
 WHOLE = -1
 """In place of the number of a sample, of which a sketch is."""
 

@@ -16,10 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from conformance.watch.sizes import BLOCK, WHOLE, WIDTH
-
-SAMPLED = 8
-"""Blocks in a sample. A tensor of so many elements or fewer is always looked at whole."""
+from conformance.watch.sizes import BLOCK, SAMPLED, SMALL, WHOLE, WIDTH
 
 _CHUNK = 512
 """Blocks that are projected at once."""
@@ -73,7 +70,7 @@ class Sketching:
             return self._of_sparse(tensor, number)
         flat = tensor.reshape(-1)
         size = flat.numel()
-        if size > SAMPLED * BLOCK:
+        if size > SMALL:
             if number == WHOLE:
                 return self._of_whole(_exact(flat))
             begin, apart = spread(size, number)
@@ -148,7 +145,7 @@ class Sketching:
         at = (start[:, None] + torch.arange(width, device=values.device)).reshape(-1)
         read = values.reshape(-1)
         block = at // BLOCK
-        if number != WHOLE and size > SAMPLED * BLOCK:
+        if number != WHOLE and size > SMALL:
             begin, apart = spread(size, number)
             block, at = (at - begin) // apart, (at - begin) % apart
             inside = (block >= 0) & (block < SAMPLED) & (at < BLOCK)

@@ -36,11 +36,13 @@ class Script:
             stream.append(records.Optimizer(0, "SGD", self.numbers))
         self.backwards, self.steps = 0, 0
 
-    def backward(self, scale=None, factors=(), targets=None):
-        """Each rank's gradients of one micro-batch."""
+    def backward(self, scale=None, factors=(), targets=None, ranks=None):
+        """The gradients of one micro-batch of each rank, or of these."""
         self.backwards += 1
         computed = [gradients(100 * self.backwards + rank, self.shapes) for rank in range(self.ranks)]
-        for stream, of_rank in zip(self.streams, computed, strict=True):
+        for rank, (stream, of_rank) in enumerate(zip(self.streams, computed, strict=True)):
+            if ranks is not None and rank not in ranks:
+                continue
             stream.append(
                 records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
             )

@@ -5,8 +5,8 @@ import torch
 
 from conformance.watch.judging import bound
 from conformance.watch.judging.formats import ROUNDOFF
-from conformance.watch.sizes import BLOCK
-from conformance.watch.sketch import SAMPLED, Sketching, samples, spread
+from conformance.watch.sizes import BLOCK, SAMPLED
+from conformance.watch.sketch import Sketching, samples, spread
 
 
 def sketch(*tensors, of=-1):

@@ -14,7 +14,7 @@ from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.formats import COARSEST, ROUNDOFF
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
-from conformance.watch.sizes import WHOLE
+from conformance.watch.sizes import SMALL, UNREAD, WHOLE
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor of the script's own."""
@@ -224,10 +224,15 @@ class Case:
         sample that is looked at cannot be compared."""
         is_split = self.window.shards.get(number, 1) > 1
         ranks = [self.window] if is_split else self.together.here
-        sample = self.sample(number)
-        left = [(other.rank, one) for other in ranks for one in other.old.get(number, []) if one.sample == sample]
-        # What is not finite cannot be in a step that is.
-        return [(rank, one) for rank, one in left if one.is_finite]
+        sample, is_small = self.sample(number), self.window.sizes.get(number, 1) <= SMALL
+        left = [
+            (other.rank, one)
+            for other in ranks
+            for one in other.old.get(number, [])
+            if one.sample == sample or (is_small and UNREAD not in (one.sample, sample))
+        ]
+        # What is not finite cannot be in a step that is. What was set to zero is cleared.
+        return [(rank, one) for rank, one in left if one.is_finite and one.sketch[..., 2].any()]
 
     def own_with_old(self, number: int) -> list[Contribution]:
         return self.own(number) + [one for rank, one in self.old(number) if rank == self.window.rank]

@@ -230,6 +230,12 @@ def system_of(case: Case) -> System | None:
 
 def solved(system: System) -> Finding | str:
     """What the factors say."""
+    of = factors_of(system)
+    return of if isinstance(of, str) else _in_words(system.case, of)
+
+
+def factors_of(system: System) -> dict[Column, float] | str:
+    """The factor of each rank and backward pass, or why they are not known."""
     weighed = system.matrix / system.bounds[:, None]
     solution, _, rank, _ = np.linalg.lstsq(weighed, system.used / system.bounds, rcond=1e-9)
     if rank < len(system.columns):
@@ -239,7 +245,7 @@ def solved(system: System) -> Finding | str:
     small = np.abs(solution) < _ZERO * np.abs(solution).max()
     # What a script has made small by hand is no zero: without it the rest does not explain the step.
     kept = np.where(small, 0.0, solution) if small.any() and _explains(system, ~small) else solution
-    return _in_words(system.case, dict(zip(system.columns, kept.tolist(), strict=True)))
+    return dict(zip(system.columns, kept.tolist(), strict=True))
 
 
 def _explains(system: System, columns: npt.NDArray[np.bool_]) -> bool:

@@ -22,6 +22,7 @@ from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
+from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
@@ -79,7 +80,7 @@ class Launch:
         self._related: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
         self._lost = Lost(findings)
-        self._kept = Kept(ranks, findings)
+        self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
         self._lacking = 0
         self._first_lacking: tuple[Finding, Window] | None = None
@@ -172,13 +173,9 @@ class Launch:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
         self._kept.finish(self._first)
         self._inputs.finish(averages=self._averages)
-        self._losses.finish()
-        self._modes.finish()
-        self._schedules.finish()
-        self._loss_scale.finish()
-        self._between.finish()
-        self._steady.finish()
-        self._solved.finish()
+        judges = (self._losses, self._modes, self._schedules, self._loss_scale, self._between, self._joined)
+        for judge in (*judges, self._steady, self._solved):
+            judge.finish()
         for _ in self._unsolved:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
@@ -246,6 +243,7 @@ class Launch:
             self._unclear.add(here[0].optimizer)
         self._between.judge(together)
         self._loss_scale.judge_step(together)
+        self._joined.judge(together)
         self._steady.feed(own.factors, here)
         self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
         kappas = together.kappas.get(here[0].rank, [])

@@ -97,7 +97,8 @@ def _share(together: Together, window: Window, scale: float) -> float | None:
     if len(sets) != 1 or not all(np.isfinite(window.used[number]).all() for number in held):
         return None
     case = Case(together, window, held, [*sets.pop()])
-    if case.is_limited or case.independent < 2 + _AMPLE or not case.is_of_one_sample:
+    is_finite = all(one.is_finite for number in held for one in case.all(number))
+    if case.is_limited or case.independent < 2 + _AMPLE or not case.is_of_one_sample or not is_finite:
         return None
     equations = case.equations(case.all)
     right = case.clipped / scale

@@ -51,7 +51,7 @@ def _over_ranks(together: Together, kappa: float) -> Iterator[Finding]:
         # Those that still have data are fewer, and may be averaged over.
         return
     passes = [one for window in here for one in window.backwards.values()]
-    weights = [_weight(window) for window in here]
+    weights = [weight_of(window) for window in here]
     if isclose(kappa, ranks, rel_tol=_NEAR) and all(weight and isclose(weight, 1, rel_tol=_NEAR) for weight in weights):
         for window in here:
             says = f"each rank's loss is the mean over its own targets, and the {ranks} ranks' gradients are summed up"
@@ -109,7 +109,7 @@ def _is_bare(backward: records.Backward) -> bool:
     return factors in ([], [backward.scale])
 
 
-def _weight(window: Window) -> float | None:
+def weight_of(window: Window) -> float | None:
     """What all targets of a rank weigh in its own losses; None if it is not known."""
     weights = [factor_of(one) * (1 if one.targets else one.summed) for one in window.backwards.values()]
     return sum(weights) if all(weights) else None
