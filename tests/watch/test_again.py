@@ -45,6 +45,23 @@ def test_a_script_may_weigh_micro_batches_as_it_likes(after_each, ranks, micro_b
     assert verdict(accumulated(after_each, ranks, micro_batches)) == "UNDECIDED"
 
 
+@pytest.mark.parametrize(
+    ("weights", "ranks"),
+    [
+        ((1 / 9, 1 / 3, 1.0), 1),  # gradients that fade, and the newest in full
+        ((4 / 7, 2 / 7, 1 / 7), 1),
+        ((0.5, 0.25, 0.125), 2),  # the first counts most, in an average over two ranks
+    ],
+)
+def test_weights_that_are_powers_on_purpose(weights, ranks):
+    script = Script(ranks=ranks)
+    for _ in range(3):
+        used = total([total(script.backward(), weight / ranks) for weight in weights])
+        script.step([used] * ranks)
+        script.clear()
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
 def broadcast(source, ranks=2):
     """All ranks step on the gradients of one."""
     script = Script(ranks=ranks)

@@ -12,14 +12,19 @@ def laws(findings):
     return {law for law, _ in findings.causes}
 
 
-@pytest.mark.parametrize(("dropped", "expected"), [((0, 1, 2, 1), "UNDECIDED"), ((1, 1, 1, 1), "DOES NOT CONFORM")])
-def test_a_rank_is_left_out(dropped, expected):
-    """By its gradients it is another one now and then."""
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        (((1, 2), (0, 2), (0, 1), (0, 2)), "UNDECIDED"),  # by its gradients it is another one now and then
+        (((0, 2),) * 4, "UNDECIDED"),  # one that sends wrong ones in each step, or looks at other data
+        (((0,),) * 4, "DOES NOT CONFORM"),  # no average leaves out all but one
+    ],
+)
+def test_ranks_are_left_out(kept, expected):
     script = Script(ranks=3)
-    for rank in dropped:
+    for ranks in kept:
         computed = script.backward()
-        del computed[rank]
-        script.step([total(computed, 0.5)] * 3)
+        script.step([total([computed[rank] for rank in ranks], 1 / len(ranks))] * 3)
         script.clear()
     assert verdict(script.findings()) == expected
 
@@ -84,6 +89,9 @@ def ranks_with_own(numbers, *, start, names, wraps=False, left=()):
     return script.findings()
 
 
+OF_MODELS = ("weight", "bias") * 3
+"""As three models have them, one after the other."""
+
 NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight", "head.bias")
 
 
@@ -91,14 +99,18 @@ NAMES = ("body.weight", "body.bias", "body.other", "more.weight", "head.weight",
     ("options", "expected"),
     [
         ({"numbers": (4, 5), "start": True}, "UNDECIDED"),
-        ({"numbers": (4, 5), "start": False}, "DOES NOT CONFORM"),  # a layer that was forgotten
+        ({"numbers": (4, 5), "start": False}, "UNDECIDED"),  # experts that start as copies, or a layer forgotten
+        ({"numbers": (4, 5), "start": False, "names": OF_MODELS}, "UNDECIDED"),
         ({"numbers": (5,), "start": True}, "DOES NOT CONFORM"),  # half of one
+        ({"numbers": (5,), "start": False}, "DOES NOT CONFORM"),
+        ({"numbers": (5,), "start": False, "names": OF_MODELS}, "DOES NOT CONFORM"),
+        ({"numbers": (4, 5), "start": False, "wraps": True}, "DOES NOT CONFORM"),
         ({"numbers": (4, 5), "start": True, "wraps": True}, "DOES NOT CONFORM"),  # a head outside of DDP
         ({"numbers": (4, 5), "start": True, "wraps": True, "left": (4, 5)}, "UNDECIDED"),  # which was told so
     ],
 )
 def test_modules_of_each_rank_s_own(options, expected):
-    assert verdict(ranks_with_own(names=NAMES, **options)) == expected
+    assert verdict(ranks_with_own(**{"names": NAMES, **options})) == expected
 
 
 @pytest.mark.parametrize(

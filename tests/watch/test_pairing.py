@@ -41,6 +41,18 @@ def test_rank_0_alone_steps(wraps, apart, at_the_end, expected):
     assert {law for law, _ in findings.causes} == ({"watch/same-steps"} if "NOT" in expected else set())
 
 
+def test_optimizers_that_look_alike_may_be_of_other_models():
+    """Of those DDP wraps one, which has other partners than it seems."""
+    script = Script()
+    script.streams[1].append(records.Wrapped(0))
+    for is_apart in [0, 1, 1, 1]:
+        weigh(script, is_apart)
+        script.step([total(script.backward(), 0.5)] * 2, ranks=[0])
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    assert verdict(script.findings()) == "UNDECIDED"
+
+
 @pytest.mark.parametrize(("is_apart", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
 def test_ranks_take_turns(is_apart, expected):
     script = Script()

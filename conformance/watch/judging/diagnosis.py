@@ -284,6 +284,12 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         says = f"{_micro_batches(alone)} not averaged: this rank's own gradients alone are in its step: {table}"
         found = _found(case, "watch/averaged", says, effect, alone)
         return _left_out(found, of) if use_the_same(case.together.here) else found
+    without = [rank for number, rank in enumerate(ranks) if not any(factors[place][number] for place in places)]
+    if without and lost == len(without) * len(places) < len(of) - len(places) and use_the_same(case.together.here):
+        # Of one rank alone there is nothing to average.
+        return (
+            f"all ranks leave out the gradients of some, as averages do that are made to bear with wrong ones: {table}"
+        )
     if lost:
         found = _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
         return _left_out(found, of) if use_the_same(case.together.here) else found

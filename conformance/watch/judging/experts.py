@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import prod
 
@@ -12,23 +13,32 @@ _FEW = 3
 
 
 def from_start(waiting: Iterable[Finding], optimizer: int, stream: Stream) -> frozenset[int]:
-    """Those that differ from the start, where these are just those that are never averaged, and whole modules.
+    """Those that differ from the start, or that nobody averages, where both are the same and whole modules.
 
-    Where one seed starts all ranks, and nobody wraps the model, this takes a line of its own. A layer that is forgotten
-    starts alike, and a tensor that is lost on its way to be averaged has others of its module beside it."""
+    Experts and heads may also start alike, as copies of one layer. A module that somebody forgot looks the same. A
+    tensor that is lost on its way to be averaged has others of its module beside it."""
     found = [finding for finding in waiting if finding.optimizer == optimizer]
     start = next((one.parameters for one in found if (one.law, one.step) == ("watch/same-weights", 0)), frozenset())
     alone = [one.parameters for one in found if one.law == "watch/averaged"]
-    if not all(alone) or not all(one <= start for one in alone):
-        return frozenset()
+    modules = _modules(stream, stream.held[optimizer])
     # Of a number or two it cannot be seen whether they are averaged.
-    if any(prod(stream.parameters[number].shape) > _FEW for number in start.difference(*alone)):
+    small = {number for number in modules if prod(stream.parameters[number].shape) <= _FEW}
+    if not start:
+        lost = frozenset().union(*alone)
+        start = lost | {number for number in small if modules[number] in {modules[one] for one in lost}}
+    if not all(alone) or not all(one <= start for one in alone) or start.difference(small, *alone):
         return frozenset()
-    shared = _modules(stream, start) & _modules(stream, stream.held[optimizer] - start)
-    return frozenset() if shared else start
+    shared = {modules[number] for number in start} & {modules[number] for number in modules.keys() - start}
+    return frozenset() if shared - {None} else start
 
 
-def _modules(stream: Stream, numbers: Iterable[int]) -> set[str]:
-    """Whose parameters they are, as far as their names are known."""
-    names = (stream.parameters[number].name for number in numbers)
-    return {name.rpartition(".")[0] for name in names if name is not None}
+def _modules(stream: Stream, numbers: Iterable[int]) -> dict[int, tuple[str, int] | None]:
+    """Whose parameters they are, None where their names are not known. Several models may have the same names: each
+    name comes once in each of them, in one order."""
+    counts: Counter[str] = Counter()
+    found: dict[int, tuple[str, int] | None] = {}
+    for number in sorted(numbers):
+        name = stream.parameters[number].name
+        found[number] = None if name is None else (name.rpartition(".")[0], counts[name])
+        counts.update([name] if name is not None else [])
+    return found

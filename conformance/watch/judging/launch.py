@@ -30,6 +30,7 @@ from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.related import Related
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
@@ -38,9 +39,6 @@ from conformance.watch.judging.windows import Cleared, Key, Window
 
 _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
 """Laws for ranks that train one model."""
-
-_MOST_WINDOWS = 64
-"""Of those before, whose backward passes are compared."""
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
@@ -74,11 +72,10 @@ class Launch:
         self._equal: dict[int, int] = {}
         self._common: set[int] = set()
         self._unclear: set[int] = set()
-        self._wrapped: set[int] = set()
+        self._wrapped: dict[int, set[int]] = defaultdict(set)
         self._left: frozenset[int] = frozenset()
         self._elsewhere: set[int] = set()
-        self._related: set[frozenset[int]] = set()
-        self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
+        self._related = Related()
         self._lost = Lost(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
@@ -106,7 +103,7 @@ class Launch:
             case records.Stale():
                 coverage.judge_stale(rank, self.streams[rank], record, self.findings)
             case records.Wrapped():
-                self._wrapped.add(record.optimizer)
+                self._wrapped[record.optimizer].add(rank)
                 self._left |= frozenset(record.own)
             case records.Failed():
                 self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
@@ -218,7 +215,7 @@ class Launch:
             says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
             self._lack(here, says, others)
             return
-        self._relate(here[0])
+        self._related.see(here[0])
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
@@ -269,7 +266,7 @@ class Launch:
         if self._first_lacking is None:
             return
         finding, window = self._first_lacking
-        averages = window.optimizer in self._common | self._wrapped
+        averages = window.optimizer in self._common | self._wrapped.keys() and not self._is_mixed(window.optimizer)
         are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
         if self._blind:
             self.findings.steps += self._lacking
@@ -299,7 +296,9 @@ class Launch:
         for cause in own.causes.values():
             if cause.first.law == "watch/same-weights":
                 apart = True
-            is_of_one = window.optimizer in self._common | self._wrapped and cause.first.law != "watch/same-weights"
+            is_of_one = (
+                window.optimizer in self._common | self._wrapped.keys() and cause.first.law != "watch/same-weights"
+            )
             if cause.first.waits or (cause.first.law in _OF_ONE_MODEL and not is_of_one):
                 cause.first.ranks = tuple(sorted(cause.ranks))
                 findings.show(cause.first.key, here)
@@ -334,21 +333,18 @@ class Launch:
         else:
             self._solved.feed([(window.rank, found, False)], here)
 
-    def _relate(self, window: Window) -> None:
-        """Optimizers that step on the same backward pass train parts of one model."""
-        passes = {*window.backwards}
-        for other, theirs in self._passes:
-            if passes & theirs:
-                self._related.add(frozenset((other, window.optimizer)))
-        self._passes.append((window.optimizer, passes))
+    def _is_mixed(self, optimizer: int) -> bool:
+        """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
+        stepping = {rank for rank, stream in self.streams.items() if stream.steps.get(optimizer)}
+        return optimizer in self._wrapped and not stepping <= self._wrapped[optimizer]
 
     def _may_train_apart(self, optimizer: int) -> bool:
         """Whether it never averages, and what the ranks train together may be another model: one that does average, or
         of which not enough is seen to say that it does not. That has no backward pass in common with it."""
         others = (self._common | self._unclear) - {optimizer}
-        related = any(frozenset((optimizer, other)) in self._related for other in others)
+        related = self._related.have(optimizer, others)
         unseen = any(stream.trains_unseen for stream in self.streams.values())
-        is_common = optimizer in self._common | self._wrapped
+        is_common = optimizer in self._common | self._wrapped.keys()
         return not is_common and not related and (bool(others) or unseen)
 
     def _may_be_of_each(self, optimizer: int) -> bool:
@@ -358,7 +354,9 @@ class Launch:
         found = [finding for finding in self._waiting if finding.optimizer == optimizer]
         has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
         alone = {finding.alone for finding in found if finding.waits} == {True}
-        return has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped
+        return (
+            has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped.keys()
+        )
 
     def _own(self, optimizer: int) -> frozenset[int]:
         start = (
@@ -378,6 +376,9 @@ class Launch:
             assert finding.optimizer is not None and finding.step is not None
             if finding.parameters and finding.parameters <= self._own(finding.optimizer):
                 self.findings.undecided("some parameters are each rank's own, as those of experts are")
+                continue
+            if self._is_mixed(finding.optimizer):
+                self.findings.undecided("optimizers that look alike are of other models on other ranks")
                 continue
             apart = self._apart.get(finding.optimizer, [])
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]

@@ -22,7 +22,9 @@ def done_again(case: Case, factors: list[list[float]]) -> str | None:
     accumulated so far. factors: of the ranks, in each backward pass.
 
     A script may weigh micro-batches as it likes. It needs no weights that are powers of just the number of ranks or of
-    micro-batches, the first of which counts the most of the former and the least of the latter.
+    micro-batches, the first of which counts the most of the former and the least of the latter, while the last one has
+    just what is done to it once. With gradients that fade to a third or a half, as an average of the last ones has
+    them, the newest counts in full, or all weights together are one.
     """
     if len(factors) < _SERIES or not all(factor for of_place in factors for factor in of_place):
         return None
@@ -33,10 +35,16 @@ def done_again(case: Case, factors: list[list[float]]) -> str | None:
     def are_all(ratio: float) -> bool:
         return all(isclose(one, ratio, rel_tol=_NEAR) for one in ratios)
 
-    if are_all(len(factors)):
-        return "what was accumulated so far was divided after each micro-batch"
     ranks = case.together.ranks
-    if ranks > 1 and are_all(1 / ranks):
+    last = factors[-1][0] * _scale(case)
+
+    def is_done_once(factor: float) -> bool:
+        """Whether the last micro-batch has this factor, or that and the mean over the ranks."""
+        return isclose(last, factor, rel_tol=_NEAR) or isclose(last, factor / ranks, rel_tol=_NEAR)
+
+    if are_all(len(factors)) and (is_done_once(1 / len(factors)) or is_done_once(ranks / len(factors))):
+        return "what was accumulated so far was divided after each micro-batch"
+    if ranks > 1 and are_all(1 / ranks) and (is_done_once(1.0) or is_done_once(1 / len(factors))):
         return "what was accumulated so far was summed over the ranks again after each micro-batch"
     return None
 
@@ -59,3 +67,8 @@ def are_added_again(case: Case, of: dict[Column, float]) -> bool:
         all(isclose(factor, smallest * pattern[place], rel_tol=0.01) for (_, place, _), factor in of.items())
         for pattern in patterns
     )
+
+
+def _scale(case: Case) -> float:
+    """What the gradients of a step are multiplied with that its losses carry, and the optimizer does not divide by."""
+    return max(case.window.scales, default=1.0) / (case.step.grad_scale or 1.0)
