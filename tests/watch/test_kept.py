@@ -6,7 +6,7 @@ import pytest
 
 from conformance.watch import records
 
-from .scripts import Script, gradients, sketches, total
+from .scripts import LINE, Script, gradients, sketches, total
 
 
 def trained(becomes, steps=14, averages=False):
@@ -97,4 +97,42 @@ def test_steps_of_one_rank_that_are_gone(becomes, averages, expected):
     """Where each rank has parameters of its own to step, and then gets all of them from one that has not stepped
     them."""
     causes = trained(becomes, averages=averages).causes.values()
+    assert any("gone before the next one" in cause.first.says for cause in causes) == expected
+
+
+def dealt(becomes, ends_as_it_began=True, steps=14):
+    """The findings of a script whose ranks step three parameters each, on the sum of all gradients."""
+    script = Script()
+    begin = gradients(7)
+    weights = [*begin]
+    for step in range(steps):
+        used = total(script.backward())
+        for rank, numbers in enumerate(([0, 1, 2], [3, 4, 5])):
+            own = [weights[number] for number in numbers]
+            after = [one - 0.1 * used[number] for one, number in zip(own, numbers, strict=True)]
+            script.streams[rank].append(
+                records.Stepped(
+                    0, "SGD", [0.1], numbers, [], False, None, False, False, "float32", numbers,
+                    sketches([used[number] for number in numbers]), numbers, sketches(own), LINE, after=sketches(after),
+                )
+            )  # fmt: skip
+            for number, before, now in zip(numbers, own, after, strict=True):
+                weights[number] = becomes(step, before, now)
+        script.clear()
+    last = begin if ends_as_it_began else weights
+    script.each(records.Weighed(script.numbers, sketches(last), last=True))
+    return script.findings()
+
+
+@pytest.mark.parametrize(
+    ("becomes", "ends_as_it_began", "expected"),
+    [
+        (lambda step, before, after: before, True, True),  # sent by a rank that does not step it
+        (lambda step, before, after: after, False, False),
+        (lambda step, before, after: after, True, False),  # put back at the end
+        (lambda step, before, after: after if step == 10 else before, False, False),  # one try is kept
+    ],
+)
+def test_parameters_that_are_dealt_out_and_never_move(becomes, ends_as_it_began, expected):
+    causes = dealt(becomes, ends_as_it_began).causes.values()
     assert any("gone before the next one" in cause.first.says for cause in causes) == expected

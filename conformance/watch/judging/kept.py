@@ -14,6 +14,7 @@ from math import hypot
 import numpy as np
 
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.windows import Window
 
 _ALWAYS = 12
@@ -97,8 +98,8 @@ class Kept:
         of.others += 1
         of.summed.update(number for number in apart if _is_sum(now[number], [one.after[number] for one in before]))
 
-    def finish(self, first: Window | None) -> None:
-        """first: the first window of all."""
+    def finish(self, first: Window | None, pairing: Pairing) -> None:
+        """first: the first window of all. pairing: has seen the weights at the end."""
         if first is None:
             return
         every = tuple(range(self._ranks))
@@ -113,17 +114,30 @@ class Kept:
                 says = f"{len(summed)} parameters are summed over the ranks after a step, and not averaged: "
                 effect = f"they become {self._ranks} times what they should be"
                 self._findings.add(_finding(first, says + first.named(summed), every, effect, optimizer))
-        self._judge_undone()
+        self._judge_undone(pairing)
 
-    def _judge_undone(self) -> None:
+    def _judge_undone(self, pairing: Pairing) -> None:
         """Who tries steps and takes them back, does so on all ranks, and not with all steps of one, for which the
-        gradients of the others were asked for."""
+        gradients of the others were asked for. Nor does he deal the parameters out, step each on one rank, and end with
+        all of them as they were: the ranks get them from others than those that step them."""
+        dealt = self._are_dealt_out()
         keep = {rank for (rank, _), of in self._alone.items() if of.kept}
         for (rank, optimizer), of in self._alone.items():
-            if of.undone >= _ALWAYS and of.shared == of.undone and not of.kept and keep - {rank} and of.first:
+            is_known = of.first is not None and pairing.ends_with(rank, of.first.weights)
+            is_wrong = bool(keep - {rank}) or (dealt and not keep and is_known)
+            if of.undone >= _ALWAYS and of.shared == of.undone and not of.kept and is_wrong and of.first:
                 says = f"what the steps of rank {rank} do to its weights is gone before the next one"
                 effect = f"{len(of.first.weights)} parameters stay what they were"
                 self._findings.add(_finding(of.first, says, (rank,), effect, optimizer))
+
+
+    def _are_dealt_out(self) -> bool:
+        """Whether each parameter is stepped on one of several ranks."""
+        names: dict[int, set[str]] = defaultdict(set)
+        for (rank, _), of in self._alone.items():
+            names[rank] |= set() if of.first is None else {of.first.names[number] for number in of.first.used}
+        every = [name for of_rank in names.values() for name in of_rank]
+        return len(names) > 1 and len(every) == len({*every})
 
 
 def _follows(window: Window, before: Window) -> bool:

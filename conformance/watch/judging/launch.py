@@ -168,7 +168,7 @@ class Launch:
         self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
         if self._first is not None and self._first_lacking is None:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
-        self._kept.finish(self._first)
+        self._kept.finish(self._first, self._pairing)
         self._inputs.finish(averages=self._averages)
         judges = (self._losses, self._modes, self._schedules, self._loss_scale, self._between, self._joined)
         for judge in (*judges, self._steady, self._solved):

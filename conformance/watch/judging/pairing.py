@@ -8,7 +8,7 @@ have equal weights at equal times all the same; those that have lost each other 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from conformance.watch.sizes import WIDTH
 _MOST_TIMES = 64
 _ENOUGH = 2
 """Times at which weights are apart, and never equal again, before they are no longer thought to be sent around."""
+
+_NEAR = 1e-6
 
 NUMBERED = "ranks give optimizers parameters in another order, so that they cannot be told apart"
 TURNS = "ranks step at different times, and may step for each other and send the weights"
@@ -64,6 +66,15 @@ class Pairing:
         # Ranks that have run out of data may do fewer backward passes. At the end it is the same time for all.
         ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
         return ends_apart and len(after) >= _ENOUGH and all(after)
+
+    def ends_with(self, rank: int, weights: Mapping[int, tuple[float, ...]]) -> bool:
+        """Whether a rank ends with just these weights, if that was seen. How a sketch is rounded depends on the others
+        that are made at once."""
+        last = {number: np.frombuffer(row) for number, row in self._last.get(rank, {}).items()}
+        return bool(weights) and all(
+            number in last and bool(np.all(np.abs(last[number] - value) <= _NEAR * value[2]))
+            for number, value in weights.items()
+        )
 
     def stay_apart(self, numbers: set[int], clock: int) -> set[int]:
         """Those of these parameters that differ between ranks at all times after so many backward passes, and at the
