@@ -289,10 +289,12 @@ class Epoch(Record):
 
 @dataclass(slots=True)
 class Unheld(Record):
-    """All parameters so far that backward passes computed gradients for, and that no optimizer holds."""
+    """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
+    names of those that were frozen while others trained, have got gradients for half of the run, and never changed."""
 
     names: list[str]
     shapes: list[list[int]]
+    unfrozen: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,15 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
             findings.undecided("an optimizer holds parameters that never got a gradient, and they are most of it")
         else:
             findings.note(f"{len(silent)} parameters of an optimizer never got a gradient")
-    if stream.unheld is not None:
+    if stream.unheld is not None and stream.unheld.unfrozen:
+        # What is to stay as it is stays frozen, and what is looked at now and then is frozen again.
+        names = ", ".join(stream.unheld.unfrozen[:3])
+        says = (
+            f"{len(stream.unheld.unfrozen)} parameters were unfrozen while others trained, and no optimizer was given "
+        )
+        effect = f"{len(stream.unheld.unfrozen)} parameters of the model get gradients, and stay what they were"
+        findings.add(Finding("watch/held", f"{says}them: {names}", None, (rank,), None, effect))
+    elif stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
         findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
 

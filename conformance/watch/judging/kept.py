@@ -130,7 +130,6 @@ class Kept:
                 effect = f"{len(of.first.weights)} parameters stay what they were"
                 self._findings.add(_finding(of.first, says, (rank,), effect, optimizer))
 
-
     def _are_dealt_out(self) -> bool:
         """Whether each parameter is stepped on one of several ranks."""
         names: dict[int, set[str]] = defaultdict(set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from conformance.watch import records
 from conformance.watch.recording.recording import Recording
+from conformance.watch.sizes import WHOLE
 
 _MOST_NODES = 200_000
 
@@ -20,23 +22,57 @@ class Coverage:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._unheld: dict[int, torch.nn.Parameter] = {}
+        self._frozen: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._unfrozen: dict[int, tuple[int, torch.Tensor, torch.nn.Parameter]] = {}
+        self._left: list[str] = []
 
     def look(self, root: Any) -> None:
-        """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps."""
+        """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps. What is frozen after
+        the first is remembered."""
+        for key in [key for key, (_, _, one) in self._unfrozen.items() if not one.requires_grad]:
+            # It was looked at in between, and not trained.
+            del self._unfrozen[key]
         steps = sum(self._recording.steps.values())
-        if steps < 2 or steps & (steps - 1):
+        if not steps or steps & (steps - 1):
+            return
+        if steps == 1:
+            self._see_frozen()
             return
         known = self._recording.parameters.knows
         found = {id(one): one for one in _leaves(root) if not known(one)}
         held = [key for key, one in self._unheld.items() if known(one)]
         for key in held:
             del self._unheld[key]
-        if found.keys() <= self._unheld.keys() and not held:
+        before, self._left = self._left, self._left_behind(found, steps)
+        if found.keys() <= self._unheld.keys() and not held and {*self._left} <= {*before}:
             return
         self._unheld |= found
         unheld = self._unheld.values()
         names = [self._name(one) for one in unheld]
-        self._recording.note(records.Unheld(names, [list(one.shape) for one in unheld]))
+        self._recording.note(records.Unheld(names, [list(one.shape) for one in unheld], self._left))
+
+    def _left_behind(self, found: dict[int, torch.nn.Parameter], steps: int) -> list[str]:
+        """Those that were frozen while others trained, have been unfrozen since it was looked before, get gradients
+        still, and are what they were."""
+        left = []
+        for key, one in found.items():
+            if self._frozen.get(key, lambda: None)() is not one:
+                continue
+            value = self._recording.parameters.sketches([(WHOLE, one.data)])
+            first, before, _ = self._unfrozen.setdefault(key, (steps, value, one))
+            if not torch.equal(before, value):
+                # They are stepped by hand.
+                del self._unfrozen[key], self._frozen[key]
+            elif first < steps:
+                left.append(self._name(one))
+        self._see_frozen()
+        return left
+
+    def _see_frozen(self) -> None:
+        for root in list(self._recording.roots):
+            for one in root.parameters():
+                if not one.requires_grad:
+                    self._frozen[id(one)] = weakref.ref(one)
 
     def _name(self, parameter: torch.nn.Parameter) -> str:
         # While FSDP2 has gathered it, the model holds another one in its place.
