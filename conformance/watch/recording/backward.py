@@ -17,6 +17,7 @@ from conformance.watch.recording import losses
 from conformance.watch.recording.again import Again
 from conformance.watch.recording.clearing import Moving
 from conformance.watch.recording.coverage import Coverage
+from conformance.watch.recording.gathered import Gathered
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
 from conformance.watch.recording.recording import Recording
@@ -25,7 +26,7 @@ from conformance.watch.recording.weights import note_weights
 
 def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
-    again, coverage = Again(), Coverage(recording)
+    again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
 
     def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -83,7 +84,8 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
         inputs.begin()
         recording.inside.append("backward")
         try:
-            return original(tensors, *args, **kwargs)
+            with gathered.followed(root):
+                return original(tensors, *args, **kwargs)
         finally:
             recording.inside.remove("backward")
             leaves.close()

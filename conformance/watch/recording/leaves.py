@@ -94,6 +94,10 @@ class Leaves:
             unsharded._conformance_shards = weakref.ref(sharded)
             unsharded.register_hook(_unsaved(partial(self._see, None, sharded)))
 
+    def see(self, known: Known, gradient: torch.Tensor | None) -> None:
+        """What a backward pass computes for a parameter, where no hook on its leaf sees it."""
+        self._noting(known, None, gradient)
+
     def close(self) -> None:
         """Note what was taken since the last time."""
         if self._captured:
