@@ -76,6 +76,39 @@ def test_ranks_may_each_train_a_model_of_its_own(same_start, sampled, expected):
     assert verdict(script.findings()) == expected
 
 
+@pytest.mark.parametrize(
+    ("starts", "elsewhere", "expected"),
+    [
+        (True, False, "UNDECIDED"),  # a model of each group's own
+        (False, True, "UNDECIDED"),  # averaged over all ranks now and then
+        (False, False, "DOES NOT CONFORM"),
+    ],
+)
+def test_ranks_of_a_group_may_train_a_model_of_their_own(starts, elsewhere, expected):
+    script = Script(ranks=4, drift=0.1)
+    script.steps = int(starts)
+    for _ in range(4):
+        computed = script.backward()
+        script.step([total(computed[:2], 0.5)] * 2 + [total(computed[2:], 0.5)] * 2)
+        for stream in script.streams:
+            stream[-1].is_elsewhere = elsewhere
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(True, "UNDECIDED"), (False, "DOES NOT CONFORM")])
+def test_ranks_may_have_a_stage_each(stages, expected):
+    """Of one shape and one start, as it happens: they go backward from other lines."""
+    script = Script(drift=0.1)
+    for _ in range(4):
+        computed = script.backward()
+        for rank, stream in enumerate(script.streams):
+            stream[-2].calls = rank * stages
+        script.step(computed)
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
 @pytest.mark.parametrize(("averages", "expected"), [(False, "UNDECIDED"), (True, "DOES NOT CONFORM")])
 def test_ranks_may_each_try_a_rate_of_its_own(averages, expected):
     script = Script(drift=0.1)

@@ -292,7 +292,12 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
         )
     if lost:
         found = _found(case, "watch/averaged", f"gradients of some ranks are missing in the step: {table}", effect)
-        return _left_out(found, of) if use_the_same(case.together.here) else found
+        if use_the_same(case.together.here):
+            return _left_out(found, of)
+        if lost == len(without) * len(places):
+            # Ranks of a group may train a model of their own.
+            found.waits, found.alone = _drifts(case, case.parameters), True
+        return found
     if any(backward.contains for backward in case.window.backwards.values()):
         return _found(
             case,

@@ -215,7 +215,7 @@ class Launch:
             says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
             self._lack(here, says, others)
             return
-        self._related.see(here[0])
+        self._related.see(here)
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
@@ -296,16 +296,12 @@ class Launch:
         for cause in own.causes.values():
             if cause.first.law == "watch/same-weights":
                 apart = True
-            is_of_one = (
-                window.optimizer in self._common | self._wrapped.keys() and cause.first.law != "watch/same-weights"
-            )
+            is_common = window.optimizer in self._common | self._wrapped.keys()
+            is_of_one = is_common and cause.first.law != "watch/same-weights"
+            cause.first.ranks = tuple(sorted(cause.ranks))
             if cause.first.waits or (cause.first.law in _OF_ONE_MODEL and not is_of_one):
-                cause.first.ranks = tuple(sorted(cause.ranks))
-                findings.show(cause.first.key, here)
-                if len(self._waiting) < 1000:
-                    self._waiting.append(cause.first)
+                self._wait(cause.first, here)
             else:
-                cause.first.ranks = tuple(sorted(cause.ranks))
                 findings.add(cause.first, here)
         if len(here) == self.ranks and window.weights:
             if apart:
@@ -313,6 +309,11 @@ class Launch:
                 del self._apart[window.optimizer][1000:]
             else:
                 self._equal[window.optimizer] = window.index
+
+    def _wait(self, finding: Finding, here: list[Window]) -> None:
+        self.findings.show(finding.key, here)
+        if len(self._waiting) < 1000:
+            self._waiting.append(finding)
 
     def _solve(self, system: System, here: list[Window]) -> None:
         """A script does the same in each window, so that several steps say together what one is too small for."""
@@ -328,7 +329,9 @@ class Launch:
         if isinstance(found, str):
             self._solved.feed([(window.rank, None, False)], here)
             self.findings.undecided(found)
-        elif (system.is_ample and not found.is_of_all_steps) or found.waits:
+        elif found.waits:
+            self._wait(found, here)
+        elif system.is_ample and not found.is_of_all_steps:
             self.findings.add(found, here)
         else:
             self._solved.feed([(window.rank, found, False)], here)
@@ -342,10 +345,9 @@ class Launch:
         """Whether it never averages, and what the ranks train together may be another model: one that does average, or
         of which not enough is seen to say that it does not. That has no backward pass in common with it."""
         others = (self._common | self._unclear) - {optimizer}
-        related = self._related.have(optimizer, others)
         unseen = any(stream.trains_unseen for stream in self.streams.values())
         is_common = optimizer in self._common | self._wrapped.keys()
-        return not is_common and not related and (bool(others) or unseen)
+        return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
 
     def _may_be_of_each(self, optimizer: int) -> bool:
         """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search: on
@@ -354,15 +356,13 @@ class Launch:
         found = [finding for finding in self._waiting if finding.optimizer == optimizer]
         has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
         alone = {finding.alone for finding in found if finding.waits} == {True}
-        return (
-            has_own and alone and not self._inputs.is_sampled and optimizer not in self._common | self._wrapped.keys()
-        )
+        is_common = optimizer in self._common or (optimizer in self._wrapped and self._groups <= {self.ranks})
+        return has_own and alone and not self._inputs.is_sampled and not is_common
 
     def _own(self, optimizer: int) -> frozenset[int]:
-        start = (
-            frozenset() if optimizer in self._wrapped else experts.from_start(self._waiting, optimizer, self.streams[0])
-        )
-        return self._left | start
+        if optimizer in self._wrapped:
+            return self._left
+        return self._left | experts.from_start(self._waiting, optimizer, self.streams[0])
 
     def _meets(self, optimizer: int) -> bool:
         """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
@@ -379,6 +379,9 @@ class Launch:
                 continue
             if self._is_mixed(finding.optimizer):
                 self.findings.undecided("optimizers that look alike are of other models on other ranks")
+                continue
+            if finding.optimizer not in self._common and self._related.are_stages(finding.optimizer):
+                self.findings.undecided("ranks go backward from different lines, as the stages of a pipeline do")
                 continue
             apart = self._apart.get(finding.optimizer, [])
             own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]

@@ -1,9 +1,10 @@
-"""Which optimizers train parts of one model: those that step on the same backward pass."""
+"""Which optimizers train parts of one model: those that step on the same backward pass; and which parts of a model each
+rank has for itself, as the stages of a pipeline are: those whose losses come from other lines on each rank."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from conformance.watch.judging.windows import Window
 
@@ -12,18 +13,28 @@ _MOST_WINDOWS = 64
 
 
 class Related:
-    """Of one rank, which is like the others."""
+    """Of the processes that train together."""
 
     def __init__(self) -> None:
+        self._alike: set[int] = set()
         self._pairs: set[frozenset[int]] = set()
         self._passes: deque[tuple[int, set[int]]] = deque(maxlen=_MOST_WINDOWS)
 
-    def see(self, window: Window) -> None:
+    def see(self, here: Sequence[Window]) -> None:
+        """A step of all ranks."""
+        window = here[0]
+        calls = [{one.calls for one in each.backwards.values()} for each in here]
+        if len(here) == 1 or set.intersection(*calls) or not all(calls):
+            self._alike.add(window.optimizer)
         passes = {*window.backwards}
         for other, theirs in self._passes:
             if passes & theirs:
                 self._pairs.add(frozenset((other, window.optimizer)))
         self._passes.append((window.optimizer, passes))
+
+    def are_stages(self, optimizer: int) -> bool:
+        """Whether the ranks never went backward from the same line before a step of this optimizer."""
+        return optimizer not in self._alike
 
     def have(self, optimizer: int, others: Iterable[int]) -> bool:
         """Whether it trains a part of a model of which one of the others trains another part."""
