@@ -131,6 +131,15 @@ class Local(Record):
 
 
 @dataclass(slots=True)
+class Entries(Record):
+    """Sparse gradients that have several entries of one row: what the next `Local` has of them is their sum, and this
+    is what is left if the last entry of each row is kept."""
+
+    parameters: list[int]
+    sketches: Sketches
+
+
+@dataclass(slots=True)
 class Left(Record):
     """The first backward of a window of `parameters` begins. held: those that have a gradient, which steps before have
     left. changed: those of them that are not as the last step left them."""

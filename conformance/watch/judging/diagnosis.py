@@ -66,6 +66,16 @@ def explain(case: Case) -> Finding | System | str:
                 return CHANGED
             says = "the step also uses gradients of earlier windows, which were not cleared"
             return _found(case, "watch/cleared", says, _longer(case, factor.middle))
+    sparse = [number for number in case.parameters if any(one.entries is not None for one in case.all(number))]
+    if sparse and _is_known(case.fits(case.last_entries)):
+        # Entries of one row are parts of one gradient, whoever computes them.
+        says = (
+            "of several entries that a sparse gradient has of a row, the step uses the last alone, and not their sum, "
+        )
+        effect = f"{len(sparse)} of {len(case.parameters)} gradients miss entries"
+        found = _found(case, "watch/every-backward", f"{says}as in `to_dense()`: {case.window.named(sparse)}", effect)
+        found.is_of_all_steps = True
+        return found
     again = _used_again(case)
     if again is not None:
         return again

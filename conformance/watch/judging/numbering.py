@@ -18,6 +18,7 @@ OF_PARAMETERS: dict[type[records.Record], tuple[str, ...]] = {
     records.Optimizer: ("parameters",),
     records.Hooks: ("parameters",),
     records.Local: ("parameters", "fresh"),
+    records.Entries: ("parameters",),
     records.Left: ("parameters", "held", "changed"),
     records.Stale: ("parameters",),
     records.Captured: ("parameters",),

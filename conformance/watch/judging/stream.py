@@ -39,6 +39,7 @@ class Stream:
         self._at = 0
         self.clock = 0
         self._before: dict[int, Sketch] = {}
+        self._entries: dict[int, Sketch] = {}
         self._pending: dict[int, list[Contribution]] = defaultdict(list)
         self._old: dict[int, list[Contribution]] = defaultdict(list)
         self._last: dict[int, int] = {}
@@ -103,6 +104,8 @@ class Stream:
                 self._rows = tuple(record.rows) or None
             case records.Hooks():
                 self._before = _sketches(record.parameters, record.sketches)
+            case records.Entries():
+                self._entries = _sketches(record.parameters, record.sketches)
             case records.Local():
                 yield from self._add(record)
             case records.Left():
@@ -148,13 +151,14 @@ class Stream:
                 total[:, 2] = last.sketch[:, 2] + sketch[:, 2]
                 is_finite = last.is_finite and (are_finite or bool(np.isfinite(sketch).all()))
                 earlier[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None, is_finite=is_finite)
+                self._entries.pop(number, None)
+                earlier[-1].entries = None
             else:
                 roundoff = ROUNDOFF.get(record.dtype, COARSEST)
-                before = self._before.pop(number, None)
+                before, entries = self._before.pop(number, None), self._entries.pop(number, None)
                 is_finite = are_finite or bool(np.isfinite(sketch).all())
-                earlier.append(
-                    Contribution(record.backward, sketch, roundoff, self._at, which, before=before, is_finite=is_finite)
-                )
+                found = Contribution(record.backward, sketch, roundoff, self._at, which, is_finite=is_finite)
+                earlier.append(replace(found, before=before, entries=entries))
 
     def _begin(self, record: records.Left) -> None:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""

@@ -31,6 +31,7 @@ class Leaves:
         self._dtype: torch.dtype | None = None
         self._is_armed = False
         self._before: list[tuple[Known, Taken]] = []
+        self._entries: list[tuple[Known, Taken]] = []
         self._see = harmless(self._noting)
         self._see_first = harmless(self._noting_first)
         recording.before_writing.append(harmless(self.close))
@@ -114,6 +115,10 @@ class Leaves:
             numbers = [known.number for known, _ in self._before]
             self._recording.note(records.Hooks(numbers, finish([one for _, one in self._before])))
             self._before = []
+        if self._entries:
+            numbers = [known.number for known, _ in self._entries]
+            self._recording.note(records.Entries(numbers, finish([one for _, one in self._entries])))
+            self._entries = []
         flat = [one for _, pieces in self._taken for one in pieces]
         self._recording.note(
             records.Local(
@@ -162,6 +167,28 @@ class Leaves:
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
         self._taken.append((known, pieces))
+        last = last_entries(gradient) if known.is_read and gradient.layout == torch.sparse_coo else None
+        if last is not None:
+            self._entries.append((known, take(last, known.sample)))
+
+
+def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
+    """What is left of a sparse gradient if the last entry of each row is kept; None where no row has several, or where
+    it is their mean as well, which may be meant."""
+    if gradient.is_coalesced() or gradient.sparse_dim() != 1:
+        return None
+    gradient = gradient.detach()
+    rows, of, counts = gradient._indices()[0].unique(return_inverse=True, return_counts=True)
+    if len(rows) == len(of):
+        return None
+    places = torch.arange(len(of), device=of.device)
+    last = torch.zeros_like(rows).scatter_reduce_(0, of, places, "amax", include_self=False)
+    kept, result = gradient._values()[last], gradient.coalesce()
+    mean = result.values() / counts.view(-1, *[1] * (kept.dim() - 1))
+    if torch.allclose(kept, mean, rtol=1e-2, atol=0):
+        return None
+    result.values().copy_(kept)
+    return result
 
 
 def _unsaved(hook: Any) -> Any:
