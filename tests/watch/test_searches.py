@@ -128,3 +128,32 @@ def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, ex
             stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("rates", "is_new", "expected"),
+    [
+        ((1e8, 0.1), True, "UNDECIDED"),
+        ((0.1, 1e8), True, "UNDECIDED"),
+        ((1e8, 0.1), False, {"watch/finite"}),  # the same model goes on
+        ((1e8,), True, {"watch/finite"}),
+        ((1e8, 1e8), True, {"watch/finite"}),
+    ],
+)
+def test_a_trial_may_diverge(rates, is_new, expected):
+    def run():
+        model = torch.nn.Linear(3, 8)
+        for rate in rates:
+            model = torch.nn.Linear(3, 8) if is_new else model
+            optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+            for _ in range(16):
+                optimizer.zero_grad()
+                model(torch.arange(24.0).reshape(8, 3).cos()).square().square().mean().backward()
+                optimizer.step()
+
+    try:
+        with conformance.watching() as findings:
+            run()
+    except AssertionError:
+        pass
+    assert ({cause.first.law for cause in findings.causes.values()} or verdict(findings)) == expected

@@ -11,7 +11,6 @@ from conformance.watch.judging import (
     coverage,
     diagnosis,
     experts,
-    order,
     pairing,
     unsent,
 )
@@ -24,11 +23,13 @@ from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
+from conformance.watch.judging.lacking import Lacking
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.numbering import Numbering
+from conformance.watch.judging.order import Order
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.related import Related
 from conformance.watch.judging.scenes import Scene
@@ -58,7 +59,7 @@ class Launch:
         self._steady, self._solved = Steady(findings), Steady(findings)
         self._losses = Losses(findings, self._steady)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
-        self._between = Between(findings)
+        self._between, self._order = Between(findings), Order(findings)
         self._modes = Modes(findings)
         self._pairing = Pairing(ranks)
         self._numbering = Numbering()
@@ -79,8 +80,7 @@ class Launch:
         self._lost = Lost(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
-        self._lacking = 0
-        self._first_lacking: tuple[Finding, Window] | None = None
+        self._lacking = Lacking(findings)
         self._is_over = False
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
@@ -128,7 +128,7 @@ class Launch:
             if isinstance(found, Cleared):
                 self._lost.take(found)
             else:
-                order.judge(found, self.findings)
+                self._order.judge(found)
                 self._schedules.judge(found)
                 self._loss_scale.judge(found)
                 self._kept.see(found)
@@ -153,24 +153,33 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between)
+        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         self._is_over = True
         self._join()
-        self._decide_lacking(is_whole=is_whole)
+        common = {o for o in self._common | self._wrapped.keys() if not self._is_mixed(o)}
+        self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
         self._decide_waiting()
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
         self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
-        if self._first is not None and self._first_lacking is None:
+        if self._first is not None and not self._lacking.first:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
         self._kept.finish(self._first, self._pairing)
         self._inputs.finish(averages=self._averages)
-        judges = (self._losses, self._modes, self._schedules, self._loss_scale, self._between, self._joined)
+        judges = (
+            self._order,
+            self._losses,
+            self._modes,
+            self._schedules,
+            self._loss_scale,
+            self._between,
+            self._joined,
+        )
         for judge in (*judges, self._steady, self._solved):
             judge.finish()
         for _ in self._unsolved:
@@ -213,7 +222,7 @@ class Launch:
         if len(here) < self.ranks and not self._is_joined:
             others = tuple(rank for rank, window in enumerate(windows) if window is None)
             says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
-            self._lack(here, says, others)
+            self._lacking.take(here, says, others)
             return
         self._related.see(here)
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
@@ -223,7 +232,7 @@ class Launch:
         agreement.judge(together, own)
         is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
         if not self._is_joined and not self._pairing.is_one_step(here, is_conserved=is_conserved):
-            self._lack(here, pairing.said(here), tuple(window.rank for window in here))
+            self._lacking.take(here, pairing.said(here), tuple(window.rank for window in here))
             return
         self._lost.sort(here, is_known=own.conserved == own.steps)
         if own.conserved and own.conserved == own.steps and not own.causes:
@@ -252,34 +261,6 @@ class Launch:
         if history.good is None and 0 < own.steps == own.conserved and not own.causes and not broken:
             history.good = Scene.seen(here)
         self._take(own, here)
-
-    def _lack(self, here: list[Window], says: str, ranks: tuple[int, ...]) -> None:
-        """A step that not all ranks take at this time."""
-        self._lacking += sum(window.step is not None for window in here)
-        if self._first_lacking is None:
-            first = here[0]
-            finding = Finding("watch/same-steps", says, first.index, ranks, first.site, optimizer=first.optimizer)
-            self._first_lacking = finding, first
-
-    def _decide_lacking(self, *, is_whole: bool) -> None:
-        """A rank may also step for others, or with a part of them, and send the weights."""
-        if self._first_lacking is None:
-            return
-        finding, window = self._first_lacking
-        averages = window.optimizer in self._common | self._wrapped.keys() and not self._is_mixed(window.optimizer)
-        are_lost = (averages and self._pairing.are_lost(window)) or (is_whole and pairing.is_of_shards(window))
-        if self._blind:
-            self.findings.steps += self._lacking
-            self.findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._lacking)
-        elif are_lost and pairing.are_numbered_alike([window], self.streams.values()):
-            self.findings.steps += self._lacking
-            finding.effect = f"{self._lacking} steps change the weights of some ranks alone"
-            self.findings.add(finding)
-        elif is_whole:
-            self.findings.steps += self._lacking
-            self.findings.undecided(pairing.TURNS, self._lacking)
-        else:
-            self.findings.note("steps that the end of the script left to some ranks alone are not judged")
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""

@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import hypot, isfinite
 
 import numpy as np
 
 from conformance.watch.judging.case import factor_of
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.trials import Trials
 from conformance.watch.judging.windows import Window
-from conformance.watch.records import Clipped, Site
+from conformance.watch.records import Clipped, Site, Stepped
 
 
-def judge(window: Window, findings: Findings) -> None:
-    step = window.step
-    if step is None:
-        return
+class Order:
+    """Of the processes that train together."""
 
-    def found(law: str, says: str, site: Site, effect: str | None) -> None:
-        finding = Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer)
-        findings.add(finding)
-        window.broken.append(finding.key)
+    def __init__(self, findings: Findings) -> None:
+        self._findings, self._trials = findings, Trials(findings)
 
+    @property
+    def accuses(self) -> bool:
+        return self._trials.accuses
+
+    def judge(self, window: Window) -> None:
+        if window.step is not None:
+            self._trials.see(window, _infinite(window, window.step, self._findings))
+            for finding in (*_clips(window, window.step), *_averages(window, window.step), *_unscales(window)):
+                self._findings.add(finding)
+                window.broken.append(finding.key)
+
+    def finish(self) -> None:
+        self._trials.finish()
+
+
+def _infinite(window: Window, step: Stepped, findings: Findings) -> Finding | None:
     wrong = sum(not np.isfinite(sketch).all() for sketch in window.used.values())
-    if wrong and not step.found_inf and step.is_own:
+    if not wrong or step.found_inf:
+        return None
+    if step.is_own:
         findings.undecided("an optimizer of the script's own is given gradients that are not finite, and may know them")
-    elif wrong and not step.found_inf:
-        effect = f"the gradients of {wrong} of {len(step.parameters)} parameters are NaN or infinite"
-        found("watch/finite", "a step on gradients that are not finite", window.site, effect)
-    for _, clip in window.clips:
-        if not clip.given:
-            found("watch/clip-something", "clipping was given no parameters", clip.site, _unclipped(window, clip))
+        return None
+    effect = f"the gradients of {wrong} of {len(step.parameters)} parameters are NaN or infinite"
+    return _finding(window, "watch/finite", "a step on gradients that are not finite", window.site, effect)
+
+
+def _averages(window: Window, step: Stepped) -> Iterator[Finding]:
     if step.unreduced:
         says = f"gradients of {len(step.unreduced)} parameters are not reduced yet: {window.named(step.unreduced)}"
         effect = f"{len(step.unreduced)} of {len(step.parameters)} parameters miss gradients of this window"
-        found("watch/averaged", says, window.site, effect)
-    places = window.places
-    if not places or step.closure:
-        return
-    first, last = min(places), max(places)
-    for clip in window.idle:
+        yield _finding(window, "watch/averaged", says, window.site, effect)
+
+
+def _clips(window: Window, step: Stepped) -> Iterator[Finding]:
+    law = "watch/clip-something"
+    for _, clip in window.clips:
+        if not clip.given:
+            yield _finding(window, law, "clipping was given no parameters", clip.site, _unclipped(window, clip))
+    last = max(window.places, default=0)
+    for clip in window.idle if window.places and not step.closure else ():
         # One that changes nothing of what was there measures the norm, and a script that always clips all its models
         # does so in time, too.
         is_in_time = any(at > last and {*clip.parameters} & {*one.parameters} for at, one in window.clips)
         if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1) and not is_in_time:
-            found(
-                "watch/clip-something",
-                "clipping came before the backward pass, so there was nothing to clip",
-                clip.site,
-                _unclipped(window, clip),
-            )
+            says = "clipping came before the backward pass, so there was nothing to clip"
+            yield _finding(window, law, says, clip.site, _unclipped(window, clip))
+
+
+def _unscales(window: Window) -> Iterator[Finding]:
+    places = window.places
+    if not places or (window.step is not None and window.step.closure):
+        return
     for at, unscaled in window.unscales:
         later = {one.backward for contributions in window.new.values() for one in contributions if one.at > at}
         # A penalty that no loss scale multiplies is right after it.
         is_scaled = any((window.backwards[one].scale or 1.0) != 1.0 for one in later if one in window.backwards)
-        if first < at < last and is_scaled:
+        if min(places) < at < max(places) and is_scaled:
             says = "unscale_ came between two backward passes of a window"
             effect = f"the gradients of {len(later)} of {len(window.backwards)} backward passes are not divided by "
             effect += f"{unscaled.scale:g}"
-            found("watch/unscale-whole-window", says, unscaled.site, effect)
+            yield _finding(window, "watch/unscale-whole-window", says, unscaled.site, effect)
+
+
+def _finding(window: Window, law: str, says: str, site: Site, effect: str | None) -> Finding:
+    return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer)
 
 
 def _unclipped(window: Window, clip: Clipped) -> str:

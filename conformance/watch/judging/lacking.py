@@ -1,0 +1,53 @@
+"""Steps that not all ranks take at one time: a rank may also step for others, or with a part of them, and send the
+weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from conformance.watch.judging import pairing
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.pairing import Pairing
+from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.windows import Window
+
+
+class Lacking:
+    """Of the processes that train together. first: the first such step, and what it looks like."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._count = 0
+        self.first: tuple[Finding, Window] | None = None
+
+    def take(self, here: Sequence[Window], says: str, ranks: tuple[int, ...]) -> None:
+        """A step that not all ranks take at this time."""
+        self._count += sum(window.step is not None for window in here)
+        if self.first is None:
+            first = here[0]
+            finding = Finding("watch/same-steps", says, first.index, ranks, first.site, optimizer=first.optimizer)
+            self.first = finding, first
+
+    def decide(
+        self, streams: Mapping[int, Stream], times: Pairing, common: Set[int], *, is_whole: bool, is_blind: bool
+    ) -> None:
+        """After the end. common: optimizers of what the ranks average. is_whole: whether all ended of themselves, and
+        well. is_blind: whether there are ranks of which not all was seen."""
+        if self.first is None:
+            return
+        finding, window = self.first
+        are_lost = (window.optimizer in common and times.are_lost(window)) or (
+            is_whole and pairing.is_of_shards(window)
+        )
+        if is_blind:
+            self._findings.steps += self._count
+            self._findings.undecided("of some ranks nothing is seen after a part of the recorder failed", self._count)
+        elif are_lost and pairing.are_numbered_alike([window], streams.values()):
+            self._findings.steps += self._count
+            finding.effect = f"{self._count} steps change the weights of some ranks alone"
+            self._findings.add(finding)
+        elif is_whole:
+            self._findings.steps += self._count
+            self._findings.undecided(pairing.TURNS, self._count)
+        else:
+            self._findings.note("steps that the end of the script left to some ranks alone are not judged")
