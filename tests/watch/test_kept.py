@@ -9,10 +9,13 @@ from conformance.watch import records
 from .scripts import LINE, Script, gradients, sketches, total
 
 
-def trained(becomes, steps=14, averages=False):
+def trained(becomes, steps=14, averages=False, samples=True):
     """The findings of a script whose ranks step on their own gradients; `becomes` makes of what the ranks have
-    after a step, a list of tensors each, what they have before the next one."""
+    after a step, a list of tensors each, what they have before the next one. samples: whether a sampler deals the data
+    out."""
     script = Script()
+    if samples:
+        script.each(records.Epoch(0, 0, False))
     weights = [gradients(7)] * 2
     for step in range(steps):
         computed = script.backward()
@@ -79,6 +82,13 @@ def test_ranks_that_step_on_their_own_gradients(becomes, expected):
 def test_rank_0_may_be_what_averages():
     """And the others step for nothing, as they get its weights."""
     assert laws(trained(of_rank_0, averages=True)) == set()
+
+
+def test_rank_0_may_be_the_best_each_time():
+    """Where each rank has data of another kind."""
+    findings = trained(of_rank_0, samples=False)
+    assert laws(findings) == set()
+    assert any("may be the best" in why for why in findings.open)
 
 
 def test_a_few_steps_prove_nothing():

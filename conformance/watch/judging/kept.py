@@ -98,14 +98,19 @@ class Kept:
         of.others += 1
         of.summed.update(number for number in apart if _is_sum(now[number], [one.after[number] for one in before]))
 
-    def finish(self, first: Window | None, pairing: Pairing) -> None:
-        """first: the first window of all. pairing: has seen the weights at the end."""
+    def finish(self, first: Window | None, pairing: Pairing, *, is_sampled: bool) -> None:
+        """first: the first window of all. pairing: has seen the weights at the end. is_sampled: whether a sampler deals
+        the data out: of shares that are dealt at random none makes one rank the best in each step, and none is there
+        to be looked at."""
         if first is None:
             return
         every = tuple(range(self._ranks))
         for optimizer, of in self._of.items():
             [(rank, count)] = of.taken.most_common(1) or [(0, 0)]
-            if count >= _ALWAYS and count == of.taken.total() and not of.others:
+            is_always = count == of.taken.total() and not of.others
+            if count >= _ALWAYS and not (is_always and is_sampled):
+                self._findings.undecided("all ranks take over the weights of one, which may be the best of them", count)
+            elif count >= _ALWAYS:
                 says = f"each rank steps on its own gradients, and then all take over the weights of rank {rank}"
                 effect = f"the gradients of {self._ranks - 1} of {self._ranks} ranks are in no update, {count} times"
                 self._findings.add(_finding(first, says, every, effect, optimizer))

@@ -169,7 +169,7 @@ class Launch:
         self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
         if self._first is not None and not self._lacking.first:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
-        self._kept.finish(self._first, self._pairing)
+        self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
         self._inputs.finish(averages=self._averages)
         judges = (
             self._order,
