@@ -299,11 +299,14 @@ class Epoch(Record):
 @dataclass(slots=True)
 class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
-    names of those that were frozen while others trained, have got gradients for half of the run, and never changed."""
+    names of those that were frozen while others trained, have got gradients for half of the run, and never changed.
+    here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed."""
 
     names: list[str]
     shapes: list[list[int]]
     unfrozen: list[str] = field(default_factory=list)
+    here: list[list[int]] = field(default_factory=list)
+    constant: int = 0
 
 
 @dataclass(slots=True)

@@ -9,12 +9,15 @@ from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.stream import Stream
 
 _OFTEN = 2
+_MANY_STEPS = 14
+"""From the second one to the 16th."""
 
 
 def judge(rank: int, stream: Stream, findings: Findings) -> None:
     """After the end of a process."""
     for optimizer, held in stream.held.items():
         _judge_left(rank, stream, optimizer, findings)
+        _judge_copies(rank, stream, optimizer, findings)
         silent = {number for number in held - stream.frozen if number not in stream.used_ever | stream.ever}
         if not silent:
             continue
@@ -69,6 +72,20 @@ def _judge_left(rank: int, stream: Stream, optimizer: int, findings: Findings) -
     says += "optimizer holds"
     effect = f"{len(held)} parameters of the model stay what they were after step {last - 1}"
     findings.add(Finding("watch/held", says, last, (rank,), None, effect, optimizer))
+
+
+def _judge_copies(rank: int, stream: Stream, optimizer: int, findings: Findings) -> None:
+    """Does an optimizer step copies of the parameters that a model has, on gradients that are put there by hand, and
+    never give the model what becomes of them? One that has masters of its own copies them back, if only now and then:
+    gradients at weights that stay what they were lead nowhere."""
+    held, unheld = stream.held[optimizer], stream.unheld
+    if unheld is None or unheld.constant < _MANY_STEPS or held & stream.ever or not held & stream.used_ever:
+        return
+    if sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
+        says = f"an optimizer steps {len(held)} copies of parameters of the model, which itself stays as it was for "
+        says += f"{unheld.constant} steps: {', '.join(unheld.names[:3])}"
+        effect = f"{len(held)} parameters of the model stay what they were"
+        findings.add(Finding("watch/held", says, None, (rank,), None, effect, optimizer))
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

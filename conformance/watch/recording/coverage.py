@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from conformance.watch import records
+from conformance.watch.recording.parameters import own
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
 _MOST_NODES = 200_000
+_AGAIN, _AT_FIRST = 8, 64
+"""After so many steps it is looked again whether what nobody holds stays as it is, in the first steps."""
 
 
 class Coverage:
@@ -25,6 +28,8 @@ class Coverage:
         self._frozen: dict[int, weakref.ref[torch.Tensor]] = {}
         self._unfrozen: dict[int, tuple[int, torch.Tensor, torch.nn.Parameter]] = {}
         self._left: list[str] = []
+        self._first: dict[int, tuple[int, torch.Tensor]] = {}
+        self._constant = 0
 
     def look(self, root: Any) -> None:
         """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps. What is frozen after
@@ -33,6 +38,10 @@ class Coverage:
             # It was looked at in between, and not trained.
             del self._unfrozen[key]
         steps = sum(self._recording.steps.values())
+        is_time = self._constant and steps <= _AT_FIRST and not steps % _AGAIN
+        if is_time and not self._constant_for(self._unheld, steps):
+            self._constant = 0
+            self._note()
         if not steps or steps & (steps - 1):
             return
         if steps == 1:
@@ -44,12 +53,26 @@ class Coverage:
         for key in held:
             del self._unheld[key]
         before, self._left = self._left, self._left_behind(found, steps)
-        if found.keys() <= self._unheld.keys() and not held and {*self._left} <= {*before}:
+        was, self._constant = self._constant, self._constant_for(found, steps)
+        is_same = {*self._left} <= {*before} and was == self._constant
+        if found.keys() <= self._unheld.keys() and not held and is_same:
             return
         self._unheld |= found
+        self._note()
+
+    def _note(self) -> None:
         unheld = self._unheld.values()
         names = [self._name(one) for one in unheld]
-        self._recording.note(records.Unheld(names, [list(one.shape) for one in unheld], self._left))
+        shapes = [list(one.shape) for one in unheld]
+        here = [list(own(one).shape) for one in unheld]
+        self._recording.note(records.Unheld(names, shapes, self._left, here, self._constant))
+
+    def _constant_for(self, found: dict[int, torch.nn.Parameter], steps: int) -> int:
+        """For how many steps, at least, none of these has changed."""
+        values = {key: self._recording.parameters.sketches([(WHOLE, one.data)]) for key, one in found.items()}
+        first = {key: self._first.setdefault(key, (steps, value)) for key, value in values.items()}
+        are_equal = all(torch.equal(first[key][1], value) for key, value in values.items())
+        return steps - max(begin for begin, _ in first.values()) if first and are_equal else 0
 
     def _left_behind(self, found: dict[int, torch.nn.Parameter], steps: int) -> list[str]:
         """Those that were frozen while others trained, have been unfrozen since it was looked before, get gradients

@@ -1,0 +1,47 @@
+"""Optimizers that step copies of a model's parameters, in small scripts of right and wrong styles."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+
+import conformance
+
+
+def never(model, copies, step):
+    pass
+
+
+def each_time(model, copies, step):
+    for parameter, copy in zip(model.parameters(), copies, strict=True):
+        parameter.data.copy_(copy)
+
+
+def now_and_then(model, copies, step):
+    if step == 20:
+        each_time(model, copies, step)
+
+
+def said(returns, steps=28):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1))
+    copies = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(copies, lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for step in range(steps):
+            model(torch.randn(8, 6)).square().mean().backward()
+            for parameter, copy in zip(model.parameters(), copies, strict=True):
+                copy.grad, parameter.grad = parameter.grad, None
+            optimizer.step()
+            returns(model, copies, step)
+    return [cause.first.says for cause in findings.causes.values()]
+
+
+@pytest.mark.parametrize(("returns", "expected"), [(never, True), (each_time, False), (now_and_then, False)])
+def test_what_is_never_given_back(returns, expected):
+    assert any("copies of parameters" in says for says in said(returns)) == expected
+
+
+def test_a_few_steps_prove_nothing():
+    assert not said(never, steps=12)
