@@ -1,6 +1,7 @@
 """Mistakes with a loss scale that show once it changes, each beside right scripts that look much like them."""
 
 import pytest
+import torch
 
 from conformance.watch import records
 
@@ -43,13 +44,16 @@ def test_a_scale_that_an_overflow_lowers_between_two_steps():
     assert laws(script) == set()
 
 
-def limited(largest, norm, scales=SCALES):
-    """What `unscale_` is given in each window, by its number and the loss scale."""
+def limited(largest, norm, scales=SCALES, length=None):
+    """What `unscale_` is given in each window, by its number and the loss scale. length: of what the step uses, if that
+    is another one than what is left of it."""
     script = Script(ranks=1)
     for number, scale in enumerate(scales):
-        computed = script.backward(scale)
+        [computed] = script.backward(scale)
         script.each(records.Unscaled(0, scale, LINE, largest(number, scale), norm(number, scale)))
-        script.step([total(computed, 1 / scale)])
+        own = torch.cat([one.flatten() for one in computed]).norm()
+        left = length or (norm(number, scale) or 0.0) / scale
+        script.step([total([computed], min(left, 1.0) / own)])
         script.clear()
     return laws(script)
 
@@ -74,6 +78,12 @@ def any_size(number, scale):
 )
 def test_a_limit_that_does_not_follow_the_scale(limit, expected):
     assert limited(limit, any_size) == limited(any_size, limit) == expected
+
+
+def test_gradients_that_are_brought_to_one_length_again():
+    """Or whose signs are taken: a limit before was for the arithmetic."""
+    assert limited(any_size, lambda number, scale: 1.0) == {"watch/unscale-before-clip"}
+    assert limited(any_size, lambda number, scale: 1.0, length=1.0) == set()
 
 
 @pytest.mark.parametrize(
