@@ -5,6 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import conformance
 
@@ -45,3 +46,19 @@ def test_what_is_never_given_back(returns, expected):
 
 def test_a_few_steps_prove_nothing():
     assert not said(never, steps=12)
+
+
+def test_models_without_values_are_only_walked_through():
+    model, on_meta, mode = nn.Linear(6, 1), nn.Linear(6, 1, device="meta"), FakeTensorMode()
+    with mode:
+        fake = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for _ in range(10):
+            model(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            on_meta(torch.randn(8, 6, device="meta")).sum().backward()
+            with mode:
+                fake(torch.randn(8, 6)).sum().backward()
+    assert not any("recorder failed" in why for why in findings.open)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
 from conformance.watch.recording.parameters import own
@@ -69,6 +70,8 @@ class Coverage:
 
     def _constant_for(self, found: dict[int, torch.nn.Parameter], steps: int) -> int:
         """For how many steps, at least, none of these has changed."""
+        if not all(_has_values(one) for one in found.values()):
+            return 0
         values = {key: self._recording.parameters.sketches([(WHOLE, one.data)]) for key, one in found.items()}
         first = {key: self._first.setdefault(key, (steps, value)) for key, value in values.items()}
         are_equal = all(torch.equal(first[key][1], value) for key, value in values.items())
@@ -79,7 +82,7 @@ class Coverage:
         still, and are what they were."""
         left = []
         for key, one in found.items():
-            if self._frozen.get(key, lambda: None)() is not one:
+            if self._frozen.get(key, lambda: None)() is not one or not _has_values(one):
                 continue
             value = self._recording.parameters.sketches([(WHOLE, one.data)])
             first, before, _ = self._unfrozen.setdefault(key, (steps, value, one))
@@ -102,6 +105,11 @@ class Coverage:
         whole = getattr(parameter, "_conformance_whole", lambda: None)()
         name = self._recording.parameters.name(parameter) or getattr(whole, "_param_fqn", None)
         return name or f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Not if a model is only walked through, for its shapes; nested ones are none that a sketch is made of."""
+    return not (parameter.is_meta or parameter.is_nested or isinstance(own(parameter.data), FakeTensor))
 
 
 def _leaves(root: Any) -> Iterator[torch.nn.Parameter]:
