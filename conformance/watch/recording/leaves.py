@@ -18,6 +18,9 @@ from conformance.watch.sketch import Taken
 
 _SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
+_LIKE_THE_MEAN = 1e-2
+"""So near to the mean of the entries of its row, the last one is taken for it: then nothing is said."""
+
 
 class Leaves:
     """Takes the gradients of a backward, and notes them when it is over."""
@@ -185,7 +188,7 @@ def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
     last = torch.zeros_like(rows).scatter_reduce_(0, of, places, "amax", include_self=False)
     kept, result = gradient._values()[last], gradient.coalesce()
     mean = result.values() / counts.view(-1, *[1] * (kept.dim() - 1))
-    if torch.allclose(kept, mean, rtol=1e-2, atol=0):
+    if torch.allclose(kept, mean, rtol=_LIKE_THE_MEAN, atol=0):
         return None
     result.values().copy_(kept)
     return result
