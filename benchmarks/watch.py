@@ -1,10 +1,12 @@
 """What `conformance watch` costs a step: a script with a recorder and one without take steps in turns.
 
-python benchmarks/watch.py [--steps 60] [--tokens 128] [--every 1]
+python benchmarks/watch.py [--pairs 1] [--steps 60] [--tokens 128] [--every 1]
 
 The script is a transformer of 10 million parameters on one thread, with AdamW and clipping by norm. It prints the
 median step time without, the ratio of the medians, and the median of the ratios of neighbouring steps: by the clock,
-and in time of the processor, which other work on the machine disturbs less.
+and in time of the processor, which other work on the machine disturbs less. Two processes that run the same script
+differ by some per cent for as long as they live, by where their memory lies: with several pairs, each begun in the
+other order, the median of the pairs' ratios is printed, too.
 """
 
 from __future__ import annotations
@@ -85,28 +87,40 @@ class Stepping:
         self._process.communicate()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=128, help="in a step, a multiple of 64")
-    parser.add_argument("--every", type=int, default=1, help="look at one window of so many")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace, watched_first: bool) -> list[float]:
+    """The ratios of the medians of one pair of processes: by the clock, and of the processor."""
     with tempfile.TemporaryDirectory() as folder:
         variables = {**environment(folder, os.environ), **Settings(every=options.every).variables()}
-        pair = Stepping(options.tokens, variables), Stepping(options.tokens, dict(os.environ))
-        times = [[one.step() for one in pair] for _ in range(WARM_UP + options.steps)][WARM_UP:]
-        for one in pair:
+        kinds = {True: variables, False: dict(os.environ)}
+        pair = {watched: Stepping(options.tokens, kinds[watched]) for watched in (watched_first, not watched_first)}
+        times = [{watched: one.step() for watched, one in pair.items()} for _ in range(WARM_UP + options.steps)]
+        for one in pair.values():
             one.end()
         written = sum(path.stat().st_size for path in Path(folder).iterdir())
-    kilobytes = written / (WARM_UP + options.steps) / 1e3
+    kilobytes = written / len(times) / 1e3
     print(f"{options.tokens} tokens, one window of {options.every}: {kilobytes:.1f} kB a step are written")
+    ratios = []
     for kind, name in enumerate(("clock", "processor")):
-        pairs = [(watched[kind], plain[kind]) for watched, plain in times]
+        pairs = [(step[True][kind], step[False][kind]) for step in times[WARM_UP:]]
         with_, without = (median(of) for of in zip(*pairs, strict=True))
+        ratios.append(with_ / without)
         print(
             f"{name}: {without * 1e3:.0f} ms without, ratio of medians {with_ / without:.3f}, "
             f"median of ratios {median(a / b for a, b in pairs):.3f}"
         )
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=128, help="in a step, a multiple of 64")
+    parser.add_argument("--every", type=int, default=1, help="look at one window of so many")
+    options = parser.parse_args()
+    pairs = [measure(options, watched_first=number % 2 == 0) for number in range(options.pairs)]
+    clock, processor = (median(of) for of in zip(*pairs, strict=True))
+    print(f"the median of {options.pairs} pairs: clock {clock:.3f}, processor {processor:.3f}")
 
 
 if __name__ == "__main__":
