@@ -120,7 +120,8 @@ class Hooks(Record):
 @dataclass(slots=True)
 class Local(Record):
     """Gradients as a backward hands them to the leaves, before anything reduces them. fresh: those of `parameters`
-    that have no `.grad` yet. sketches: for each parameter, one for each of its shards."""
+    that have no `.grad` yet. sketches: for each parameter, one for each of its shards. sparse: those of `parameters`
+    whose gradient is a sparse one."""
 
     backward: int
     parameters: list[int]
@@ -128,6 +129,7 @@ class Local(Record):
     dtype: str
     sketches: Sketches
     samples: list[int] = field(default_factory=list)
+    sparse: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

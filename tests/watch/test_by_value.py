@@ -7,7 +7,7 @@ import conformance
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, Script, sketches, total
+from .scripts import LINE, Script, gradients, sketches, total
 
 LIMIT = 0.5
 
@@ -49,12 +49,23 @@ def test_what_it_was_given(given, broken, expected):
     assert {law for law, _ in findings.causes} - {"watch/same-weights"} == broken
 
 
-def test_the_average_of_what_each_rank_has_clipped_is_undecided():
+@pytest.mark.parametrize(
+    ("factor", "given", "broken", "expected"),
+    [
+        (0.5, lambda computed: computed, {"watch/one-factor"}, "DOES NOT CONFORM"),
+        (0.3, lambda computed: computed, set(), "UNDECIDED"),
+        # Something else was clipped.
+        (0.5, lambda computed: [gradients(1), gradients(2)], set(), "UNDECIDED"),
+    ],
+)
+def test_each_rank_clips_before_the_average(factor, given, broken, expected):
     script = Script()
     for _ in range(3):
-        script.step([total(clip(script, script.backward()), 0.5)] * 2)
+        script.step([total(clip(script, given(script.backward())), factor)] * 2)
         script.clear()
-    assert verdict(script.findings()) == "UNDECIDED"
+    findings = script.findings()
+    assert verdict(findings) == expected
+    assert {law for law, _ in findings.causes} == broken
 
 
 def test_a_script_that_clips_by_value():

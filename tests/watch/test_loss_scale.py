@@ -44,6 +44,30 @@ def test_a_scale_that_an_overflow_lowers_between_two_steps():
     assert laws(script) == set()
 
 
+@pytest.mark.parametrize(
+    ("divides_by", "replacement", "expected"),
+    [
+        (64.0, 1.0, {"watch/finite"}),
+        (64.0, 0.0, set()),  # zeros, so that the step is none
+        (1.0, 1.0, set()),  # a loss that counts more
+        (64.0, None, set()),  # the pass that overflowed is left out
+    ],
+)
+def test_an_overflow_at_a_scale_of_the_scripts_own(divides_by, replacement, expected):
+    """replacement: what is put in the place of each gradient that is not finite."""
+    script = Script(ranks=1)
+    for step in range(6):
+        [computed] = script.backward(factors=[64.0])
+        used = total([computed], 1 / divides_by)
+        if step == 4:
+            [_] = script.backward(factors=[64.0])
+            script.streams[0][-1].sketches = [[float("inf")] * 3 for _ in computed]
+            used = used if replacement is None else [torch.full_like(one, replacement) for one in used]
+        script.step([used])
+        script.clear()
+    assert laws(script) == expected
+
+
 def limited(largest, norm, scales=SCALES, length=None):
     """What `unscale_` is given in each window, by its number and the loss scale. length: of what the step uses, if that
     is another one than what is left of it."""

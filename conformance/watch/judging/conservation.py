@@ -165,7 +165,10 @@ def _judge_set(case: Case, findings: Findings) -> bool:
             case.together.own.add((at, window.rank))
         return _judge_factor(case, factor, findings)
     if case.is_limited:
-        findings.undecided("gradients were clipped by value, element by element")
+        if (early := limits.before_averaging(case)) is not None:
+            findings.factors.append((window.rank, early, False))
+        else:
+            findings.undecided("gradients were clipped by value, element by element")
         return False
     unknown = [hook for hook in case.together.hooks if hook not in HOOKS]
     if unknown:

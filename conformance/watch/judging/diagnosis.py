@@ -13,6 +13,7 @@ from math import hypot, isclose
 import numpy as np
 import numpy.typing as npt
 
+from conformance.watch.judging import each
 from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import Case
 from conformance.watch.judging.exchanged import exchanged
@@ -90,6 +91,9 @@ def explain(case: Case) -> Finding | System | str:
         says += f"those of {window.named([*others.values()])}"
         effect = f"{len(others)} of {len(case.parameters)} parameters follow the gradients of other parameters"
         return _found(case, "watch/own-gradient", says, effect)
+    of_each = each.explain(case)
+    if of_each is not None:
+        return of_each
     system = system_of(case)
     if system is None:
         return FEW

@@ -10,7 +10,9 @@ import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.case import Case
-from conformance.watch.judging.windows import Sketch
+from conformance.watch.judging.each import ENOUGH
+from conformance.watch.judging.findings import Finding
+from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.sizes import WIDTH
 
 
@@ -39,6 +41,50 @@ def undone(case: Case) -> Case | None:
     result = Case(case.together, replace(window, used=used), case.parameters, case.clips)
     result.after, result.is_limited = kept, False
     return result
+
+
+def before_averaging(case: Case) -> Finding | None:
+    """Whether each rank clipped its own gradients, and the step uses the average of what was left."""
+    left = [_left(case, other) for other in case.together.here]
+    if case.together.ranks < 2 or any(one is None for one in left):
+        return None
+    factor = case.fits(lambda number: [of[number] for of in left if of is not None and number in of])
+    if factor is None or not factor.is_known or not factor.times(case.together.ranks).contains(1):
+        return None
+    if case.independent < ENOUGH:
+        return None
+    window = case.window
+    says = "each rank clipped its own gradients by value, element by element, and then averaged"
+    effect = f"the gradients of {len(case.parameters)} parameters are averages of what each rank has left of its own"
+    return Finding(
+        "watch/one-factor",
+        says,
+        window.index,
+        (window.rank,),
+        window.site,
+        effect,
+        window.optimizer,
+        is_of_all_steps=True,
+    )
+
+
+def _left(case: Case, window: Window) -> dict[int, Contribution] | None:
+    """What a rank's only clipping by value left of its own gradients, before anything else became of them; None if it
+    was not so."""
+    own = Case(case.together, window, case.parameters, [])
+    limits = [limit for at, limit in window.limits if at > max(window.places, default=0)]
+    if len(limits) != 1 or len(window.limits) != 1 or window.step is None:
+        return None
+    before, after = _of(limits[0], limits[0].before), _of(limits[0], limits[0].after)
+    computed = {number: own.own(number) for number in case.parameters if own.own(number)}
+    if not computed or not computed.keys() <= before.keys():
+        return None
+    given = replace(window, used=before)
+    of_given = Case(case.together, given, [*computed], [])
+    factor = of_given.fits(of_given.own)
+    if factor is None or not factor.is_known:
+        return None
+    return {number: replace(one[-1], sketch=after[number][None], sums=len(one)) for number, one in computed.items()}
 
 
 def _of(limit: records.Limited, sketches: records.Sketches) -> dict[int, Sketch]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from conformance.watch.judging.case import Together
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.own_decay import OwnDecay
+from conformance.watch.judging.own_overflow import OwnOverflow
 from conformance.watch.judging.own_scale import OwnScale
 from conformance.watch.judging.scaled_limits import ScaledLimits
 from conformance.watch.judging.unscaling import Unscaling
@@ -17,11 +18,13 @@ class LossScale:
     def __init__(self, findings: Findings) -> None:
         self._unscaling, self._limits = Unscaling(findings), ScaledLimits(findings)
         self._own, self._decay = OwnScale(findings), OwnDecay(findings)
+        self._overflow = OwnOverflow(findings)
 
     @property
     def accuses(self) -> bool:
         """Whether it would accuse the script of what it has seen, if that ended now."""
-        return any(one.accuses for one in (self._unscaling, self._limits, self._own, self._decay))
+        of = (self._unscaling, self._limits, self._own, self._decay, self._overflow)
+        return any(one.accuses for one in of)
 
     def judge(self, window: Window) -> None:
         """The window of a rank."""
@@ -32,9 +35,11 @@ class LossScale:
         """A step of all ranks, whose factors are known."""
         self._own.judge(together)
         self._decay.judge(together)
+        self._overflow.judge(together)
 
     def finish(self) -> None:
         self._unscaling.finish()
         self._limits.finish()
         self._own.finish()
         self._decay.finish()
+        self._overflow.finish()

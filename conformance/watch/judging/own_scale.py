@@ -89,14 +89,16 @@ class OwnScale:
 
 def _step(window: Window, together: Together) -> _Step | None:
     """None where no one number multiplies all losses last, or no one factor explains the step."""
-    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
-    kappas = together.kappas.get(window.rank, [])
-    if window.step is None or len(scales) != 1 or window.scales != [1.0] or not kappas:
-        return None
-    [scale] = scales
-    if scale <= 1.0 or max(kappas) > min(kappas) * (1 + _NEAR):
+    scale, kappas = scale_of(window), together.kappas.get(window.rank, [])
+    if window.step is None or scale is None or not kappas or max(kappas) > min(kappas) * (1 + _NEAR):
         return None
     return _Step(window, scale, kappas[0] * scale)
+
+
+def scale_of(window: Window) -> float | None:
+    """What all losses were multiplied with last, if it is more than 1, and no scaler did it."""
+    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
+    return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
 
 
 def _finding(step: _Step, following: float) -> Finding:

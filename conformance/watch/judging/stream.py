@@ -158,7 +158,8 @@ class Stream:
                 before, entries = self._before.pop(number, None), self._entries.pop(number, None)
                 is_finite = are_finite or bool(np.isfinite(sketch).all())
                 found = Contribution(record.backward, sketch, roundoff, self._at, which, is_finite=is_finite)
-                earlier.append(replace(found, before=before, entries=entries))
+                is_sparse = number in record.sparse
+                earlier.append(replace(found, before=before, entries=entries, is_sparse=is_sparse))
 
     def _begin(self, record: records.Left) -> None:
         """What is in `.grad` now is known again, and is of the sample that the window looks at."""

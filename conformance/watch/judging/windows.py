@@ -34,6 +34,7 @@ class Contribution:
     before: Sketch | None = None
     is_finite: bool = True
     entries: Sketch | None = None
+    is_sparse: bool = False
 
 
 @dataclass

@@ -29,6 +29,7 @@ class Leaves:
         self._recording = recording
         self._taken: list[tuple[Known, list[Taken]]] = []
         self._fresh: list[int] = []
+        self._sparse: list[int] = []
         self._captured: list[int] = []
         self._stale: dict[int, int] = {}
         self._dtype: torch.dtype | None = None
@@ -131,9 +132,10 @@ class Leaves:
                 str(self._dtype)[6:],
                 finish(flat),
                 [known.sample for known, _ in self._taken],
+                self._sparse,
             )
         )
-        self._taken, self._fresh = [], []
+        self._taken, self._fresh, self._sparse = [], [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor | None) -> None:
         if gradient is None:
@@ -170,9 +172,11 @@ class Leaves:
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
         self._taken.append((known, pieces))
-        last = last_entries(gradient) if known.is_read and gradient.layout == torch.sparse_coo else None
-        if last is not None:
-            self._entries.append((known, take(last, known.sample)))
+        if gradient.layout == torch.sparse_coo:
+            self._sparse.append(known.number)
+            last = last_entries(gradient) if known.is_read else None
+            if last is not None:
+                self._entries.append((known, take(last, known.sample)))
 
 
 def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:
