@@ -20,6 +20,11 @@ SEVERAL_WEIGHTS = (
     "be missing"
 )
 
+LATE = (
+    "a step came between a forward and the backward pass through it: unless the script keeps the weights of that "
+    "forward, its gradient is of neither weights"
+)
+
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
 
@@ -41,6 +46,8 @@ def judge(together: Together, findings: Findings) -> None:
                 if not step.closure and len({one.version for one in window.backwards.values()}) > 1:
                     # On purpose for an average over disturbed weights; by mistake where one should have been cleared.
                     findings.undecided(SEVERAL_WEIGHTS)
+                if window.is_late:
+                    findings.undecided(LATE)
     _judge_ranks(together, findings)
 
 

@@ -24,6 +24,7 @@ from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
 from conformance.watch.judging.lacking import Lacking
+from conformance.watch.judging.leftovers import Leftovers
 from conformance.watch.judging.loss_scale import LossScale
 from conformance.watch.judging.losses import Losses
 from conformance.watch.judging.lost import Lost
@@ -60,7 +61,7 @@ class Launch:
         self._losses = Losses(findings, self._steady)
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._between, self._order = Between(findings), Order(findings)
-        self._modes = Modes(findings)
+        self._modes, self._leftovers = Modes(findings), Leftovers(findings)
         self._pairing = Pairing(ranks)
         self._numbering = Numbering()
         self._averages = False
@@ -175,6 +176,7 @@ class Launch:
             self._order,
             self._losses,
             self._modes,
+            self._leftovers,
             self._schedules,
             self._loss_scale,
             self._between,
@@ -242,6 +244,7 @@ class Launch:
                 self._inputs.averaged(is_alike=together.is_alike)
             self._losses.judge(together)
             self._modes.feed(here)
+            self._leftovers.feed(here)
         elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.
             self._common.add(here[0].optimizer)

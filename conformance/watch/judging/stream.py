@@ -49,6 +49,9 @@ class Stream:
         self._reached: dict[int, bool] = {}
         self._fed: dict[int, tuple[int, ...] | None] = {}
         self._rows: tuple[int, ...] | None = None
+        self._entered = 0
+        self._forwards: dict[int, int] = {}
+        self._stepped: dict[int, int] = {}
         self._uses = Uses()
 
     @property
@@ -94,14 +97,17 @@ class Stream:
             case records.Backward():
                 self.clock += 1
                 self._fed[record.backward], self._rows = self._rows, None
+                self._forwards[record.backward], self._entered = self._entered or self._at, 0
                 self._backwards[record.backward] = record
                 if len(self._backwards) > _MOST_BACKWARDS:
                     oldest = next(iter(self._backwards))
                     del self._backwards[oldest]
                     self._reached.pop(oldest, None)
                     self._fed.pop(oldest, None)
+                    self._forwards.pop(oldest, None)
             case records.Entered():
                 self._rows = tuple(record.rows) or None
+                self._entered = self._at
             case records.Hooks():
                 self._before = _sketches(record.parameters, record.sketches)
             case records.Entries():
@@ -252,6 +258,7 @@ class Stream:
             clock=self.clock,
             fed={fed for backward in reached if (fed := self._fed.get(backward)) is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
+            is_late=any(self._forwards.get(one, self._at) < self._stepped.get(optimizer, 0) for one in reached),
         )
         window.again = self._uses.again(self._at, window.used)
         for backward in reached:
@@ -259,6 +266,7 @@ class Stream:
         counts = self.skips if step is None else self.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
+            self._stepped[optimizer] = self._at
             self.used_ever |= set(step.used)
             self._user |= dict.fromkeys(step.used, optimizer)
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
@@ -302,6 +310,7 @@ class Stream:
             self._reached.pop(backward)
             self._backwards.pop(backward, None)
             self._fed.pop(backward, None)
+            self._forwards.pop(backward, None)
 
 
 def _read(step: records.Stepped) -> list[int]:

@@ -85,6 +85,8 @@ class Window:
     is_of_other: bool = False
     """Whether another optimizer, which holds the same parameters, was the last to step some of them. One that shares a
     part of them has been given these by mistake."""
+    is_late: bool = False
+    """Whether the step before came between a forward and the backward pass through it."""
     after: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """The weights after the step, where they were looked at."""
     again: dict[int, int] = field(default_factory=dict)

@@ -25,10 +25,10 @@ NONE = -1
 
 
 class Inputs:
-    """The first input of the first forward after each backward. probe: whether that input wants a gradient.
-    evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders, how many
-    batches each gave since. dealt: the sampler of the last batch that was not evaluated; `NONE` if it is not dealt out
-    to ranks; None if it is not known."""
+    """The first input of the first forward after each backward, and after each step. probe: whether that input wants a
+    gradient. evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders,
+    how many batches each gave since. dealt: the sampler of the last batch that was not evaluated; `NONE` if it is not
+    dealt out to ranks; None if it is not known."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -37,12 +37,18 @@ class Inputs:
         self.probe = self.evaluates = False
         self.fetched: dict[int, int] = {}
         self.dealt: int | None = None
+        recording.before_writing.append(harmless(self._begin_after_step))
 
     def begin(self) -> None:
         """The next forward is of another micro-batch."""
         self.probe = self.evaluates = False
         self.fetched.clear()
         self._wait()
+
+    def _begin_after_step(self) -> None:
+        """The next forward is one through new weights."""
+        if not self._recording.is_over:
+            self._wait()
 
     @property
     def loader(self) -> int | None:

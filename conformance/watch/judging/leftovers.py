@@ -1,0 +1,65 @@
+"""Does a step now and then use what was backpropagated for another purpose, between the steps?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.windows import Window
+
+LEFT = (
+    "some steps, and not others, also use gradients that a backward pass in another line had left before: a "
+    "`zero_grad` may be missing after it"
+)
+
+
+@dataclass
+class _Optimizer:
+    """counts: how many windows begin and end with a pass in these lines. in_turn: how many of them follow one like it.
+    last: those of the last window."""
+
+    counts: Counter[tuple[int, int]] = field(default_factory=Counter)
+    in_turn: Counter[tuple[int, int]] = field(default_factory=Counter)
+    last: tuple[int, int] | None = None
+
+    @property
+    def left(self) -> int:
+        """How many windows begin with a pass in another line than most do."""
+        [((first, last), most)] = self.counts.most_common(1)
+        others = [lines for lines in self.counts if lines != (first, last) and lines[1] == last]
+        found = sum(self.counts[lines] for lines in others)
+        return found if first == last and found <= most and not any(self.in_turn[lines] for lines in others) else 0
+
+
+class Leftovers:
+    """Of the processes that train together.
+
+    What is tried, validated or measured between two steps goes backward in a line of its own, and is to be cleared. A
+    penalty that comes now and then looks the same, but for one that follows its loss. A term that begins later in a run
+    comes in each window then."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
+
+    def feed(self, windows: Sequence[Window]) -> None:
+        """A step that is known to use all passes."""
+        for window in windows:
+            if window.step is None or window.step.closure or not window.backwards:
+                continue
+            passes = [window.backwards[number] for number in sorted(window.backwards)]
+            if passes[0].evaluates:
+                # See `modes.py`.
+                continue
+            of = self._of[window.optimizer, window.rank]
+            lines = passes[0].calls, passes[-1].calls
+            of.counts[lines] += 1
+            of.in_turn[lines] += lines == of.last
+            of.last = lines
+
+    def finish(self) -> None:
+        for of in self._of.values():
+            if left := of.left:
+                self._findings.undecided(LEFT, left)
