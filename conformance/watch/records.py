@@ -85,9 +85,9 @@ class Backward(Record):
     how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many loaders gave since the
     backward before; loader: the only one of these. evaluates: models only went forward in evaluation mode since. calls:
     the same for all backward passes that come from the same calls, line by line, whatever file they are in. of_any: the
-    mean is one of the script's own, of anything, and not that of cross entropy or its kin over targets. divisors: the
-    factors that were divisions, each by its number. is_alike: its loss is made like that of the backward pass before,
-    of the same outputs."""
+    mean or sum is one of the script's own, of anything, and not that of cross entropy or its kin over targets.
+    divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
+    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches."""
 
     backward: int
     scale: float | None
@@ -106,6 +106,7 @@ class Backward(Record):
     batches: int = 0
     evaluates: bool = False
     is_alike: bool = False
+    draws: bool = False
 
 
 @dataclass(slots=True)
@@ -235,7 +236,8 @@ class Skipped(Record):
 
 @dataclass(slots=True)
 class Scheduled(Record):
-    """count: how often it has stepped. horizon: how often it is made to; None for one without an end."""
+    """count: how often it has stepped. horizon: how often it is made to; None for one without an end. is_told: it was
+    given where the training is, or how well it goes."""
 
     optimizer: int
     name: str
@@ -244,6 +246,7 @@ class Scheduled(Record):
     site: Site
     count: int = 0
     horizon: int | None = None
+    is_told: bool = False
 
 
 @dataclass(slots=True)
@@ -302,13 +305,15 @@ class Epoch(Record):
 class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
     names of those that were frozen while others trained, have got gradients for half of the run, and never changed.
-    here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed."""
+    here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed.
+    are_copies: each was at first what a parameter of an optimizer was, up to rounding."""
 
     names: list[str]
     shapes: list[list[int]]
     unfrozen: list[str] = field(default_factory=list)
     here: list[list[int]] = field(default_factory=list)
     constant: int = 0
+    are_copies: bool = False
 
 
 @dataclass(slots=True)

@@ -36,16 +36,16 @@ class Script:
             stream.append(records.Optimizer(0, "SGD", self.numbers))
         self.backwards, self.steps = 0, 0
 
-    def backward(self, scale=None, factors=(), targets=None, ranks=None):
-        """The gradients of one micro-batch of each rank, or of these."""
+    def backward(self, scale=None, factors=(), targets=None, ranks=None, loader=None):
+        """The gradients of one micro-batch of each rank, or of these. loader: that gave each a batch."""
         self.backwards += 1
         computed = [gradients(100 * self.backwards + rank, self.shapes) for rank in range(self.ranks)]
         for rank, (stream, of_rank) in enumerate(zip(self.streams, computed, strict=True)):
             if ranks is not None and rank not in ranks:
                 continue
-            stream.append(
-                records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
-            )
+            begins = records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
+            begins.loader, begins.batches = loader, int(loader is not None)
+            stream.append(begins)
             scaled = total([of_rank], scale or 1.0)
             stream.append(records.Local(self.backwards, self.numbers, [], "float32", sketches(scaled)))
         return [total([of_rank], scale or 1.0) for of_rank in computed]

@@ -14,22 +14,23 @@ def laws(script):
 
 
 @pytest.mark.parametrize(
-    ("schedules", "moves", "loads", "expected"),
+    ("schedules", "moves", "loads", "site", "expected"),
     [
-        (True, False, False, True),
-        (False, False, False, False),  # gradients for their own sake
-        (True, True, False, False),  # by hand
-        (True, False, True, False),  # of one checkpoint after the other
+        (True, False, False, LINE, True),
+        (False, False, False, LINE, False),  # gradients for their own sake
+        (True, True, False, LINE, False),  # by hand
+        (True, False, False, None, False),  # by hand, which does not show in the weights' versions
+        (True, False, True, LINE, False),  # of one checkpoint after the other
     ],
 )
-def test_an_optimizer_that_never_steps(schedules, moves, loads, expected):
+def test_an_optimizer_that_never_steps(schedules, moves, loads, site, expected):
     script = Script(ranks=1)
     for number in range(5):
         script.steps += loads
         script.backward()
         if schedules:
             script.each(records.Scheduled(0, "StepLR", [0.1], [0.1], LINE))
-        script.each(records.Cleared(script.numbers, script.steps, LINE, moved=moves or number == 0))
+        script.each(records.Cleared(script.numbers, script.steps, site, moved=moves or number == 0))
     assert ("watch/used" in laws(script)) == expected
 
 

@@ -144,9 +144,9 @@ def test_changes_by_hand_are_undecided():
 def test_backward_passes_that_are_cleared():
     script = Script()
     for _ in range(3):
-        script.backward()
+        script.backward(loader=7)
         script.clear()
-        script.step(averaged([script.backward()]))
+        script.step(averaged([script.backward(loader=7)]))
         script.clear()
     assert laws(script) == {"watch/used"}
 

@@ -50,22 +50,23 @@ def test_what_is_made_small_is_not_lost():
 
 
 @pytest.mark.parametrize(
-    ("lost", "rows", "expected"),
+    ("lost", "rows", "loader", "expected"),
     [
-        ((1, 1, 1, 1), "others", {"watch/used"}),
-        ((2, 0, 3, 1), "others", set()),  # what looks wrong
-        ((1, 1, 1, 1), "same", set()),  # a probe
+        ((1, 1, 1, 1), "others", 7, {"watch/used"}),
+        ((2, 0, 3, 1), "others", 7, set()),  # what looks wrong
+        ((1, 1, 1, 1), "same", 7, set()),  # a probe
+        ((1, 1, 1, 1), "others", None, set()),  # a memory, to compare with
     ],
 )
-def test_passes_are_cleared_before_steps(lost, rows, expected):
+def test_passes_are_cleared_before_steps(lost, rows, loader, expected):
     script = Script(ranks=1)
     for count in lost:
         for _ in range(count):
             script.each(records.Entered([script.steps if rows == "same" else -script.backwards], False, LINE))
-            script.backward()
+            script.backward(loader=loader)
             script.clear()
         script.each(records.Entered([script.steps], False, LINE))
-        script.step(script.backward())
+        script.step(script.backward(loader=7))
         script.clear()
     findings = script.findings()
     assert laws(findings) == expected
@@ -128,7 +129,9 @@ def test_a_schedule_of_micro_batches(name, horizon, counts_micro_batches, expect
     script, count = Script(ranks=1), 0
 
     def schedule():
-        script.each(records.Scheduled(0, name, [0.1 / (count + 1)], [0.1 / (count + 2)], LINE, count + 1, horizon))
+        is_told = name == "ReduceLROnPlateau"
+        before, after = [0.1 / (count + 1)], [0.1 / (count + 2)]
+        script.each(records.Scheduled(0, name, before, after, LINE, count + 1, horizon, is_told))
         return count + 1
 
     for _ in range(4):

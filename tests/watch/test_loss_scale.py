@@ -68,9 +68,9 @@ def test_an_overflow_at_a_scale_of_the_scripts_own(divides_by, replacement, expe
     assert laws(script) == expected
 
 
-def limited(largest, norm, scales=SCALES, length=None):
+def limited(largest, norm, scales=SCALES, length=None, *, is_own=False):
     """What `unscale_` is given in each window, by its number and the loss scale. length: of what the step uses, if that
-    is another one than what is left of it."""
+    is another one than what is left of it. is_own: the script's own optimizer takes the step."""
     script = Script(ranks=1)
     for number, scale in enumerate(scales):
         [computed] = script.backward(scale)
@@ -78,6 +78,7 @@ def limited(largest, norm, scales=SCALES, length=None):
         own = torch.cat([one.flatten() for one in computed]).norm()
         left = length or (norm(number, scale) or 0.0) / scale
         script.step([total([computed], min(left, 1.0) / own)])
+        script.streams[0][-1].is_own = is_own
         script.clear()
     return laws(script)
 
@@ -105,7 +106,8 @@ def test_a_limit_that_does_not_follow_the_scale(limit, expected):
 
 
 def test_gradients_that_are_brought_to_one_length_again():
-    """Or whose signs are taken: a limit before was for the arithmetic."""
+    """Or whose signs are taken, as an optimizer of the script's own may do: a limit before was for the arithmetic."""
+    assert limited(any_size, lambda number, scale: 1.0, is_own=True) == set()
     assert limited(any_size, lambda number, scale: 1.0) == {"watch/unscale-before-clip"}
     assert limited(any_size, lambda number, scale: 1.0, length=1.0) == set()
 

@@ -18,13 +18,24 @@ from .scripts import Script, total
 )
 def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
     script = Script(ranks=1)
-    for _ in range(3):
-        computed = [script.backward(factors=[1 / 3], targets=count) for count in targets]
+    for number in range(3):
+        counts = targets[number:] + targets[:number] if broken else targets
+        computed = [script.backward(factors=[1 / 3], targets=count) for count in counts]
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()
     findings = script.findings()
     assert {law for law, _ in findings.causes} == broken
-    assert bool(findings.notes) == (targets[-1] < targets[0])
+    assert bool(findings.notes) == (targets[-1] < targets[0] or bool(broken))
+
+
+def test_data_sets_with_batches_of_their_own_sizes_may_count_alike():
+    """Each window has the same sizes in the same places."""
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [script.backward(factors=[1 / 3], targets=count) for count in (4, 2, 8)]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    assert verdict(script.findings()) == "UNDECIDED"
 
 
 @pytest.mark.parametrize(
@@ -33,6 +44,9 @@ def test_a_smaller_last_batch_is_a_note_and_others_are_wrong(targets, broken):
         ((2, 2, 2), set(), False),
         ((2, 2, 1), {"watch/window-length"}, False),
         ((2, 2, 3), set(), True),  # with what an epoch has left
+        ((2, 2, 1, 2, 2, 1, 2), {"watch/window-length"}, False),
+        ((1, 2, 2, 2), {"watch/window-length"}, False),
+        ((2, 1, 2, 2, 2, 1, 2), set(), True),  # what has no labels now and then
     ],
 )
 def test_a_window_of_another_length(lengths, broken, is_open):

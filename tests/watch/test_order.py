@@ -1,7 +1,11 @@
 """Calls that come at the wrong place of a window: each says in numbers what that does."""
 
-import pytest
+from contextlib import suppress
 
+import pytest
+import torch
+
+import conformance
 from conformance.watch import records
 
 from .scripts import LINE, Script, gradients, total
@@ -52,6 +56,66 @@ def schedule_first(script):
 
 
 NORM = sum(one.square().sum().item() for one in gradients(100)) ** 0.5
+
+
+def kept_and_clipped(model, optimizer):
+    """A gradient that is put there by hand, and clipped before that of a penalty is added to it."""
+    optimizer.zero_grad()
+    for parameter, gradient in zip(
+        model.parameters(), torch.autograd.grad(loss(model), model.parameters()), strict=True
+    ):
+        parameter.grad = gradient
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()
+
+
+def received_and_clipped(model, optimizer):
+    optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    loss(model).backward()
+
+
+def clipped_and_cleared(model, optimizer):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.zero_grad()
+    loss(model).backward()
+
+
+def loss(model):
+    return model(torch.randn(8, 6)).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("computes", "expected"),
+    [
+        (kept_and_clipped, set()),
+        (received_and_clipped, set()),
+        (clipped_and_cleared, {"watch/clip-something"}),
+    ],
+)
+def test_what_is_clipped_before_a_backward_pass(computes, expected):
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for _ in range(3):
+            computes(model, optimizer)
+            optimizer.step()
+    assert {cause.first.law for cause in findings.causes.values()} == expected
+
+
+@pytest.mark.parametrize(("argument", "expected"), [((), {"watch/schedule-after-step"}), ((0.5,), set())])
+def test_a_schedule_that_is_told_where_the_training_is(argument, expected):
+    """Its rate is that of this place, whenever it is told."""
+    model = torch.nn.Linear(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=2)
+    with suppress(AssertionError), conformance.watching() as findings:
+        loss(model).backward()
+        schedule.step(*argument)
+        optimizer.step()
+    assert {cause.first.law for cause in findings.causes.values()} == expected
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def perturbs(model, *, goes):
     for _ in range(6):
         for is_second in (False, True):
             model.zero_grad()
-            loss(model, rows=slice(0 if goes else 8 * is_second, None)).backward()
+            loss(model, rows=slice(0 if goes else 8 * is_second, None)).div(2 - goes).backward()
             if not is_second:
                 changes = [0.05 * goes * parameter.grad for parameter in held]
             for parameter, change in zip(held, changes, strict=True):

@@ -138,6 +138,7 @@ def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, ex
         ((1e8, 0.1), False, {"watch/finite"}),  # the same model goes on
         ((1e8,), True, {"watch/finite"}),
         ((1e8, 1e8), True, {"watch/finite"}),
+        ((1e8, 0.0, 0.1), False, "UNDECIDED"),  # a test of rates, after which the model is put back
     ],
 )
 def test_a_trial_may_diverge(rates, is_new, expected):
@@ -145,6 +146,9 @@ def test_a_trial_may_diverge(rates, is_new, expected):
         model = torch.nn.Linear(3, 8)
         for rate in rates:
             model = torch.nn.Linear(3, 8) if is_new else model
+            if not rate:
+                model.load_state_dict(torch.nn.Linear(3, 8).state_dict())
+                continue
             optimizer = torch.optim.SGD(model.parameters(), lr=rate)
             for _ in range(16):
                 optimizer.zero_grad()

@@ -6,6 +6,7 @@ import torch
 from conformance.watch import records
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
+from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
 
@@ -91,6 +92,27 @@ def test_as_many_ranks_as_micro_batches():
     assert judged(script)[0] == set()
 
 
+@pytest.mark.parametrize(
+    ("summed", "factor", "of_any", "expected"),
+    [
+        (2, None, False, "CONFORMS"),  # the sum over two sentences, divided by two
+        (2, 0.5, False, "DOES NOT CONFORM"),  # their mean
+        (4, None, False, "UNDECIDED"),
+        (0, None, True, "UNDECIDED"),  # a sum of anything
+        (0, None, False, "DOES NOT CONFORM"),
+    ],
+)
+def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_any, expected):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward(factors=[] if factor is None else [factor])
+        for one in (stream[-2] for stream in script.streams):
+            one.summed, one.targets, one.of_any = summed, 0 if summed else None, of_any
+        script.step([total(computed, 0.25)] * 2)
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
     """Whose mean it is, as Join divides by their number."""
@@ -104,21 +126,22 @@ def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
 
 
 @pytest.mark.parametrize(
-    ("loaders", "factor", "broken"),
+    ("loaders", "factor", "draws", "broken"),
     [
-        ((3, 3), 1.0, {"watch/means-averaged"}),
-        ((3, 3), 0.5, set()),
-        ((3, 4), 1.0, set()),  # two tasks, each with a loader of its own
-        ((None, None), 1.0, set()),
+        ((3, 3), 1.0, False, {"watch/means-averaged"}),
+        ((3, 3), 0.5, False, set()),
+        ((3, 3), 1.0, True, set()),  # episodes, put together by the script
+        ((3, 4), 1.0, False, set()),  # two tasks, each with a loader of its own
+        ((None, None), 1.0, False, set()),
     ],
 )
-def test_micro_batches_of_one_loader(loaders, factor, broken):
+def test_micro_batches_of_one_loader(loaders, factor, draws, broken):
     script = Script(ranks=1)
     for _ in range(3):
         computed = [script.backward(factors=[factor], targets=8) for _ in loaders]
         passes = [one for one in script.streams[0] if isinstance(one, records.Backward)][-2:]
         for one, loader in zip(passes, loaders, strict=True):
-            one.loader, one.batches = loader, 1
+            one.loader, one.batches, one.draws = loader, 1, draws
             one.factors = [] if factor == 1 else [factor]
         script.step([total([of_rank for [of_rank] in computed])])
         script.clear()

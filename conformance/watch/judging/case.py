@@ -31,6 +31,9 @@ HOOKS = {
 }
 """Communication hooks, each with the roundoff of what it sends."""
 
+LETS_APART = "post_localSGD_hook"
+"""The one with which ranks train by themselves, after some steps, and average their weights now and then."""
+
 
 @dataclass
 class Together:

@@ -12,6 +12,7 @@ from conformance.watch.judging import diagnosis, limits
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.totals import weight_of
 from conformance.watch.judging.windows import Window
 from conformance.watch.sizes import WHOLE
 
@@ -257,6 +258,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
         findings.factors.append((window.rank, _finding(case, "watch/unscaled", says, _off(1 / unscaled)), False))
         return False
+    total = _total(case)
     if ranks > 1 and kappa.contains(float(ranks), error):
         findings.note(
             f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
@@ -266,7 +268,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     passes = len(window.backwards)
     if passes > 1 and kappa.contains(1 / passes, error):
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
-        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided):
+        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total):
             says = f"each loss was divided by {passes}, and so was the sum of their gradients"
             finding = _finding(case, "watch/divided-once", says, _off(1 / passes))
             findings.factors.append((window.rank, finding, False))
@@ -274,13 +276,34 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("the sum over micro-batches is divided by their number, by hand")
         findings.factors.append((window.rank, None, True))
         return True
-    if ranks > 1 and kappa.contains(1 / ranks, error):
+    if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total):
         says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
         findings.factors.append((window.rank, _finding(case, "watch/averaged-once", says, _off(1 / ranks)), False))
         return False
+    if total is not None and kappa.contains(1 / total, error):
+        findings.note("sums of losses are divided by the number of their targets, by hand")
+        findings.factors.append((window.rank, None, True))
+        return True
     findings.factors.append((window.rank, None, False))
     findings.undecided(f"gradients were multiplied by a number by hand, such as {kappa.middle:.4g}")
     return False
+
+
+def _total(case: Case) -> float | None:
+    """What all targets weigh in the losses of a step, on average of the ranks, if these are sums; None if it is not
+    known. What is divided by that is their mean."""
+    here = case.together.here
+    weights = [weight_of(window) for window in here]
+    are_sums = any(one.summed for window in here for one in window.backwards.values())
+    known = [weight for weight in weights if weight]
+    return sum(known) / len(here) if are_sums and len(known) == len(here) == case.together.ranks else None
+
+
+def _is_a_sum(case: Case, total: float | None) -> bool:
+    """Whether a loss may be a sum, to be divided by a number yet which is that of the ranks or passes by chance."""
+    if total is not None:
+        return not math.isclose(total, 1, rel_tol=_SAME)
+    return any(one.of_any and not one.targets for window in case.together.here for one in window.backwards.values())
 
 
 def _unscaled(window: Window) -> float:

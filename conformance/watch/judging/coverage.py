@@ -60,12 +60,12 @@ def judge_stale(rank: int, stream: Stream, stale: records.Stale, findings: Findi
 def _judge_left(rank: int, stream: Stream, optimizer: int, findings: Findings) -> None:
     """Did all parameters of an optimizer, which goes on stepping, stop getting gradients, and others that are alike and
     that no optimizer holds get them? Who trains others on purpose has an optimizer for them, or steps this one no
-    more."""
+    more. What got gradients beside them, as a teacher does that is not detached, has not taken their place."""
     held = stream.held[optimizer] - stream.frozen
     last = max((stream.last_used.get(number, 0) for number in held), default=0)
     since = stream.steps.get(optimizer, 0) - last
     shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
-    unheld = Counter(tuple(shape) for shape in stream.unheld.shapes) if stream.unheld is not None else Counter()
+    unheld = _shapes(stream.unheld) - _shapes(stream.unheld_then.get(optimizer))
     if not last or since < _OFTEN or not shapes or shapes - unheld:
         return
     says = f"the last {since} steps found no gradients, and as many parameters of a model, alike, got those that no "
@@ -77,15 +77,22 @@ def _judge_left(rank: int, stream: Stream, optimizer: int, findings: Findings) -
 def _judge_copies(rank: int, stream: Stream, optimizer: int, findings: Findings) -> None:
     """Does an optimizer step copies of the parameters that a model has, on gradients that are put there by hand, and
     never give the model what becomes of them? One that has masters of its own copies them back, if only now and then:
-    gradients at weights that stay what they were lead nowhere."""
+    gradients at weights that stay what they were lead nowhere. What is no copy may be how far to go from these weights,
+    in a model that is linear around them."""
     held, unheld = stream.held[optimizer], stream.unheld
-    if unheld is None or unheld.constant < _MANY_STEPS or held & stream.ever or not held & stream.used_ever:
+    if unheld is None or not unheld.are_copies or unheld.constant < _MANY_STEPS:
+        return
+    if held & stream.ever or not held & stream.used_ever:
         return
     if sorted(unheld.here) == sorted(stream.parameters[number].shape for number in held):
         says = f"an optimizer steps {len(held)} copies of parameters of the model, which itself stays as it was for "
         says += f"{unheld.constant} steps: {', '.join(unheld.names[:3])}"
         effect = f"{len(held)} parameters of the model stay what they were"
         findings.add(Finding("watch/held", says, None, (rank,), None, effect, optimizer))
+
+
+def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
+    return Counter() if unheld is None else Counter(tuple(shape) for shape in unheld.shapes)
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

@@ -34,8 +34,9 @@ class _Optimizer:
 
 class Ends:
     """Of one process. lost: the first backward pass whose gradients were cleared, though no step had used them.
-    versions: of the weights that such passes saw. counted: the optimizers whose schedule went on since the last
-    backward pass; before the first, all: a schedule may be gone through to draw a picture of it."""
+    versions: of the weights that such passes saw. by_hand: whether any was cleared by hand. counted: the optimizers
+    whose schedule went on since the last backward pass; before the first, all: a schedule may be gone through to draw a
+    picture of it."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -43,6 +44,7 @@ class Ends:
         self._lost: Cleared | None = None
         self._count = 0
         self._versions: set[int] = set()
+        self._by_hand = False
         self._counted: set[int] = set()
         self._has_computed = False
         self._is_sampled = False
@@ -62,6 +64,7 @@ class Ends:
         if isinstance(found, Cleared):
             self._lost, self._count = self._lost or found, self._count + 1
             self._versions.add(found.backward.version)
+            self._by_hand |= found.site is None
         elif found.step is not None:
             of = self._of[found.optimizer]
             of.first = of.first or found
@@ -84,12 +87,12 @@ class Ends:
     def _judge_never(self, rank: int, stream: Stream) -> None:
         """Gradients may be computed for their own sake, as for a Fisher information, also of one checkpoint after the
         other. A schedule that goes on between the backward passes of one model is one of a training, whose steps are
-        missing."""
+        missing, unless the script steps by hand. Then it clears by hand, too, or weights are seen to change."""
         schedules = [(count.schedules, optimizer) for optimizer, count in self._of.items()]
         most, optimizer = max(schedules, default=(0, 0))
         if stream.steps or stream.skips or most < _SEVERAL or self._count < _SEVERAL or self._lost is None:
             return
-        if len(self._versions) > 1:
+        if len(self._versions) > 1 or self._by_hand:
             return
         # Of what is cleared at first, it is not known yet whether weights have moved by hand before.
         known = stream.clock - self._lost.backward.backward + 1

@@ -15,7 +15,7 @@ from conformance.watch.judging import (
     unsent,
 )
 from conformance.watch.judging.between import Between
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.case import HOOKS, LETS_APART, Together
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Finding, Findings
@@ -375,7 +375,11 @@ class Launch:
                 self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
             elif self._may_be_of_each(finding.optimizer):
                 self.findings.undecided("each rank trains a model of its own, as it seems")
-            elif own_weights and apart and self._equal.get(finding.optimizer, -1) > apart[0]:
+            elif LETS_APART in self._hooks or (
+                (own_weights or self._hooks - HOOKS.keys())
+                and apart
+                and self._equal.get(finding.optimizer, -1) > apart[0]
+            ):
                 self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
             elif finding.waits and not apart:
                 self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import isclose, prod
 
 from conformance.watch import records
@@ -22,7 +23,8 @@ class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number
     that they were divided by. summed: windows of several means that nothing divided. surplus: how many more batches
     a loader gave than went backward. divided: of means that were divided by a whole number that is not that of the
-    window, how often each number of backward passes came with which number."""
+    window, how often each number of backward passes came with which number. are_batches: loaders gave as many batches
+    as went backward. last: the last window."""
 
     right: int = 0
     windows: int = 0
@@ -30,6 +32,20 @@ class _Optimizer:
     summed: int = 0
     surplus: int = 0
     divided: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    are_batches: bool = False
+    last: int = 0
+
+    @property
+    def are_ends(self) -> bool:
+        """Whether short windows are those at the ends of epochs: each pass has a batch of a loader, or they are all
+        alike and equally far apart; or one that ends with the first pass of all. What a batch lacks now and then, as
+        labels of one of several tasks, it lacks by chance, and counts as zero on purpose."""
+        short = [(window.index, len(window.backwards)) for window, nominal in self.others]
+        places = [-1 if len(short) < _MOST_KEPT else short[0][0], *(index for index, _ in short)]
+        gaps = {after - before for before, after in pairwise(places) if after > before}
+        is_over = self.last - short[-1][0] <= min(gaps)
+        are_alike = len(gaps) == len({length for _, length in short}) == 1
+        return self.are_batches or (are_alike and is_over) or short == [(0, 1)]
 
 
 def _is_divided_by(number: int, backward: records.Backward) -> bool:
@@ -45,6 +61,7 @@ class Losses:
         self._of: dict[tuple[int, int], _Optimizer] = defaultdict(_Optimizer)
         self._totals = Totals(steady)
         self._steady = steady
+        self._sizes: dict[int, tuple[list[int], Finding | None]] = {}
 
     def judge(self, together: Together) -> None:
         """Only windows whose gradients are conserved with the right factor, so that nothing makes up for it later."""
@@ -58,6 +75,7 @@ class Losses:
         """is_divided: whether something comes after the losses, as a division of the gradients."""
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
+        of.last = window.index
         passes = list(window.backwards.values())
         # Batches may come long before. Of several loaders, one may be that of an evaluation.
         of.surplus += sum(one.batches - 1 for one in passes if one.loader is not None or not one.batches)
@@ -67,6 +85,7 @@ class Losses:
         nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
         if nominal == len(passes):
             of.right += 1
+            of.are_batches |= sum(one.batches for one in passes) >= len(passes)
         elif nominal is not None:
             of.others.append((window, nominal))
             if not is_divided and all(_is_divided_by(nominal, one) for one in passes):
@@ -112,21 +131,30 @@ class Losses:
             self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
             return
         first = windows[0]
-        counts = sorted({one.targets or one.summed for one in passes})
-        self._findings.add(
-            Finding(
-                "watch/mean-of-all",
-                f"micro-batches of {counts[0]} to {counts[-1]} targets count alike: {size}",
-                first.index,
-                tuple(window.rank for window in windows),
-                next(iter(first.backwards.values())).site,
-                f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
-                optimizer=first.optimizer,
-            ),
-            windows,
+        sizes = [one.targets or one.summed for one in passes]
+        found = Finding(
+            "watch/mean-of-all",
+            f"micro-batches of {min(sizes)} to {max(sizes)} targets count alike: {size}",
+            first.index,
+            tuple(window.rank for window in windows),
+            next(iter(first.backwards.values())).site,
+            f"the largest weight of a target in the update is {high / low:.3g} times the smallest",
+            optimizer=first.optimizer,
         )
+        before, waiting = self._sizes.setdefault(first.optimizer, (sizes, found))
+        if waiting is not None and sizes == before and not any(one.batches for one in passes):
+            # Data sets may have batches of their own sizes, the same in each window.
+            self._findings.show(found.key, windows)
+            return
+        if waiting is not None and waiting is not found:
+            self._findings.add(waiting)
+        self._sizes[first.optimizer] = before, None
+        self._findings.add(found, windows)
 
     def finish(self) -> None:
+        for _, waiting in self._sizes.values():
+            if waiting is not None:
+                self._findings.undecided("losses of groups or of several data sets count alike, whatever their size")
         for (optimizer, rank), of in self._of.items():
             if of.right >= 2 and of.right >= of.windows / 2:
                 missing = sum(max(0, nominal - len(window.backwards)) for window, nominal in of.others)
@@ -138,7 +166,7 @@ class Losses:
                             "added to the next window on purpose"
                         )
                         continue
-                    if of.surplus >= missing > 0:
+                    if of.surplus >= missing > 0 or not of.are_ends:
                         self._findings.undecided(
                             f"{passes} micro-batches were each divided by {nominal}: the script leaves some out, which "
                             "may be meant to count as zero"

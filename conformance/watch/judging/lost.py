@@ -27,6 +27,7 @@ class Lost:
         self._used_calls: set[int] = set()
         self._counts: Counter[int] = Counter()
         self._of_same_inputs = 0
+        self._of_other_kind = 0
 
     def take(self, cleared: Cleared) -> None:
         waiting = self._waiting[cleared.rank]
@@ -43,6 +44,7 @@ class Lost:
             self._waiting[window.rank] = [one for one in waiting if one not in before]
             if is_known and window.backwards:
                 self._of_same_inputs += sum(one.fed in window.fed for one in before)
+                self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
                 self._known += [(one, len(window.backwards)) for one in before]
                 self._counts[len({one.backward.backward for one in before})] += 1
             self._used_calls |= {one.calls for one in window.backwards.values()}
@@ -62,12 +64,13 @@ class Lost:
         long = [one for one, used in self._known if together[one.rank, one.at] >= used]
         # A loss of another line is one that the script only looks at the gradients of.
         alike = not self._used_calls or any(one.backward.calls in self._used_calls for one, _ in self._known)
-        if alike and _is_often(len(long), steps) and self._is_regular and self._of_same_inputs <= _OFTEN * steps:
+        may_be_meant = max(self._of_same_inputs, self._of_other_kind) > _OFTEN * steps
+        if alike and _is_often(len(long), steps) and self._is_regular and not may_be_meant:
             self._accuse(long, steps)
         elif alike and _is_often(len(long), steps):
             self._findings.undecided(
-                "backward passes were cleared before steps: those that look wrong to a script, or that go through the "
-                "same inputs first, may be"
+                "backward passes were cleared before steps: those that look wrong to a script, that go through the "
+                "same inputs first, or whose gradients it compares with those of the step, may be"
             )
         elif alike and _is_often(len(together), steps):
             self._findings.undecided(

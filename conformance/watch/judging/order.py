@@ -63,7 +63,12 @@ def _clips(window: Window, step: Stepped) -> Iterator[Finding]:
         # One that changes nothing of what was there measures the norm, and a script that always clips all its models
         # does so in time, too.
         is_in_time = any(at > last and {*clip.parameters} & {*one.parameters} for at, one in window.clips)
-        if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1) and not is_in_time:
+        # A gradient that the script has put there by hand is still there when the next one is added to it. What
+        # autograd.grad computes may be.
+        is_kept = window.captured or any(
+            one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, [])
+        )
+        if isfinite(clip.limit) and (not clip.norm or factor_of(clip) < 1) and not is_in_time and not is_kept:
             says = "clipping came before the backward pass, so there was nothing to clip"
             yield _finding(window, law, says, clip.site, _unclipped(window, clip))
 

@@ -53,6 +53,7 @@ class ScaledLimits:
     windows at one scale, and that same number at another one, it is a limit that somebody has set, and one that does
     not follow the scale, as it has to. What a loss bounds itself, such as an absolute error, follows. Who brings
     gradients to one length again after they are divided, or takes their signs, wants no more of them than a direction.
+    So may an optimizer of the script's own, which can do that in its step.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -73,6 +74,7 @@ class ScaledLimits:
             if value and isfinite(value) and value < _OVERFLOW:
                 of = self._of[window.optimizer, window.rank, what]
                 of.add(unscaled.scale, value)
+                of.is_remade |= window.step is not None and window.step.is_own
                 of.is_remade |= unscaled.norm is not None and _norm(window) * unscaled.scale > 2 * unscaled.norm
                 effect = f"what is limited to {value:.3g} is a gradient times the loss scale"
                 rank = (window.rank,)

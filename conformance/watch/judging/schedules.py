@@ -57,8 +57,9 @@ class Schedules:
             return
         of = self._of[window.optimizer, window.rank]
         of.windows += 1
-        # One that goes by a loss may step as soon as it is known.
-        steps = [(at, one) for at, one in window.schedules if one.name != "ReduceLROnPlateau"]
+        # One that goes by a loss may step as soon as it is known. One that is told where the training is has the rate
+        # of that place, whenever it is told.
+        steps = [(at, one) for at, one in window.schedules if not one.is_told]
         changed = [(at, one) for at, one in steps if at > min(places) and one.before != one.after]
         for at, schedule in changed:
             if at > max(places):

@@ -26,6 +26,7 @@ class Stream:
         self.began = began
         self.parameters: dict[int, records.Parameter] = {}
         self.unheld: records.Unheld | None = None
+        self.unheld_then: dict[int, records.Unheld | None] = {}
         self.steps: dict[int, int] = {}
         self.skips: dict[int, int] = {}
         self.ever: set[int] = set()
@@ -268,6 +269,8 @@ class Stream:
         if step is not None:
             self._stepped[optimizer] = self._at
             self.used_ever |= set(step.used)
+            if step.used:
+                self.unheld_then[optimizer] = self.unheld
             self._user |= dict.fromkeys(step.used, optimizer)
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
             self.held[optimizer] |= set(step.parameters)

@@ -86,6 +86,9 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
         batches = sum(one.batches for one in passes)
         if len(passes) < 2 or len(loaders) != 1 or None in loaders or batches != len(passes):
             continue
+        # What the script has put together itself may be a task, or an episode, whose losses are summed up on purpose.
+        if any(one.draws for one in passes):
+            continue
         if all(one.targets and _is_bare(one) for one in passes):
             says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
             effect = f"the update is {len(passes)} times what it should be"

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
+
+_SEVERAL = 3
+"""Steps on finite gradients. One may go where the weights that are lost do not count."""
 
 
 @dataclass
 class _Of:
     """An optimizer of a rank. begin, end: the first backward pass of its steps, and the last of all before them.
-    parameters: those that it steps. first: what is found first, and count: how often."""
+    parameters: those that it steps. first: what is found first, and count: how often. infinite: the parameters whose
+    gradients were not finite."""
 
     begin: int = 0
     end: int = 0
     parameters: set[int] = field(default_factory=set)
     first: Finding | None = None
     count: int = 0
+    infinite: set[int] = field(default_factory=set)
 
 
 class Trials:
@@ -26,11 +33,14 @@ class Trials:
 
     A search goes through several settings, one after the other, each with a model of its own. That one of them diverges
     is what it wants to know, and the next begins anew. A training that goes on has the same parameters, or steps those
-    of several models in turns."""
+    of several models in turns. If all of these have finite gradients again, the weights have been put back, as after
+    the test of learning rates that goes on until the loss is NaN, or to the last checkpoint that was good: a step
+    makes NaN of weights for good, and so of all that is computed with them."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._of: dict[int, dict[int, _Of]] = defaultdict(dict)
+        self._restored: dict[int, Counter[int]] = defaultdict(Counter)
 
     @property
     def accuses(self) -> bool:
@@ -43,14 +53,29 @@ class Trials:
         of = self._of[window.rank].setdefault(window.optimizer, _Of(begin=begin))
         of.end = window.clock
         of.parameters |= set() if window.step is None else {*window.step.parameters}
+        lost = self._lost(window.rank)
+        self._restored[window.rank].update(n for n in window.used.keys() & lost if np.isfinite(window.used[n]).all())
         if infinite is not None:
+            of.infinite |= {number for number, sketch in window.used.items() if not np.isfinite(sketch).all()}
+            for number in of.infinite:
+                del self._restored[window.rank][number]
             window.broken.append(infinite.key)
             of.first, of.count = of.first or infinite, of.count + 1
 
+    def _lost(self, rank: int) -> set[int]:
+        """The parameters that have had gradients which are not finite."""
+        return {number for of in self._of[rank].values() for number in of.infinite}
+
     def _broken(self, rank: int) -> list[_Of]:
-        """Those of which no other one shows that they are trials."""
-        every = self._of[rank].values()
-        return [of for of in every if of.first and not any(_are_trials(of, other) for other in every)]
+        """Those of which no other one shows that they are trials, and whose weights are not put back."""
+        every, restored = self._of[rank].values(), self._restored[rank]
+        return [
+            of
+            for of in every
+            if of.first
+            and not any(_are_trials(of, other) for other in every)
+            and any(restored[number] < _SEVERAL for number in of.infinite)
+        ]
 
     def finish(self) -> None:
         for rank, by_optimizer in self._of.items():
@@ -60,7 +85,8 @@ class Trials:
                     self._findings.add(of.first, count=of.count)
                 elif of.first is not None:
                     self._findings.undecided(
-                        "gradients of a model are not finite, and others come before or after it: a trial may diverge",
+                        "gradients of a model are not finite, and others come before or after it, or it is put back: a "
+                        "trial may diverge",
                         of.count,
                     )
 

@@ -16,19 +16,23 @@ _NO_LIMIT = 1e-3 * (1 - 1e-6)
 size of a layer's weights may be as small for a bias, and so may one of elements."""
 
 _MOST = 64
+_SEVERAL = 3
+"""Windows with one limit. One that goes by the norms before, such as their median, changes from window to window."""
 
 
 @dataclass
 class _Limit:
-    """scales: of the gradients that it was compared with. first: what the first window shows; count: how many do."""
+    """scales: of the gradients that it was compared with. first: what the first window shows; count: how many do.
+    tiny: in how many of these it is smaller than any that somebody sets."""
 
     scales: set[float] = field(default_factory=set)
     first: Finding | None = None
     count: int = 0
+    tiny: int = 0
 
     @property
     def is_unscaled(self) -> bool:
-        return len(self.scales) > 1
+        return len(self.scales) > 1 or self.tiny >= _SEVERAL
 
 
 class Unscaling:
@@ -74,12 +78,12 @@ class Unscaling:
         says = f"clipping compared the norm of gradients times {scale:g} with {clip.limit:g}"
         law, effect = "watch/unscale-before-clip", _too_short(clip, scale)
         finding = Finding(law, says, window.index, (window.rank,), clip.site, effect, window.optimizer)
-        is_too_small = clip.how == "norm" and clip.limit < _NO_LIMIT * scale and _is_of_most(window, clip)
-        if is_too_small or _is_written(clip.limit, scale, len(window.backwards)):
+        if _is_written(clip.limit, scale, len(window.backwards)):
             self._findings.add(finding)
             window.broken.append(finding.key)
-        else:
-            of.first, of.count = of.first or finding, of.count + 1
+            return
+        of.tiny += clip.how == "norm" and clip.limit < _NO_LIMIT * scale and _is_of_most(window, clip)
+        of.first, of.count = of.first or finding, of.count + 1
 
     def finish(self) -> None:
         for of in self._of.values():

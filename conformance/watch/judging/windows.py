@@ -15,6 +15,8 @@ Sketch = npt.NDArray[np.float64]
 """(WIDTH,), or (shards, WIDTH) of a local gradient."""
 
 _MOST_NAMED = 3
+_PARTS = 2
+"""Micro-batches that a loss is divided by, at least."""
 
 
 @dataclass
@@ -102,6 +104,13 @@ class Window:
         others, that another optimizer stepped."""
         came = min((one.at for one in self.new.get(number, [])), default=0)
         return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
+
+    def has_part(self, backward: records.Backward) -> bool:
+        """Whether a backward pass is known to be of one of its micro-batches: it has a batch of the same loader, or its
+        loss is divided by some number. What is of other data, such as a memory, may be there to compare with."""
+        loaders = {one.loader for one in self.backwards.values() if one.backward != backward.backward}
+        is_of_loader = backward.loader is not None and backward.loader in loaders
+        return is_of_loader or any(divisor >= _PARTS for divisor in backward.divisors)
 
     def named(self, parameters: list[int]) -> str:
         """The first of these parameters."""

@@ -79,6 +79,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 inputs.batches,
                 inputs.evaluates,
                 again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
+                inputs.draws,
             )
         )
         inputs.begin()

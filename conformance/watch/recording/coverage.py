@@ -15,6 +15,8 @@ from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 
 _MOST_NODES = 200_000
+_NEAR = 1e-2
+"""Relative: what weights are rounded by to bfloat16."""
 _AGAIN, _AT_FIRST = 8, 64
 """After so many steps it is looked again whether what nobody holds stays as it is, in the first steps."""
 
@@ -31,6 +33,7 @@ class Coverage:
         self._left: list[str] = []
         self._first: dict[int, tuple[int, torch.Tensor]] = {}
         self._constant = 0
+        self._start: dict[int, tuple[torch.Size, torch.Tensor]] = {}
 
     def look(self, root: Any) -> None:
         """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps. What is frozen after
@@ -43,6 +46,8 @@ class Coverage:
         if is_time and not self._constant_for(self._unheld, steps):
             self._constant = 0
             self._note()
+        if not steps:
+            self._see_start()
         if not steps or steps & (steps - 1):
             return
         if steps == 1:
@@ -66,7 +71,23 @@ class Coverage:
         names = [self._name(one) for one in unheld]
         shapes = [list(one.shape) for one in unheld]
         here = [list(own(one).shape) for one in unheld]
-        self._recording.note(records.Unheld(names, shapes, self._left, here, self._constant))
+        self._recording.note(records.Unheld(names, shapes, self._left, here, self._constant, self._are_copies()))
+
+    def _see_start(self) -> None:
+        for known, one in self._recording.parameters.all():
+            if known.number not in self._start and not one.is_sparse and _has_values(one):
+                value = self._recording.parameters.sketches([(WHOLE, one.data)])[0]
+                self._start[known.number] = own(one).shape, value
+
+    def _are_copies(self) -> bool:
+        return all(
+            any(
+                shape == own(one).shape and bool(((first[0] - value).abs() <= _NEAR * value[2]).all())
+                for shape, value in self._start.values()
+            )
+            for key, one in self._unheld.items()
+            if (first := self._first.get(key, (0, None))[1]) is not None
+        )
 
     def _constant_for(self, found: dict[int, torch.nn.Parameter], steps: int) -> int:
         """For how many steps, at least, none of these has changed."""

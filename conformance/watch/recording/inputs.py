@@ -22,26 +22,29 @@ from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
 NONE = -1
+_BATCHED_BY = ("torch.", "accelerate.", "builtins")
+"""What makes batches of any samples, or of lists of them."""
 
 
 class Inputs:
     """The first input of the first forward after each backward, and after each step. probe: whether that input wants a
     gradient. evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders,
     how many batches each gave since. dealt: the sampler of the last batch that was not evaluated; `NONE` if it is not
-    dealt out to ranks; None if it is not known."""
+    dealt out to ranks; None if it is not known. draws: whether a batch sampler of the script's own made any of these
+    batches."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._handle: RemovableHandle | None = None
         self._enter = harmless(self._entering)
-        self.probe = self.evaluates = False
+        self.probe = self.evaluates = self.draws = False
         self.fetched: dict[int, int] = {}
         self.dealt: int | None = None
         recording.before_writing.append(harmless(self._begin_after_step))
 
     def begin(self) -> None:
         """The next forward is of another micro-batch."""
-        self.probe = self.evaluates = False
+        self.probe = self.evaluates = self.draws = False
         self.fetched.clear()
         self._wait()
 
@@ -143,6 +146,7 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
         # Batches may be given as a list, of which there are no weak references.
         number = recording.numbers.of("loader", source if hasattr(type(source), "__weakref__") else iterator)
         inputs.fetched[number] = inputs.fetched.get(number, 0) + 1
+        inputs.draws |= not type(source).__module__.startswith(_BATCHED_BY)
         sampler = getattr(source, "sampler", source)
         if isinstance(sampler, DistributedSampler):
             inputs.dealt = recording.numbers.of("sampler", sampler)

@@ -13,6 +13,7 @@ _MEAN = 1
 
 _ANY = "MeanBackward0"
 _DIVISION = "DivBackward0"
+_OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0",
@@ -36,7 +37,7 @@ _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBa
 class Loss:
     """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. divisors: those of them that it was
     divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
-    sum below is of; 0 for a mean. of_any: it is `mean`, of anything."""
+    sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
@@ -55,7 +56,7 @@ def of(root: Any) -> Loss:
             factor = _factor(node)
             if factor is None:
                 loss.targets, loss.summed = _targets(node)
-                loss.of_any = node.name() == _ANY
+                loss.of_any = node.name() in _OF_ANY
                 if node.name() not in _THROUGH:
                     break
             else:

@@ -36,6 +36,7 @@ def observe(recording: Recording) -> Seams:
                 recording.site(),
                 getattr(scheduler, "last_epoch", 0),
                 next((int(end) for name in _ENDS if (end := getattr(scheduler, name, None)) is not None), None),
+                any(one is not None for one in (*args, *kwargs.values())),
             )
         )
         return result
