@@ -87,7 +87,8 @@ class Backward(Record):
     the same for all backward passes that come from the same calls, line by line, whatever file they are in. of_any: the
     mean or sum is one of the script's own, of anything, and not that of cross entropy or its kin over targets.
     divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
-    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches."""
+    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how
+    many losses of one kind are added up in it, 0 for one loss or several kinds."""
 
     backward: int
     scale: float | None
@@ -107,6 +108,7 @@ class Backward(Record):
     evaluates: bool = False
     is_alike: bool = False
     draws: bool = False
+    terms: int = 0
 
 
 @dataclass(slots=True)

@@ -51,6 +51,16 @@ def test_own_gradients_alone_are_wrong_where_weights_drift_apart(drift, broken):
     assert verdict(findings) == ("DOES NOT CONFORM" if broken else "UNDECIDED")
 
 
+@pytest.mark.parametrize(("drift", "expected"), [(1e-5, "DOES NOT CONFORM"), (1e-7, "UNDECIDED"), (0.0, "CONFORMS")])
+def test_weights_may_differ_by_rounding(drift, expected):
+    """As where each rank adds noise of its own to its weights, and takes it away again."""
+    script = Script(drift=drift)
+    for _ in range(2):
+        script.step(averaged([script.backward()]))
+        script.clear()
+    assert verdict(script.findings()) == expected
+
+
 def test_a_micro_batch_that_is_missing_is_named():
     script = Script()
     first, second = script.backward(), script.backward()

@@ -2,13 +2,17 @@
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from conformance.watch import records
+from conformance.watch.recording import losses
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
+
+FIRST, LAST = torch.tensor([0, 1]), torch.tensor([1, 2])
 
 
 def judged(script):
@@ -93,21 +97,23 @@ def test_as_many_ranks_as_micro_batches():
 
 
 @pytest.mark.parametrize(
-    ("summed", "factor", "of_any", "expected"),
+    ("summed", "factor", "of_any", "terms", "expected"),
     [
-        (2, None, False, "CONFORMS"),  # the sum over two sentences, divided by two
-        (2, 0.5, False, "DOES NOT CONFORM"),  # their mean
-        (4, None, False, "UNDECIDED"),
-        (0, None, True, "UNDECIDED"),  # a sum of anything
-        (0, None, False, "DOES NOT CONFORM"),
+        (2, None, False, 0, "CONFORMS"),  # the sum over two sentences, divided by two
+        (2, 0.5, False, 0, "DOES NOT CONFORM"),  # their mean
+        (4, None, False, 0, "UNDECIDED"),
+        (0, None, True, 0, "UNDECIDED"),  # a sum of anything
+        (0, None, False, 2, "UNDECIDED"),  # the losses of two views
+        (0, None, False, 3, "DOES NOT CONFORM"),
+        (0, None, False, 0, "DOES NOT CONFORM"),
     ],
 )
-def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_any, expected):
+def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_any, terms, expected):
     script = Script()
     for _ in range(3):
         computed = script.backward(factors=[] if factor is None else [factor])
         for one in (stream[-2] for stream in script.streams):
-            one.summed, one.targets, one.of_any = summed, 0 if summed else None, of_any
+            one.summed, one.targets, one.of_any, one.terms = summed, 0 if summed else None, of_any, terms
         script.step([total(computed, 0.25)] * 2)
         script.clear()
     assert verdict(script.findings()) == expected
@@ -184,3 +190,18 @@ def test_a_global_count_is_averaged_over_ranks_again(counts, times, broken):
         script.step([total(computed, 0.5)] * 2)
         script.clear()
     assert judged(script)[0] == broken
+
+
+@pytest.mark.parametrize(
+    ("loss", "terms"),
+    [
+        (lambda x: cross_entropy(x, FIRST) + cross_entropy(x, LAST), 2),
+        (lambda x: sum(cross_entropy(x, targets) for targets in (FIRST, LAST, FIRST)), 3),
+        (lambda x: (cross_entropy(x, FIRST) + cross_entropy(x, LAST)) / 3, 2),
+        (lambda x: cross_entropy(x, FIRST) + x.square().sum(), 0),
+        (lambda x: cross_entropy(x, FIRST) + 0.5 * cross_entropy(x, LAST), 0),
+        (lambda x: cross_entropy(x, FIRST), 0),
+    ],
+)
+def test_how_many_losses_of_one_kind_are_added_up(loss, terms):
+    assert losses.of(loss(torch.randn(2, 3, requires_grad=True)).grad_fn).terms == terms

@@ -268,7 +268,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     passes = len(window.backwards)
     if passes > 1 and kappa.contains(1 / passes, error):
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
-        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total):
+        if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total, passes):
             says = f"each loss was divided by {passes}, and so was the sum of their gradients"
             finding = _finding(case, "watch/divided-once", says, _off(1 / passes))
             findings.factors.append((window.rank, finding, False))
@@ -276,7 +276,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.note("the sum over micro-batches is divided by their number, by hand")
         findings.factors.append((window.rank, None, True))
         return True
-    if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total):
+    if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total, ranks):
         says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
         findings.factors.append((window.rank, _finding(case, "watch/averaged-once", says, _off(1 / ranks)), False))
         return False
@@ -299,11 +299,12 @@ def _total(case: Case) -> float | None:
     return sum(known) / len(here) if are_sums and len(known) == len(here) == case.together.ranks else None
 
 
-def _is_a_sum(case: Case, total: float | None) -> bool:
-    """Whether a loss may be a sum, to be divided by a number yet which is that of the ranks or passes by chance."""
+def _is_a_sum(case: Case, total: float | None, number: int) -> bool:
+    """Whether a loss may be a sum, to be divided by this number yet, which is that of the ranks or passes by chance."""
     if total is not None:
         return not math.isclose(total, 1, rel_tol=_SAME)
-    return any(one.of_any and not one.targets for window in case.together.here for one in window.backwards.values())
+    passes = [one for window in case.together.here for one in window.backwards.values()]
+    return any((one.of_any and not one.targets) or one.terms == number for one in passes)
 
 
 def _unscaled(window: Window) -> float:

@@ -17,7 +17,7 @@ from conformance.watch.judging.windows import Key
 OF_PARAMETERS: dict[type[records.Record], tuple[str, ...]] = {
     records.Optimizer: ("parameters",),
     records.Hooks: ("parameters",),
-    records.Local: ("parameters", "fresh"),
+    records.Local: ("parameters", "fresh", "sparse"),
     records.Entries: ("parameters",),
     records.Left: ("parameters", "held", "changed"),
     records.Stale: ("parameters",),

@@ -80,6 +80,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 inputs.evaluates,
                 again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
                 inputs.draws,
+                divided.terms,
             )
         )
         inputs.begin()

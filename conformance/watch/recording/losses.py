@@ -13,6 +13,7 @@ _MEAN = 1
 
 _ANY = "MeanBackward0"
 _DIVISION = "DivBackward0"
+_ADDITION = "AddBackward0"
 _OF_ANY = (_ANY, "SumBackward0", "SumBackward1")
 _ELEMENTWISE = (
     "BinaryCrossEntropyBackward0",
@@ -37,13 +38,15 @@ _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBa
 class Loss:
     """factors: the numbers that it was multiplied with last, 0.25 for `loss / 4`. divisors: those of them that it was
     divided by, 4. targets: how many the mean below is of; 0 for a sum, None if it is not known. summed: how many the
-    sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything."""
+    sum below is of; 0 for a mean. of_any: it is `mean` or `sum`, of anything. terms: how many losses of one kind are
+    added up, 0 if there is one, or if they are of several kinds."""
 
     factors: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
     targets: int | None = None
     summed: int = 0
     of_any: bool = False
+    terms: int = 0
 
 
 def of(root: Any) -> Loss:
@@ -58,6 +61,7 @@ def of(root: Any) -> Loss:
                 loss.targets, loss.summed = _targets(node)
                 loss.of_any = node.name() in _OF_ANY
                 if node.name() not in _THROUGH:
+                    loss.terms = _terms(node)
                     break
             else:
                 loss.factors.append(factor)
@@ -90,6 +94,18 @@ def _factor(node: Any) -> float | None:
         if isinstance(value, (int, float)) and value:
             return 1 / value if node.name() == _DIVISION else float(value)
     return None
+
+
+def _terms(node: Any) -> int:
+    """How many nodes of one name a sum of several has; 0 for anything else."""
+    found, waiting = [], [node]
+    while waiting and len(found) < _MOST_NODES:
+        node = waiting.pop()
+        if node.name() == _ADDITION:
+            waiting += [following for following, _ in node.next_functions if following is not None]
+        else:
+            found.append(node.name())
+    return len(found) if len({*found}) == 1 < len(found) else 0
 
 
 def _targets(node: Any) -> tuple[int | None, int]:
