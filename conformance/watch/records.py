@@ -186,7 +186,8 @@ class Cleared(Record):
 
 @dataclass(slots=True)
 class Clipped(Record):
-    """how: `norm` or `value`. given: how many tensors it was given, whoever holds them."""
+    """how: `norm` or `value`. given: how many tensors it was given, whoever holds them. used_up: by a generator that
+    had nothing left; None where that is not known of an iterator."""
 
     how: str
     parameters: list[int]
@@ -194,6 +195,7 @@ class Clipped(Record):
     norm: float | None
     given: int
     site: Site
+    used_up: bool | None = False
 
 
 @dataclass(slots=True)

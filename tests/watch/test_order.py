@@ -7,12 +7,13 @@ import torch
 
 import conformance
 from conformance.watch import records
+from conformance.watch.verdict import verdict
 
 from .scripts import LINE, Script, gradients, total
 
 
 def clipped(script, norm, limit=1.0, given=6):
-    script.each(records.Clipped("norm", script.numbers, limit, norm, given, LINE))
+    script.each(records.Clipped("norm", script.numbers, limit, norm, given, LINE, used_up=not given))
 
 
 def stepped(script, *computed):
@@ -103,6 +104,31 @@ def test_what_is_clipped_before_a_backward_pass(computes, expected):
             computes(model, optimizer)
             optimizer.step()
     assert {cause.first.law for cause in findings.causes.values()} == expected
+
+
+@pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
+@pytest.mark.parametrize(
+    ("clips", "expected"),
+    [
+        (lambda model, used_up: [model.parameters(), torch.nn.Identity().parameters()], "CONFORMS"),
+        (lambda model, used_up: [[one for one in model.parameters() if not one.requires_grad]], "UNDECIDED"),  # as yet
+        (lambda model, used_up: [model.parameters(), filter(None, used_up)], "UNDECIDED"),
+        (lambda model, used_up: [used_up], "DOES NOT CONFORM"),
+    ],
+)
+def test_clipping_may_be_given_nothing(clips, expected):
+    """A part of a model may have no parameters, or none that are trained yet; who used it up meant to give it some."""
+    with suppress(AssertionError), conformance.watching() as findings:
+        model = torch.nn.Linear(6, 5)
+        used_up = model.parameters()
+        optimizer = torch.optim.SGD(used_up, lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(model).backward()
+            for parameters in clips(model, used_up):
+                torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
+            optimizer.step()
+    assert verdict(findings) == expected
 
 
 @pytest.mark.parametrize(("argument", "expected"), [((), {"watch/schedule-after-step"}), ((0.5,), set())])

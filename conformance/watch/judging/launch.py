@@ -381,6 +381,8 @@ class Launch:
                 and self._equal.get(finding.optimizer, -1) > apart[0]
             ):
                 self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
+            elif own_weights and apart and self._pairing.end_equal(self.streams[0].held[finding.optimizer]):
+                self.findings.undecided("ranks step on their own gradients, and end with the same weights")
             elif finding.waits and not apart:
                 self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")
             else:

@@ -27,9 +27,18 @@ class Order:
     def judge(self, window: Window) -> None:
         if window.step is not None:
             self._trials.see(window, _infinite(window, window.step, self._findings))
+            self._open(window)
             for finding in (*_clips(window, window.step), *_averages(window, window.step), *_unscales(window)):
                 self._findings.add(finding)
                 window.broken.append(finding.key)
+
+    def _open(self, window: Window) -> None:
+        """A part of a model may have no parameters, or none that are trained yet."""
+        nothing = [clip for _, clip in window.clips if not clip.given and not clip.used_up]
+        if any(clip.used_up is None for clip in nothing) or (nothing and len(nothing) == len(window.clips)):
+            self._findings.undecided("clipping was given no parameters, of which there may be none, or none any more")
+        elif nothing:
+            self._findings.note("clipping was given no parameters: a part of the model that has none?")
 
     def finish(self) -> None:
         self._trials.finish()
@@ -56,7 +65,7 @@ def _averages(window: Window, step: Stepped) -> Iterator[Finding]:
 def _clips(window: Window, step: Stepped) -> Iterator[Finding]:
     law = "watch/clip-something"
     for _, clip in window.clips:
-        if not clip.given:
+        if clip.used_up:
             yield _finding(window, law, "clipping was given no parameters", clip.site, _unclipped(window, clip))
     last = max(window.places, default=0)
     for clip in window.idle if window.places and not step.closure else ():

@@ -67,6 +67,10 @@ class Pairing:
         ends_apart = len(self._last) == self._ranks and bool(_apart(self._last) & held)
         return ends_apart and len(after) >= _ENOUGH and all(after)
 
+    def end_equal(self, numbers: set[int]) -> bool:
+        """Whether these parameters are equal on all ranks at the end, if that was seen."""
+        return len(self._last) == self._ranks and not _apart(self._last) & numbers
+
     def ends_with(self, rank: int, weights: Mapping[int, tuple[float, ...]]) -> bool:
         """Whether a rank ends with just these weights, if that was seen. How a sketch is rounded depends on the others
         that are made at once."""

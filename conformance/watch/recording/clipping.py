@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from inspect import signature
+from collections.abc import Iterator
+from inspect import GEN_CLOSED, getgeneratorstate, isgenerator, signature
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def observe(recording: Recording) -> Seams:
                 return original(*args, **kwargs)
             call = _SIGNATURES[name].bind(*args, **kwargs)
             given = call.arguments
+            used_up = _is_used_up(given["parameters"])
             if not isinstance(given["parameters"], torch.Tensor):
                 # It may be a generator, which can be gone through once.
                 given["parameters"] = list(given["parameters"])
@@ -56,6 +58,7 @@ def observe(recording: Recording) -> Seams:
                     _number(given.get("total_norm", result)),
                     len(tensors),
                     recording.site(),
+                    used_up,
                 )
             )
             return result
@@ -64,6 +67,12 @@ def observe(recording: Recording) -> Seams:
 
     for name in KINDS:
         yield replaced_inside(getattr(clip_grad, name), clipping(name))
+
+
+def _is_used_up(parameters: Any) -> bool | None:
+    if isgenerator(parameters):
+        return getgeneratorstate(parameters) == GEN_CLOSED
+    return None if isinstance(parameters, Iterator) else False
 
 
 def _number(value: Any) -> float | None:

@@ -98,7 +98,8 @@ def _factor(node: Any) -> float | None:
 
 def _terms(node: Any) -> int:
     """How many nodes of one name a sum of several has; 0 for anything else."""
-    found, waiting = [], [node]
+    found: list[str] = []
+    waiting = [node]
     while waiting and len(found) < _MOST_NODES:
         node = waiting.pop()
         if node.name() == _ADDITION:
