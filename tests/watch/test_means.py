@@ -102,3 +102,25 @@ def test_gradients_at_different_weights_are_added_up(changes, expected):
         script.step([total(computed)])
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("divisors", "expected"),
+    [
+        ([[2.0, 5.0], [2.0, 7.0]], "UNDECIDED"),
+        ([[2.0, 5.0], [2.0, 5.0]], "CONFORMS"),
+        ([[12.0], [12.0]], "CONFORMS"),
+        ([[1.0, 5.0], [1.0, 7.0]], "CONFORMS"),  # terms of a sum
+    ],
+)
+def test_micro_batches_that_are_divided_by_numbers_of_their_own_count_alike(divisors, expected):
+    """Their losses show no number of targets, as those that a mask is multiplied with."""
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = []
+        for numbers in divisors:
+            computed += script.backward(factors=[1 / number for number in numbers])
+            script.streams[0][-2].divisors = numbers
+        script.step([total(computed)])
+        script.clear()
+    assert verdict(script.findings()) == expected

@@ -18,6 +18,12 @@ _MOST_KEPT = 100
 _DIFFERENT = 0.01
 
 
+OWN = (
+    "micro-batches were divided by numbers of their own, and then by how many there are: if these are their targets, a "
+    "target of a small one weighs more"
+)
+
+
 @dataclass
 class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number
@@ -102,6 +108,8 @@ class Losses:
             if one.targets or one.summed
         }
         passes = [one for window in windows for one in window.backwards.values()]
+        if not weights and any(_have_numbers_of_their_own(window) for window in windows):
+            self._findings.undecided(OWN)
         if len(weights) < len(passes) or len(weights) < 2 or len({one.calls for one in passes}) > 1:
             # Losses of other lines are other losses, not other parts of one mean.
             return
@@ -204,6 +212,14 @@ def _reach_the_same(window: Window) -> bool:
         for n in window.backwards
     }
     return len(reached) == 1
+
+
+def _have_numbers_of_their_own(window: Window) -> bool:
+    """Whether losses of one kind were divided by how many there are, and each by a number of its own before."""
+    passes = [*window.backwards.values()]
+    own = {one.divisors[-1] for one in passes if len(one.divisors) > 1 and one.divisors[0] == len(passes)}
+    is_one_kind = len({one.calls for one in passes}) == 1
+    return is_one_kind and len(own) > 1 and all(len(one.divisors) == 2 for one in passes)
 
 
 def _are_micro_batches(window: Window) -> bool:
