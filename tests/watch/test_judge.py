@@ -143,6 +143,15 @@ def test_the_loss_scale_is_divided_out_once(power):
     assert laws(script) == {"watch/unscaled"}
 
 
+@pytest.mark.parametrize(("is_own", "expected"), [(False, "DOES NOT CONFORM"), (True, "UNDECIDED")])
+def test_an_optimizer_of_the_scripts_own_may_take_signs(is_own, expected):
+    script = Script()
+    script.step(averaged([script.backward(scale=256.0)]))
+    for stream in script.streams:
+        stream[-1].is_own = is_own
+    assert verdict(script.findings()) == expected
+
+
 def test_changes_by_hand_are_undecided():
     script = Script()
     used = averaged([script.backward()])

@@ -119,6 +119,23 @@ def test_gradients_are_divided_by_as_many_as_there_are_ranks(summed, factor, of_
     assert verdict(script.findings()) == expected
 
 
+@pytest.mark.parametrize(("between", "expected"), [(True, set()), (False, {"watch/means-averaged"})])
+def test_an_optimizer_may_step_more_rarely_than_another(between, expected):
+    """Its gradients are added up meanwhile; those of a window that both step along are micro-batches."""
+    script = Script(ranks=1)
+    other = records.Stepped(1, "SGD", [0.1], [], [], False, None, False, False, "float32", [], [], [], [], None)
+    script.each(records.Optimizer(1, "SGD", []))
+    for _ in range(3):
+        computed = script.backward(targets=8, loader=3)
+        if between:
+            script.each(other)
+        computed += script.backward(targets=8, loader=3)
+        script.each(other)
+        script.step([total(computed)])
+        script.clear()
+    assert judged(script)[0] == expected
+
+
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_a_sum_over_the_ranks_that_still_have_data(is_joined):
     """Whose mean it is, as Join divides by their number."""

@@ -42,6 +42,13 @@ def looks_now_and_then(model, optimizer, step):
         parameter.grad = None
 
 
+def chooses(model, optimizer, step):
+    """Of all that is unfrozen the optimizer is given a part."""
+    if step == 3:
+        model[0].requires_grad_(True)
+        optimizer.add_param_group({"params": [model[0].bias]})
+
+
 def is_never_frozen(model, optimizer, step):
     model[0].requires_grad_(True)
 
@@ -61,7 +68,14 @@ def said(changes, steps=20):
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [(forgets, True), (adds, False), (by_hand, False), (looks_now_and_then, False), (is_never_frozen, False)],
+    [
+        (forgets, True),
+        (adds, False),
+        (chooses, False),
+        (by_hand, False),
+        (looks_now_and_then, False),
+        (is_never_frozen, False),
+    ],
 )
 def test_unfrozen(changes, expected):
     assert any("were unfrozen while others trained" in says for says in said(changes)) == expected

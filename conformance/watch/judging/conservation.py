@@ -243,6 +243,10 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         findings.undecided("gradients were clipped by value, element by element")
         return False
     if scale != 1.0:
+        if kappa.contains(scale, error) and step.is_own:
+            findings.factors.append((window.rank, None, False))
+            findings.undecided("an optimizer of the script's own is given scaled gradients, and may take signs of them")
+            return False
         if kappa.contains(scale, error):
             says = f"the step uses gradients of the loss times {scale:g}"
             findings.add(_finding(case, "watch/unscaled", says, _off(scale)))

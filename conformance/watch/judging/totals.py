@@ -87,12 +87,21 @@ def _over_micro_batches(here: list[Window]) -> Iterator[Finding]:
         if len(passes) < 2 or len(loaders) != 1 or None in loaders or batches != len(passes):
             continue
         # What the script has put together itself may be a task, or an episode, whose losses are summed up on purpose.
-        if any(one.draws for one in passes):
+        if any(one.draws for one in passes) or _waits(window):
             continue
         if all(one.targets and _is_bare(one) for one in passes):
             says = f"each of {len(passes)} losses is the mean over a micro-batch, and nothing divides their sum"
             effect = f"the update is {len(passes)} times what it should be"
             yield _finding(window, "watch/means-averaged", says, effect)
+
+
+def _waits(window: Window) -> bool:
+    """Whether another optimizer steps between its backward passes, so that these are no micro-batches: it is the one
+    that steps more rarely, as for an embedding."""
+    calls = [one for one in window.moments if isinstance(one, (records.Backward, records.Stepped))]
+    passes = [place for place, one in enumerate(calls) if isinstance(one, records.Backward)]
+    between = calls[passes[0] : passes[-1]] if passes else []
+    return any(isinstance(one, records.Stepped) and one.optimizer != window.optimizer for one in between)
 
 
 def _is_of_the_last(passes: list[records.Backward]) -> bool:

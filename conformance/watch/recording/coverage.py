@@ -100,7 +100,8 @@ class Coverage:
 
     def _left_behind(self, found: dict[int, torch.nn.Parameter], steps: int) -> list[str]:
         """Those that were frozen while others trained, have been unfrozen since it was looked before, get gradients
-        still, and are what they were."""
+        still, and are what they were. Where an optimizer was given some of those that were frozen, it was not given the
+        others on purpose."""
         left = []
         for key, one in found.items():
             if self._frozen.get(key, lambda: None)() is not one or not _has_values(one):
@@ -112,8 +113,9 @@ class Coverage:
                 del self._unfrozen[key], self._frozen[key]
             elif first < steps:
                 left.append(self._name(one))
+        unfrozen = [one for of in self._frozen.values() if (one := of()) is not None and one.requires_grad]
         self._see_frozen()
-        return left
+        return [] if any(self._recording.parameters.knows(one) for one in unfrozen) else left
 
     def _see_frozen(self) -> None:
         for root in list(self._recording.roots):
