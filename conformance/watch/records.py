@@ -88,7 +88,8 @@ class Backward(Record):
     mean or sum is one of the script's own, of anything, and not that of cross entropy or its kin over targets.
     divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
     pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how
-    many losses of one kind are added up in it, 0 for one loss or several kinds."""
+    many losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is
+    a number that was made anew and comes from no model."""
 
     backward: int
     scale: float | None
@@ -109,6 +110,7 @@ class Backward(Record):
     is_alike: bool = False
     draws: bool = False
     terms: int = 0
+    is_cut_off: bool = False
 
 
 @dataclass(slots=True)
@@ -187,7 +189,8 @@ class Cleared(Record):
 @dataclass(slots=True)
 class Clipped(Record):
     """how: `norm` or `value`. given: how many tensors it was given, whoever holds them. used_up: by a generator that
-    had nothing left; None where that is not known of an iterator."""
+    had nothing left; None where that is not known of an iterator. strange: their shapes, if
+    no optimizer holds any of them, and none of them has a gradient, though they require one."""
 
     how: str
     parameters: list[int]
@@ -196,6 +199,7 @@ class Clipped(Record):
     given: int
     site: Site
     used_up: bool | None = False
+    strange: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -241,7 +245,7 @@ class Skipped(Record):
 @dataclass(slots=True)
 class Scheduled(Record):
     """count: how often it has stepped. horizon: how often it is made to; None for one without an end. is_told: it was
-    given where the training is, or how well it goes."""
+    given where the training is, or how well it goes. base: the rates that it begins from."""
 
     optimizer: int
     name: str
@@ -251,6 +255,7 @@ class Scheduled(Record):
     count: int = 0
     horizon: int | None = None
     is_told: bool = False
+    base: list[float | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -259,8 +264,8 @@ class Stepped(Record):
     those that require no gradient. closure: it computed the gradients itself; `used` is from after it. unreduced:
     those that have gradients which FSDP2 has not reduced yet. moved: no parameter has a gradient, and weights changed
     all the same. is_own: what reads them is no class of torch's, and may change them first. is_elsewhere: the script
-    has changed weights since the step before, where there are other ranks or no backward pass came since. after:
-    sketches of these weights after the step, of the first steps; empty where a wrapper keeps those of ranks equal."""
+    has changed weights since the step before. after: sketches of these weights after the step, of the first steps;
+    empty where a wrapper keeps those of ranks equal."""
 
     optimizer: int
     type: str
@@ -298,11 +303,12 @@ class Entered(Record):
 
 @dataclass(slots=True)
 class Epoch(Record):
-    """A loader begins to go through a `DistributedSampler`."""
+    """A loader begins to go through a `DistributedSampler`, which deals its data out to so many replicas."""
 
     sampler: int
     epoch: int
     shuffles: bool
+    replicas: int = 0
 
 
 @dataclass(slots=True)
@@ -310,7 +316,8 @@ class Unheld(Record):
     """All parameters so far that backward passes computed gradients for, and that no optimizer holds. unfrozen: the
     names of those that were frozen while others trained, have got gradients for half of the run, and never changed.
     here: the shapes of what this rank has of them. constant: for how many steps, at least, none of them has changed.
-    are_copies: each was at first what a parameter of an optimizer was, up to rounding."""
+    are_copies: each was at first what a parameter of an optimizer was, up to rounding. still: the names
+    of those that have not changed since they were seen first."""
 
     names: list[str]
     shapes: list[list[int]]
@@ -318,6 +325,7 @@ class Unheld(Record):
     here: list[list[int]] = field(default_factory=list)
     constant: int = 0
     are_copies: bool = False
+    still: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

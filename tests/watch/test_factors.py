@@ -79,3 +79,40 @@ def test_a_rank_without_data_has_no_loss_scale():
     del script.streams[1][-2:]
     script.step([total(computed[:1], 0.5)] * 2)
     assert "watch/one-scale" not in laws(script)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (1 / 256, {"watch/unscale-whole-window"}),  # unscaled by hand, and again with the whole window
+        (1 / 250, set()),  # a weight of the script's own
+        (1 / 16, set()),
+    ],
+)
+def test_a_micro_batch_that_is_divided_by_the_loss_scale_once_more(first, expected):
+    script = Script(ranks=1)
+    for _ in range(4):
+        [one], [other] = script.backward(scale=256.0), script.backward(scale=256.0)
+        script.each(records.Unscaled(0, 256.0, LINE))
+        script.step([total([total([one], first / 256), total([other], 1 / 256)])])
+        script.clear()
+    assert laws(script) == expected
+
+
+@pytest.mark.parametrize(
+    ("makes_up", "fused", "expected"),
+    [
+        (1.0, False, {"watch/unscaled"}),
+        (1.0, True, {"watch/unscaled"}),
+        (2.0, False, set()),  # the script knows
+        (0.7, False, set()),  # a number of its own
+    ],
+)
+def test_a_scale_that_grows_before_the_gradients_of_another_optimizer_are_divided(makes_up, fused, expected):
+    script = Script(ranks=1)
+    [computed] = script.backward(scale=256.0)
+    if not fused:
+        script.each(records.Unscaled(0, 512.0, LINE))
+    script.step([total([computed], makes_up if fused else makes_up / 512)])
+    script.streams[0][-1].grad_scale = 512.0 if fused else None
+    assert laws(script) == expected

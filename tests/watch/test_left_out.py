@@ -5,7 +5,7 @@ import pytest
 from conformance.watch import records
 from conformance.watch.verdict import verdict
 
-from .scripts import LINE, Script, total
+from .scripts import LINE, Script, sketches, total
 
 
 def laws(findings):
@@ -71,6 +71,35 @@ def test_passes_are_cleared_before_steps(lost, rows, loader, expected):
     findings = script.findings()
     assert laws(findings) == expected
     assert bool(findings.open) != bool(expected)
+
+
+def of_another(script, number):
+    """A step of an optimizer that has nothing to do with what is cleared."""
+    script.each(records.Parameter(90 + number, [6, 5], "float32", 1, f"q{number}"))
+    script.each(records.Optimizer(1 + number, "SGD", [90 + number]))
+    gradient = sketches(script.backward()[0][:1])
+    for stream in script.streams:
+        stream[-1] = records.Local(script.backwards, [90 + number], [90 + number], "float32", gradient)
+    script.each(
+        records.Stepped(
+            1 + number, "SGD", [0.1], [90 + number], [], False, None, False, False, "float32", [90 + number], gradient,
+            [90 + number], gradient, LINE,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("loses", "expected"), [(lambda step: True, {"watch/used"}), (lambda step: step == 2, set())])
+def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses, expected):
+    script = Script(ranks=1)
+    for step in range(6):
+        if loses(step):
+            script.backward()
+            script.clear()
+        script.step(script.backward())
+        script.clear()
+        for number in range(3):
+            of_another(script, number)
+    assert laws(script.findings()) == expected
 
 
 def ranks_with_own(numbers, *, start, names, wraps=False, left=()):

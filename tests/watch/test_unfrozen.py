@@ -79,3 +79,19 @@ def said(changes, steps=20):
 )
 def test_unfrozen(changes, expected):
     assert any("were unfrozen while others trained" in says for says in said(changes)) == expected
+
+
+@pytest.mark.parametrize(("until", "expected"), [(20, True), (10, False), (0, False)])
+def test_gradients_that_are_taken_away_before_each_step(until, expected):
+    """As those of a part of a model that is to stay, or that begins to train later."""
+    model, _ = body_and_head()
+    model[0].requires_grad_(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with suppress(AssertionError), conformance.watching() as findings:
+        for step in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(8, 6)).square().mean().backward()
+            if step < until:
+                model[0].weight.grad = None
+            optimizer.step()
+    assert any("taken away before each step" in why for why in findings.open) == expected

@@ -262,6 +262,12 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
         findings.factors.append((window.rank, _finding(case, "watch/unscaled", says, _off(1 / unscaled)), False))
         return False
+    divisor = step.grad_scale or unscaled
+    if scale != 1.0 and divisor not in (1.0, scale) and kappa.contains(scale / divisor, error):
+        # Nobody knows by how much a scale will have grown.
+        says = f"gradients of the loss times {scale:g} were divided by {divisor:g}: the scale was updated before"
+        findings.add(_finding(case, "watch/unscaled", says, _off(scale / divisor)))
+        return False
     total = _total(case)
     if ranks > 1 and kappa.contains(float(ranks), error):
         findings.note(

@@ -18,6 +18,7 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
     for optimizer, held in stream.held.items():
         _judge_left(rank, stream, optimizer, findings)
         _judge_copies(rank, stream, optimizer, findings)
+        _judge_taken_away(stream, optimizer, findings)
         silent = {number for number in held - stream.frozen if number not in stream.used_ever | stream.ever}
         if not silent:
             continue
@@ -93,6 +94,17 @@ def _judge_copies(rank: int, stream: Stream, optimizer: int, findings: Findings)
 
 def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:
     return Counter() if unheld is None else Counter(tuple(shape) for shape in unheld.shapes)
+
+
+def _judge_taken_away(stream: Stream, optimizer: int, findings: Findings) -> None:
+    """Did no step ever use gradients that were computed? To take them away keeps a part of a model as it is."""
+    held = stream.held[optimizer] - stream.frozen
+    taken = [n for n in held & stream.ever - stream.used_ever if stream.parameters[n].shards == 1]
+    if taken and held & stream.used_ever:
+        names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(taken)[:3]]
+        findings.undecided(
+            f"gradients are computed and taken away before each step, such as those of {', '.join(names)}"
+        )
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from conformance.watch.judging import each
 from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.case import Case
+from conformance.watch.judging.divided_alone import divided_alone
 from conformance.watch.judging.exchanged import exchanged
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding
@@ -325,6 +326,12 @@ def _in_words(case: Case, of: dict[Column, float]) -> Finding | str:
     if are_added_again(case, of):
         says = f"what earlier micro-batches of the window have added up is added again with each later one: {table}"
         found = _found(case, "watch/every-backward", says, _shares(of))
+        found.is_of_all_steps = True
+        return found
+    scale = divided_alone(case, of.values())
+    if scale is not None:
+        says = f"some micro-batches are divided by the loss scale {scale:g} once more than the others: {table}"
+        found = _found(case, "watch/unscale-whole-window", says, _shares(of))
         found.is_of_all_steps = True
         return found
     return f"backward passes count with different weights, as if by their numbers of samples: {table}"

@@ -20,7 +20,8 @@ class _Optimizer:
     """without: how many steps found no gradients. first: the first step. sites: of all. length: the most backward
     passes of a window. calls: those that their losses came from. early: how many steps came between a forward and the
     backward pass after it. clock: how many backward passes there were before the last step. schedules: how often its
-    schedule went on after a backward pass."""
+    schedule went on after a backward pass. zero: how many steps used gradients that are zero, and were computed
+    so; other: all others."""
 
     first: Window | None = None
     without: int = 0
@@ -30,6 +31,8 @@ class _Optimizer:
     early: int = 0
     clock: int = 0
     schedules: int = 0
+    zero: int = 0
+    other: int = 0
 
 
 class Ends:
@@ -74,12 +77,19 @@ class Ends:
             of.calls |= {one.calls for one in found.backwards.values()}
             of.early += _is_early(found)
             of.clock = found.clock
+            computed = [one.sketch[..., 2].any() for every in found.new.values() for one in every]
+            is_zero = bool(computed) and not any(computed) and not any(sketch[2] for sketch in found.used.values())
+            of.zero += is_zero
+            of.other += not is_zero or any(shards != 1 for shards in found.shards.values())
 
     def finish(self, rank: int, stream: Stream) -> None:
         if self._is_sampled:
             return
         self._judge_never(rank, stream)
         for optimizer, of in self._of.items():
+            if of.zero > _SEVERAL and not of.other:
+                # Rewards that never come make such gradients, too.
+                self._findings.undecided("all gradients of an optimizer are zero in all steps", of.zero)
             if of.first is not None and of.length:
                 self._judge_before(rank, stream, optimizer, of, of.first)
                 self._judge_infinite(rank, stream, optimizer, of, of.first)

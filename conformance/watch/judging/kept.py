@@ -14,6 +14,7 @@ from math import hypot
 import numpy as np
 
 from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.forgotten import Forgotten
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.windows import Window
 
@@ -53,6 +54,7 @@ class Kept:
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self._ranks, self._findings = ranks, findings
+        self._forgotten = Forgotten(ranks, findings)
         self._of: dict[int, _Steps] = defaultdict(_Steps)
         self._last: dict[int, tuple[list[Window], set[int]]] = {}
         self._alone: dict[tuple[int, int], _Undone] = defaultdict(_Undone)
@@ -82,6 +84,7 @@ class Kept:
             self._last[optimizer] = [*here], {*alone}
         if before is not None and len(here) == self._ranks and _follows(here[0], before[0][0]):
             self._compare(self._of[optimizer], *before, here)
+            self._forgotten.see(before[0], here)
 
     def _compare(self, of: _Steps, before: Sequence[Window], alone: set[int], here: Sequence[Window]) -> None:
         now = here[0].weights
@@ -120,6 +123,7 @@ class Kept:
                 effect = f"they become {self._ranks} times what they should be"
                 self._findings.add(_finding(first, says + first.named(summed), every, effect, optimizer))
         self._judge_undone(pairing)
+        self._forgotten.finish()
 
     def _judge_undone(self, pairing: Pairing) -> None:
         """Who tries steps and takes them back, does so on all ranks, and not with all steps of one, for which the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 
 from conformance.watch import records
 from conformance.watch.judging import (
@@ -14,8 +14,10 @@ from conformance.watch.judging import (
     pairing,
     unsent,
 )
+from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
 from conformance.watch.judging.case import HOOKS, LETS_APART, Together
+from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Finding, Findings
@@ -31,6 +33,7 @@ from conformance.watch.judging.lost import Lost
 from conformance.watch.judging.modes import Modes
 from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.order import Order
+from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
 from conformance.watch.judging.related import Related
 from conformance.watch.judging.scenes import Scene
@@ -44,6 +47,9 @@ _OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
+
+_BETWEEN = "the script changes weights between steps, as a limit of their size does, or an average that is taken over: "
+_BETWEEN += "one that was only evaluated is to be given back"
 
 
 class Launch:
@@ -81,6 +87,8 @@ class Launch:
         self._lost = Lost(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
+        self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
+        self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
         self._lacking = Lacking(findings)
         self._is_over = False
         self._blind: set[int] = set()
@@ -116,13 +124,16 @@ class Launch:
                     agreement.judge_buffers(self._buffers, self.findings)
             case records.Weighed():
                 self._pairing.weigh(rank, self.streams[rank].clock, record)
+                self._owners.weigh(rank, record)
             case records.Source():
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._over.add(rank)
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
+                self._dealt.feed(rank, record)
         self._ends[rank].feed(record)
+        self._astray[rank].feed(record)
         is_more = isinstance(record, records.Ended)
         for found in self.streams[rank].feed(record):
             self._ends[rank].take(found)
@@ -167,11 +178,15 @@ class Launch:
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
-        self._lost.finish(sum(sum(stream.steps.values()) for stream in self.streams.values()))
+        self._lost.finish(sum((Counter(stream.steps) for stream in self.streams.values()), Counter[int]()))
         if self._first is not None and not self._lacking.first:
             unsent.judge(self.streams, self.ranks, self._pairing, self._first, self.findings)
+        if is_whole and not self._blind:
+            self._owners.finish(self.streams, self.ranks)
         self._kept.finish(self._first, self._pairing, is_sampled=self._inputs.is_sampled)
         self._inputs.finish(averages=self._averages)
+        if self._averages:
+            self._dealt.finish()
         judges = (
             self._order,
             self._losses,
@@ -190,6 +205,7 @@ class Launch:
             coverage.judge(rank, stream, self.findings)
             if is_whole and rank not in self._blind:
                 self._ends[rank].finish(rank, stream)
+                self._astray[rank].finish(rank, stream)
         if self._groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
 
@@ -228,6 +244,8 @@ class Launch:
             return
         self._related.see(here)
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
+        if self.ranks == 1 and here[0].step is not None and here[0].step.is_elsewhere:
+            self.findings.note(_BETWEEN)
         own = Findings()
         together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
         conservation.judge(together, own)

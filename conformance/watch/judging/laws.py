@@ -127,6 +127,18 @@ LAWS: dict[str, Law] = {
             "`optimizer.step()`, then `scheduler.step()`",
         ),
         Law(
+            "watch/schedule-of-what-steps",
+            "A scheduler MUST be one of the optimizer that steps.",
+            "The optimizer was made again since, and the rates of the steps stay what they are.",
+            "make the scheduler after the optimizer that steps, and of that one",
+        ),
+        Law(
+            "watch/from-the-model",
+            "A loss that goes backward MUST come from the model.",
+            "`.item()`, `.data` or `.detach()` has cut the graph, so that no parameter gets a gradient.",
+            "call `backward()` of what the loss function returns; `requires_grad=True` does not bring the graph back",
+        ),
+        Law(
             "watch/finite",
             "A step MUST NOT use gradients that are not finite.",
             "One NaN or infinity makes all weights NaN.",
@@ -161,6 +173,12 @@ LAWS: dict[str, Law] = {
             "Each rank MUST train on data of its own.",
             "All ranks compute the same gradient: the run is as if on one rank, and takes as long.",
             "`DistributedSampler(dataset)` in the DataLoader, or a seed that depends on the rank",
+        ),
+        Law(
+            "watch/dealt-once",
+            "A sampler that deals data out to the ranks MUST be given all data.",
+            "What each rank has is dealt out again, so that an epoch leaves most of the data out.",
+            "give `DistributedSampler` the whole data set on each rank, or one of `num_replicas=1` its part",
         ),
         Law(
             "watch/new-order",

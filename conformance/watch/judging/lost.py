@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Cleared, Window
@@ -18,14 +18,15 @@ _MOST = 1000
 
 
 class Lost:
-    """Of the processes that train together."""
+    """Of the processes that train together. concerned: the optimizers that hold what was cleared."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
         self._known: list[tuple[Cleared, int]] = []
+        self._concerned: set[int] = set()
         self._used_calls: set[int] = set()
-        self._counts: Counter[int] = Counter()
+        self._counts: dict[int, Counter[int]] = defaultdict(Counter)
         self._of_same_inputs = 0
         self._of_other_kind = 0
 
@@ -42,22 +43,25 @@ class Lost:
             waiting = self._waiting[window.rank]
             before = [one for one in waiting if one.at <= window.at and one.parameters & held]
             self._waiting[window.rank] = [one for one in waiting if one not in before]
+            if before:
+                self._concerned.add(window.optimizer)
             if is_known and window.backwards:
                 self._of_same_inputs += sum(one.fed in window.fed for one in before)
                 self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
                 self._known += [(one, len(window.backwards)) for one in before]
-                self._counts[len({one.backward.backward for one in before})] += 1
+                self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
             self._used_calls |= {one.calls for one in window.backwards.values()}
         del self._known[_MOST:]
 
-    def finish(self, steps: int) -> None:
-        """steps: of all optimizers and ranks.
+    def finish(self, by_optimizer: Mapping[int, int]) -> None:
+        """by_optimizer: how many steps each has made, on all ranks.
 
         The last window of an epoch, which has fewer passes than the others, may be left out on purpose. One that is
         cleared with as many as the step uses is none of these.
         """
         if not self._known:
             return
+        steps = sum(by_optimizer[one] for one in self._concerned)
         together: dict[tuple[int, int], int] = defaultdict(int)
         for one, _ in self._known:
             together[one.rank, one.at] += 1
@@ -86,8 +90,9 @@ class Lost:
     def _is_regular(self) -> bool:
         """Whether as many are lost before nearly each step. A script that leaves out what looks wrong to it, such as
         gradients that are too long, does so now and then."""
-        often = max((times for count, times in self._counts.items() if count), default=0)
-        return often >= _REGULAR * self._counts.total()
+        counts = sum((self._counts[one] for one in self._concerned), Counter[int]())
+        often = max((times for count, times in counts.items() if count), default=0)
+        return often >= _REGULAR * counts.total()
 
     def _accuse(self, lost: Iterable[Cleared], steps: int) -> None:
         lost = list(lost)

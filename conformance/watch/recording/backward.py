@@ -17,6 +17,7 @@ from conformance.watch.recording import losses
 from conformance.watch.recording.again import Again
 from conformance.watch.recording.clearing import Moving
 from conformance.watch.recording.coverage import Coverage
+from conformance.watch.recording.cut_off import CutOff
 from conformance.watch.recording.gathered import Gathered
 from conformance.watch.recording.inputs import Inputs
 from conformance.watch.recording.leaves import Leaves
@@ -27,6 +28,7 @@ from conformance.watch.recording.weights import note_weights
 def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     again, coverage, gathered = Again(), Coverage(recording), Gathered(recording, leaves.see)
+    cut_off = CutOff()
 
     def run(original: Any, tensors: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -81,6 +83,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 again.is_alike(None if is_given else root, is_kept=bool(args[1]) if len(args) > 1 else False),
                 inputs.draws,
                 divided.terms,
+                cut_off.sees(root, tensors),
             )
         )
         inputs.begin()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator, signature
 from typing import Any
 
@@ -39,6 +39,7 @@ def observe(recording: Recording) -> Seams:
             original.instead(*call.args, **call.kwargs)
             tensors = given["parameters"]
             tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+            strange = _strange(recording, tensors)
             by_value = KINDS[name] == "value" and recording.is_looking
             limited = recording.parameters.gradients(tensors) if by_value else []
             before = sketches(limited)
@@ -59,6 +60,7 @@ def observe(recording: Recording) -> Seams:
                     len(tensors),
                     recording.site(),
                     used_up,
+                    strange,
                 )
             )
             return result
@@ -73,6 +75,13 @@ def _is_used_up(parameters: Any) -> bool | None:
     if isgenerator(parameters):
         return getgeneratorstate(parameters) == GEN_CLOSED
     return None if isinstance(parameters, Iterator) else False
+
+
+def _strange(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[list[int]]:
+    """The shapes of those that wait for gradients that never come; none if a single one has its own, or is known."""
+    if any(one.grad is not None or not one.requires_grad for one in tensors) or recording.parameters.numbers(tensors):
+        return []
+    return [list(one.shape) for one in tensors]
 
 
 def _number(value: Any) -> float | None:

@@ -34,6 +34,7 @@ class Coverage:
         self._first: dict[int, tuple[int, torch.Tensor]] = {}
         self._constant = 0
         self._start: dict[int, tuple[torch.Size, torch.Tensor]] = {}
+        self._still: list[str] = []
 
     def look(self, root: Any) -> None:
         """root: the node where a backward begins. It is looked through after 2, 4, 8 ... steps. What is frozen after
@@ -59,8 +60,8 @@ class Coverage:
         for key in held:
             del self._unheld[key]
         before, self._left = self._left, self._left_behind(found, steps)
-        was, self._constant = self._constant, self._constant_for(found, steps)
-        is_same = {*self._left} <= {*before} and was == self._constant
+        was, self._constant = (self._constant, self._still), self._constant_for(found, steps)
+        is_same = {*self._left} <= {*before} and was == (self._constant, self._still)
         if found.keys() <= self._unheld.keys() and not held and is_same:
             return
         self._unheld |= found
@@ -71,7 +72,9 @@ class Coverage:
         names = [self._name(one) for one in unheld]
         shapes = [list(one.shape) for one in unheld]
         here = [list(own(one).shape) for one in unheld]
-        self._recording.note(records.Unheld(names, shapes, self._left, here, self._constant, self._are_copies()))
+        self._recording.note(
+            records.Unheld(names, shapes, self._left, here, self._constant, self._are_copies(), self._still)
+        )
 
     def _see_start(self) -> None:
         for known, one in self._recording.parameters.all():
@@ -91,12 +94,14 @@ class Coverage:
 
     def _constant_for(self, found: dict[int, torch.nn.Parameter], steps: int) -> int:
         """For how many steps, at least, none of these has changed."""
+        self._still = []
         if not all(_has_values(one) for one in found.values()):
             return 0
         values = {key: self._recording.parameters.sketches([(WHOLE, one.data)]) for key, one in found.items()}
         first = {key: self._first.setdefault(key, (steps, value)) for key, value in values.items()}
-        are_equal = all(torch.equal(first[key][1], value) for key, value in values.items())
-        return steps - max(begin for begin, _ in first.values()) if first and are_equal else 0
+        equal = [key for key, value in values.items() if torch.equal(first[key][1], value)]
+        self._still = sorted(self._name(found[key]) for key in equal if first[key][0] < steps)
+        return steps - max(begin for begin, _ in first.values()) if first and len(equal) == len(values) else 0
 
     def _left_behind(self, found: dict[int, torch.nn.Parameter], steps: int) -> list[str]:
         """Those that were frozen while others trained, have been unfrozen since it was looked before, get gradients

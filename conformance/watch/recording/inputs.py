@@ -137,7 +137,8 @@ def observe(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered` and `Epoch`."""
 
     def go_through(original: Any, sampler: Any) -> Any:
-        recording.note(records.Epoch(recording.numbers.of("sampler", sampler), sampler.epoch, bool(sampler.shuffle)))
+        number = recording.numbers.of("sampler", sampler)
+        recording.note(records.Epoch(number, sampler.epoch, bool(sampler.shuffle), sampler.num_replicas))
         return original(sampler)
 
     def fetch(original: Any, iterator: Any) -> Any:

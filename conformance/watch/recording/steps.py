@@ -55,6 +55,8 @@ class _Steps:
         self._read: _Read | None = None
         self._weights: torch.Tensor | None = None
         self._last: Any = None
+        self._backwards = 0
+        self._is_elsewhere = False
 
     @property
     def is_in_one(self) -> bool:
@@ -70,6 +72,9 @@ class _Steps:
             self._occupied.enter_context(self._recording.occupied())
         self._running.append(optimizer)
         self._take_off()
+        if len(self._running) == 1:
+            self._backwards = self._recording.backwards
+            self._is_elsewhere = elsewhere.have_changed(self._recording.parameters.held(optimizer))
         if optimizer is not self._running[0] or _closure(args, kwargs):
             return
         if optimizer._optimizer_step_pre_hooks:
@@ -97,7 +102,7 @@ class _Steps:
             return
         self._end()
         self._take_off()
-        read = self._of(optimizer, closure=True) if _closure(args, kwargs) else self._read
+        read = self._after_closure(optimizer) if _closure(args, kwargs) else self._read
         self._read = None
         if read is not None:
             record, gradients = read
@@ -119,6 +124,12 @@ class _Steps:
             limit = self._recording.settings.steps
             if limit is not None and all(count >= limit for count in self._recording.steps.values()):
                 self._recording.stop()
+
+    def _after_closure(self, optimizer: torch.optim.Optimizer) -> _Read:
+        """Lightning gives each step a closure, also where the script has gone backward before."""
+        is_inside = self._recording.backwards > self._backwards
+        is_without = all(parameter.grad is None for _, parameter in self._recording.parameters.held(optimizer))
+        return self._of(optimizer, closure=is_inside or is_without)
 
     def _end(self) -> None:
         self._running.clear()
@@ -166,7 +177,6 @@ class _Steps:
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]
         for known, _ in held:
             known.beside = len(held)
-        is_again = bool(used) and not closure and not any(known.is_in_window for known, _ in used)
         for known, gradient in used:
             # Without a backward pass there is no new sample yet. What the last step has left is compared as it was.
             if not known.is_in_window and not known.has_used(gradient):
@@ -201,7 +211,7 @@ class _Steps:
             site=recording.site(),
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
             is_own=not self._reader(optimizer).__module__.startswith("torch."),
-            is_elsewhere=(is_again or recording.is_with_others) and elsewhere.have_changed(held),
+            is_elsewhere=self._is_elsewhere,
         )
         return record, gradients
 

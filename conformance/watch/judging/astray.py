@@ -1,0 +1,104 @@
+"""Calls that go astray, so that no step has anything of them: clipping of copies, schedules of optimizers that were
+made again, losses that come from no model."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from math import isfinite
+
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.stream import Stream
+
+_OFTEN = 3
+
+
+@dataclass
+class _Optimizer:
+    """parameters: those that it was made with. rates: of its steps. scheduled: how often a schedule has changed its
+    rates after a step of another one. first: the first of these."""
+
+    parameters: frozenset[int] = frozenset()
+    rates: set[float | None] = field(default_factory=set)
+    scheduled: int = 0
+    first: records.Scheduled | None = None
+
+
+class Astray:
+    """Of one process. stepped: the optimizer that made the last step, until a schedule goes on."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
+        self._stepped: int | None = None
+        self._strange: list[records.Clipped] = []
+        self._clipped: set[int] = set()
+        self._backwards = self._cut_off = 0
+        self._site: records.Site = None
+        self._has_gradients = False
+
+    def feed(self, record: records.Record) -> None:
+        match record:
+            case records.Optimizer():
+                self._of[record.optimizer].parameters = frozenset(record.parameters)
+            case records.Scheduled():
+                of, is_after = self._of[record.optimizer], self._stepped not in (None, record.optimizer)
+                if is_after and record.before != record.after:
+                    of.scheduled += 1
+                    of.first = of.first or record
+                self._stepped = None
+            case records.Clipped():
+                self._clipped |= {*record.parameters}
+                if record.strange and isfinite(record.limit) and len(self._strange) < _OFTEN:
+                    self._strange.append(record)
+            case records.Backward():
+                self._backwards += 1
+                self._cut_off += record.is_cut_off
+                self._site = record.site
+            case records.Captured():
+                self._has_gradients = True
+            case records.Stepped():
+                self._stepped = record.optimizer
+                self._of[record.optimizer].rates.update(record.rates)
+                self._has_gradients |= bool(record.used) or record.moved or record.closure
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        """The process has ended."""
+        for optimizer in stream.steps:
+            self._judge_clips(rank, stream, optimizer)
+            self._judge_schedules(rank, stream, optimizer)
+        steps = sum(stream.steps.values())
+        if self._cut_off == self._backwards >= _OFTEN and not self._has_gradients and steps >= _OFTEN:
+            # What trains without gradients of its own calls no backward for nothing, each time of another number.
+            says = "each loss that goes backward is a number made anew, from which no graph leads to a parameter"
+            effect = f"{steps} steps change nothing"
+            self._findings.add(Finding("watch/from-the-model", says, 0, (rank,), self._site, effect))
+
+    def _judge_clips(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Is what is clipped as many tensors, all alike, that never have a gradient, while nothing ever clips what the
+        optimizer steps? Who wants no clipping calls for none, and a teacher is not trained."""
+        held = stream.held[optimizer]
+        shapes = Counter(tuple(stream.parameters[number].shape) for number in held)
+        alike = [one for one in self._strange if Counter(map(tuple, one.strange)) == shapes]
+        if len(alike) >= _OFTEN and not held & self._clipped and held & stream.used_ever:
+            says = f"what is clipped is no parameter of an optimizer: {len(held)} others, alike, without gradients"
+            effect = f"no gradient was clipped, and the limit is {alike[0].limit:g}"
+            finding = Finding("watch/clip-something", says, 0, (rank,), alike[0].site, effect, optimizer)
+            self._findings.add(finding)
+
+    def _judge_schedules(self, rank: int, stream: Stream, optimizer: int) -> None:
+        """Does a schedule go on of an optimizer that never steps, while one that was made of the same parameters, to
+        begin with the same rates, keeps these? One that is kept for a schedule of another number has no reason to hold
+        what another one steps, at its rates."""
+        steps = self._of[optimizer]
+        for other, of in self._of.items():
+            if of.first is None or of.scheduled < _OFTEN or stream.steps.get(other) or stream.skips.get(other):
+                continue
+            # More groups may have come later.
+            is_of_both = bool(of.parameters) and of.parameters <= stream.held[optimizer]
+            if is_of_both and steps.rates == {*of.first.base}:
+                says = f"{of.first.name} goes on for an optimizer that never steps: another one steps its parameters"
+                effect = f"the learning rate stays {of.first.base[0]:g} in {stream.steps[optimizer]} steps"
+                law, site = "watch/schedule-of-what-steps", of.first.site
+                self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))

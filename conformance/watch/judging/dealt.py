@@ -1,0 +1,68 @@
+"""Is what a `DistributedSampler` deals out to the ranks cut by rank already?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings
+
+_FEWEST, _MOST = 32, 4096
+
+
+@dataclass
+class _Rank:
+    """Of a sampler. epoch: that it began last. seen: of each row whose fingerprint `every` divides, the epoch in which
+    it came last. again: those that came in several epochs. site: where they were read."""
+
+    epoch: int = 0
+    seen: dict[int, int] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
+    every: int = 1
+    site: records.Site = None
+
+    def add(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            if row % self.every == 0:
+                if self.seen.setdefault(row, self.epoch) != self.epoch:
+                    self.again.add(row)
+                self.seen[row] = self.epoch
+        while len(self.seen) > _MOST:
+            self.every *= 2
+            self.seen = {row: epoch for row, epoch in self.seen.items() if row % self.every == 0}
+            self.again &= self.seen.keys()
+
+
+class Dealt:
+    """Of the processes that train together.
+
+    A sampler that shuffles all data anew in each epoch deals a row to one rank in one epoch and to another one in the
+    next. Where many rows come again, each on its own rank alone, every rank's sampler was given other data: it deals
+    out a part of what the others do not have at all, and the rest is read by nobody.
+    """
+
+    def __init__(self, ranks: int, findings: Findings) -> None:
+        self._ranks, self._findings = ranks, findings
+        self._of: dict[int, dict[int, _Rank]] = defaultdict(lambda: defaultdict(_Rank))
+
+    def feed(self, rank: int, record: records.Record) -> None:
+        if isinstance(record, records.Epoch) and record.shuffles and record.replicas == self._ranks > 1:
+            self._of[record.sampler][rank].epoch = record.epoch
+        elif isinstance(record, records.Entered) and record.sampler in self._of and record.rows:
+            of = self._of[record.sampler][rank]
+            of.site = record.site
+            of.add(record.rows)
+
+    def finish(self) -> None:
+        for by_rank in self._of.values():
+            if len(by_rank) < self._ranks or any(len(of.again) < _FEWEST for of in by_rank.values()):
+                continue
+            if any(one.seen.keys() & other.seen.keys() for one, other in combinations(by_rank.values(), 2)):
+                continue
+            says = "what the sampler deals out is cut by rank already: in all epochs, no row came on two ranks"
+            effect = f"an epoch goes through 1/{self._ranks} of the data"
+            site = next(iter(by_rank.values())).site
+            self._findings.add(Finding("watch/dealt-once", says, None, tuple(sorted(by_rank)), site, effect))
