@@ -93,9 +93,9 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     script = Script(ranks=1)
     for step in range(6):
         if loses(step):
-            script.backward()
+            script.backward(loader=7)
             script.clear()
-        script.step(script.backward())
+        script.step(script.backward(loader=7))
         script.clear()
         for number in range(3):
             of_another(script, number)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.stream import Stream
 
 _OFTEN = 2
+_MOST_NAMED = 3
 _MANY_STEPS = 14
 """From the second one to the 16th."""
 
@@ -46,6 +48,16 @@ def judge(rank: int, stream: Stream, findings: Findings) -> None:
     elif stream.unheld is not None:
         names = ", ".join(stream.unheld.names[:3])
         findings.undecided(f"no optimizer holds parameters that get gradients, such as {names}")
+
+
+def judge_unstepped(stream: Stream, streams: Iterable[Stream], findings: Findings) -> None:
+    """Does an optimizer that was made never step parameters that get gradients, nor does another one, on any rank?
+    Its turn may not have come yet."""
+    left = (stream.made & stream.ever) - {number for one in streams for number in one.used_ever}
+    left -= {number for held in stream.held.values() for number in held}
+    if left and stream.steps:
+        names = ", ".join(_named(stream, left))
+        findings.undecided(f"an optimizer never steps parameters that get gradients, such as {names}")
 
 
 def judge_stale(rank: int, stream: Stream, stale: records.Stale, findings: Findings) -> None:
@@ -101,10 +113,12 @@ def _judge_taken_away(stream: Stream, optimizer: int, findings: Findings) -> Non
     held = stream.held[optimizer] - stream.frozen
     taken = [n for n in held & stream.ever - stream.used_ever if stream.parameters[n].shards == 1]
     if taken and held & stream.used_ever:
-        names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(taken)[:3]]
-        findings.undecided(
-            f"gradients are computed and taken away before each step, such as those of {', '.join(names)}"
-        )
+        names = ", ".join(_named(stream, taken))
+        findings.undecided(f"gradients are computed and taken away before each step, such as those of {names}")
+
+
+def _named(stream: Stream, numbers: Iterable[int]) -> list[str]:
+    return [stream.parameters[number].name or f"parameter {number}" for number in sorted(numbers)[:_MOST_NAMED]]
 
 
 def _size(stream: Stream, numbers: set[int]) -> int:

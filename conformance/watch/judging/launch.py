@@ -203,6 +203,7 @@ class Launch:
             self.findings.undecided(diagnosis.FEW)
         for rank, stream in self.streams.items():
             coverage.judge(rank, stream, self.findings)
+            coverage.judge_unstepped(stream, self.streams.values(), self.findings)
             if is_whole and rank not in self._blind:
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)

@@ -14,8 +14,8 @@ MIXED = "some steps, and not others, also use gradients that were computed in ev
 
 @dataclass
 class _Optimizer:
-    """mixed: how many windows begin with passes in evaluation mode, and go on in training mode. others: how many do
-    not."""
+    """mixed: how many windows have passes in evaluation mode, and others in training mode. others: how many have none
+    in evaluation mode."""
 
     mixed: int = 0
     others: int = 0
@@ -25,9 +25,8 @@ class Modes:
     """Of the processes that train together.
 
     A script may train in evaluation mode, for the sake of frozen statistics, and then it does in each window. What is
-    backpropagated in some windows alone, after a step and before the first pass in training mode, may have been seen
-    between the steps, as for attributions, attacks or norms, and is to be cleared then; or it is a penalty that
-    comes now and then."""
+    backpropagated in some windows alone may be a validation, or have been seen between the steps, as for attributions,
+    attacks or norms, and is to be cleared then; or it is a penalty that comes now and then."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -41,7 +40,7 @@ class Modes:
             of = self._of[window.optimizer, window.rank]
             modes = [window.backwards[number].evaluates for number in sorted(window.backwards)]
             evaluations = sum(modes)
-            if not 0 < evaluations < len(modes) or any(modes[evaluations:]):
+            if not 0 < evaluations < len(modes):
                 of.others += not evaluations
                 continue
             of.mixed += 1

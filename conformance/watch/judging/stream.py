@@ -32,7 +32,7 @@ class Stream:
         self.ever: set[int] = set()
         self.used_ever: set[int] = set()
         self._keys: dict[int, Key] = {}
-        self._made: set[int] = set()
+        self.made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
         self.last_used: dict[int, int] = {}
         self._user: dict[int, int] = {}
@@ -60,7 +60,7 @@ class Stream:
         """Whether parameters get gradients, or were given to an optimizer, that no step has as far as is seen: they may
         be stepped by hand."""
         stepped = {number for held in self.held.values() for number in held}
-        return self.unheld is not None or bool((self.ever | self._made) - stepped)
+        return self.unheld is not None or bool((self.ever | self.made) - stepped)
 
     def pending(self, parameters: Set[int]) -> dict[int, bool]:
         """The backward passes whose gradients of these parameters no step has used and nobody has cleared, each with
@@ -91,7 +91,7 @@ class Stream:
                 for number, name in record.names.items():
                     self.parameters[int(number)].name = name
             case records.Optimizer():
-                self._made |= {*record.parameters}
+                self.made |= {*record.parameters}
                 self._name(record)
             case records.Unheld():
                 self.unheld = record if record.names else None
