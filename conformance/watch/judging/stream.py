@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 
@@ -259,7 +259,7 @@ class Stream:
             clock=self.clock,
             fed={fed for backward in reached if (fed := self._fed.get(backward)) is not None},
             is_of_other=step is not None and self._is_of_other(optimizer, step),
-            is_late=any(self._forwards.get(one, self._at) < self._stepped.get(optimizer, 0) for one in reached),
+            is_late=self._is_late(new),
         )
         window.again = self._uses.again(self._at, window.used)
         for backward in reached:
@@ -267,7 +267,7 @@ class Stream:
         counts = self.skips if step is None else self.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
         if step is not None:
-            self._stepped[optimizer] = self._at
+            self._stepped |= dict.fromkeys(step.used, self._at)
             self.used_ever |= set(step.used)
             if step.used:
                 self.unheld_then[optimizer] = self.unheld
@@ -290,6 +290,11 @@ class Stream:
         self._earlier[optimizer], self._last[optimizer] = begin, self._at
         self._forget()
         return window
+
+    def _is_late(self, new: Mapping[int, list[Contribution]]) -> bool:
+        """Whether a parameter was stepped since the forward of one of its backward passes."""
+        passes = {(one.backward, self._stepped.get(number, 0)) for number, found in new.items() for one in found}
+        return any(self._forwards.get(backward, self._at) < stepped for backward, stepped in passes)
 
     def _is_of_other(self, optimizer: int, step: records.Stepped) -> bool:
         users = {self._user.get(number, optimizer) for number in step.used} - {optimizer}
