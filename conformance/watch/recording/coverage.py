@@ -118,9 +118,9 @@ class Coverage:
                 del self._unfrozen[key], self._frozen[key]
             elif first < steps:
                 left.append(self._name(one))
-        unfrozen = [one for of in self._frozen.values() if (one := of()) is not None and one.requires_grad]
+        unfrozen = [given for of in self._frozen.values() if (given := of()) is not None and given.requires_grad]
         self._see_frozen()
-        return [] if any(self._recording.parameters.knows(one) for one in unfrozen) else left
+        return [] if any(self._recording.parameters.knows(given) for given in unfrozen) else left
 
     def _see_frozen(self) -> None:
         for root in list(self._recording.roots):
