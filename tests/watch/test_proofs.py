@@ -222,6 +222,28 @@ def test_an_evaluation_may_have_left_gradients(evaluations, is_open):
     assert (MIXED in findings.open) == is_open
 
 
+@pytest.mark.parametrize(
+    ("evaluations", "moves", "expected"),
+    [
+        ((0, 1, 0, 1, 0), (True, True), {"watch/cleared"}),
+        ((0, 1, 0, 1, 0), (True, False), set()),
+        ((0, 0, 1, 0, 0), (True,), set()),
+        ((0, 1, 1, 1, 0), (True, True, True), set()),
+    ],
+)
+def test_an_evaluation_at_other_weights_has_left_gradients(evaluations, moves, expected):
+    """moves: whether the weights are others by the pass in training mode, of each window that has an evaluation."""
+    script, moving = Script(ranks=1), iter(moves)
+    for is_evaluated in evaluations:
+        computed = script.backward() if is_evaluated else []
+        if is_evaluated:
+            script.streams[0][-2].evaluates = True
+            script.streams[0][-2].version -= next(moving)
+        script.step([total(computed + script.backward())])
+        script.clear()
+    assert {law for law, _ in script.findings().causes} == expected
+
+
 def test_a_rank_steps_on_an_overflow_that_another_leaves_out():
     script = Script()
     script.backward()

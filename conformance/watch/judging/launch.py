@@ -165,7 +165,7 @@ class Launch:
     @property
     def accuses(self) -> bool:
         """Whether what was seen so far is enough to accuse the script."""
-        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order)
+        found = (self._steady, self._solved, self._schedules, self._loss_scale, self._between, self._order, self._modes)
         return bool(self.findings.causes) or any(one.accuses for one in found)
 
     def finish(self, *, is_whole: bool) -> None:

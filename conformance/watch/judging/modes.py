@@ -6,19 +6,34 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 
 MIXED = "some steps, and not others, also use gradients that were computed in evaluation mode"
 
 
+_SEVERAL = 2
+"""Windows."""
+
+
 @dataclass
 class _Optimizer:
-    """mixed: how many windows have passes in evaluation mode, and others in training mode. others: how many have none
-    in evaluation mode."""
+    """mixed: how many windows have passes in evaluation mode, and others in training mode. moved: how many of these
+    begin with the former, and have the latter at other weights. others: how many have none in evaluation mode. first:
+    of those that are mixed."""
 
     mixed: int = 0
+    moved: int = 0
     others: int = 0
+    first: Finding | None = None
+
+    @property
+    def is_now_and_then(self) -> bool:
+        return self.others >= self.mixed > 0
+
+    @property
+    def is_proof(self) -> bool:
+        return self.is_now_and_then and self.moved == self.mixed >= _SEVERAL
 
 
 class Modes:
@@ -26,7 +41,9 @@ class Modes:
 
     A script may train in evaluation mode, for the sake of frozen statistics, and then it does in each window. What is
     backpropagated in some windows alone may be a validation, or have been seen between the steps, as for attributions,
-    attacks or norms, and is to be cleared then; or it is a penalty that comes now and then."""
+    attacks or norms, and is to be cleared then; or it is a penalty that comes now and then. If it comes first, and the
+    weights are others by the first pass in training mode, each time, as where an average is put in their place for an
+    evaluation, it is no penalty: that would be one on these weights."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -44,8 +61,28 @@ class Modes:
                 of.others += not evaluations
                 continue
             of.mixed += 1
+            versions = [window.backwards[number].version for number in sorted(window.backwards)]
+            of.moved += not any(modes[evaluations:]) and versions[evaluations - 1] != versions[evaluations]
+            of.first = of.first or _finding(window, evaluations)
+            self._findings.show(of.first.key, windows)
+
+    @property
+    def accuses(self) -> bool:
+        """Whether it would accuse the script of what it has seen, if that ended now."""
+        return any(of.is_proof for of in self._of.values())
 
     def finish(self) -> None:
         for of in self._of.values():
-            if of.mixed and of.others >= of.mixed:
+            if of.first is not None and of.is_proof:
+                self._findings.add(of.first, count=of.mixed)
+            elif of.is_now_and_then:
                 self._findings.undecided(MIXED, of.mixed)
+
+
+def _finding(window: Window, evaluations: int) -> Finding:
+    passes = sorted(window.backwards)
+    says = "the step also uses gradients that were computed in evaluation mode, at other weights, and not cleared"
+    effect = f"{evaluations} of {len(passes)} backward passes in the update are of an evaluation"
+    of = frozenset((window.rank, number) for number in passes[:evaluations])
+    rank = (window.rank,)
+    return Finding("watch/cleared", says, window.index, rank, window.site, effect, window.optimizer, of)
