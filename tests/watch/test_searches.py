@@ -1,6 +1,8 @@
 """Steps along a gradient that a step has used before: a search along a line goes back between them, two optimizers may
 share one gradient, and else it is wrong."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
@@ -128,6 +130,19 @@ def test_ranks_that_change_their_weights_between_steps_may_meet(is_elsewhere, ex
             stream[-1].is_elsewhere = is_elsewhere and window % 2 == 1
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+def test_a_test_of_rates_may_diverge():
+    """Its rate grows with each step, so far that no warm-up does."""
+    model = torch.nn.Linear(3, 8)
+    with suppress(AssertionError), conformance.watching() as findings:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(24):
+            optimizer.zero_grad()
+            model(torch.arange(24.0).reshape(8, 3).cos()).square().square().mean().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= 8
+    assert verdict(findings) == "UNDECIDED"
 
 
 @pytest.mark.parametrize(

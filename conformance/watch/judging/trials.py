@@ -10,6 +10,9 @@ import numpy as np
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
 
+_FAR = 1e3
+"""Between the first rate of a test and the last."""
+
 _SEVERAL = 3
 """Steps on finite gradients. One may go where the weights that are lost do not count."""
 
@@ -18,7 +21,8 @@ _SEVERAL = 3
 class _Of:
     """An optimizer of a rank. begin, end: the first backward pass of its steps, and the last of all before them.
     parameters: those that it steps. first: what is found first, and count: how often. infinite: the parameters whose
-    gradients were not finite."""
+    gradients were not finite. rates: the first and the last rate, as long as each step has a larger one than that
+    before."""
 
     begin: int = 0
     end: int = 0
@@ -26,6 +30,17 @@ class _Of:
     first: Finding | None = None
     count: int = 0
     infinite: set[int] = field(default_factory=set)
+    rates: tuple[float, float] | None = (0.0, 0.0)
+
+    def see_rate(self, rate: float) -> None:
+        if self.rates is not None:
+            first, last = self.rates
+            self.rates = (first or rate, rate) if rate > last else None
+
+    @property
+    def is_test(self) -> bool:
+        """Of rates, which grows until the loss does not get smaller any more."""
+        return self.rates is not None and self.rates[1] > _FAR * self.rates[0]
 
 
 class Trials:
@@ -33,9 +48,9 @@ class Trials:
 
     A search goes through several settings, one after the other, each with a model of its own. That one of them diverges
     is what it wants to know, and the next begins anew. A training that goes on has the same parameters, or steps those
-    of several models in turns. If all of these have finite gradients again, the weights have been put back, as after
-    the test of learning rates that goes on until the loss is NaN, or to the last checkpoint that was good: a step
-    makes NaN of weights for good, and so of all that is computed with them."""
+    of several models in turns, or its rates do not only grow. If all of these have finite gradients again, the weights
+    have been put back, as after the test of learning rates that goes on until the loss is NaN, or to the last
+    checkpoint that was good: a step makes NaN of weights for good, and so of all that is computed with them."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -53,6 +68,8 @@ class Trials:
         of = self._of[window.rank].setdefault(window.optimizer, _Of(begin=begin))
         of.end = window.clock
         of.parameters |= set() if window.step is None else {*window.step.parameters}
+        if window.step is not None:
+            of.see_rate(max((rate for rate in window.step.rates if rate is not None), default=0.0))
         lost = self._lost(window.rank)
         self._restored[window.rank].update(n for n in window.used.keys() & lost if np.isfinite(window.used[n]).all())
         if infinite is not None:
@@ -73,6 +90,7 @@ class Trials:
             of
             for of in every
             if of.first
+            and not of.is_test
             and not any(_are_trials(of, other) for other in every)
             and any(restored[number] < _SEVERAL for number in of.infinite)
         ]
@@ -85,8 +103,8 @@ class Trials:
                     self._findings.add(of.first, count=of.count)
                 elif of.first is not None:
                     self._findings.undecided(
-                        "gradients of a model are not finite, and others come before or after it, or it is put back: a "
-                        "trial may diverge",
+                        "gradients of a model are not finite, and others come before or after it, it is put back, or "
+                        "its rate only grows: a trial may diverge",
                         of.count,
                     )
 
