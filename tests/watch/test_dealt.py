@@ -1,22 +1,28 @@
 """What samplers deal out to ranks: all data, or what was cut by rank before."""
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset, TensorDataset
 
 from conformance.watch import records
+from conformance.watch.recording.holdings import fingerprint
 
 from .scripts import LINE, Script, total
 
 _RANKS = 2
 
 
-def dealt(cut=True, epochs=4, rows=160, replicas=_RANKS, augments=False, tells=True, shuffles=True, averages=True):
+def dealt(
+    cut=True, epochs=4, rows=160, replicas=_RANKS, augments=False, tells=True, shuffles=True, averages=True, data=(1, 2)
+):
     """The laws that a script breaks whose sampler deals rows out. cut: they are cut by rank before. augments: no row
-    comes twice. tells: the sampler is told of each epoch."""
+    comes twice. tells: the sampler is told of each epoch. data: what the ranks' data sets hold."""
     script = Script(ranks=_RANKS)
     for epoch in range(epochs):
         number = epoch if tells else 0
-        script.each(records.Epoch(3, number, shuffles, replicas))
+        for stream, holds in zip(script.streams, data, strict=True):
+            stream.append(records.Epoch(3, number, shuffles, replicas, holds))
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
         batch = rows // 8
         for at in range(0, len(order) // _RANKS, batch):
@@ -37,6 +43,8 @@ def dealt(cut=True, epochs=4, rows=160, replicas=_RANKS, augments=False, tells=T
     [
         ({}, True),
         ({"cut": False}, False),
+        ({"data": (1, 1)}, False),  # each rank makes other samples of it
+        ({"data": (None, None)}, False),
         ({"replicas": 1}, False),  # a sampler of this rank's part alone
         ({"replicas": 4}, False),
         ({"augments": True}, False),
@@ -59,3 +67,41 @@ def test_many_rows_are_looked_at_in_part():
 
 def test_ranks_that_do_not_train_together_may_each_have_their_data():
     assert "watch/dealt-once" not in dealt(averages=False)
+
+
+class Files:
+    """Of paths, or of arrays, or of what has no name."""
+
+    def __init__(self, entries):
+        self.transform, self.entries = object(), entries
+
+    def __len__(self):
+        return len(self.entries)
+
+    def __getitem__(self, at):
+        raise AssertionError("a data set was asked for a sample")
+
+
+ROWS = torch.arange(24.0).reshape(12, 2)
+
+
+@pytest.mark.parametrize(
+    ("makes", "is_known"),
+    [
+        (lambda rows: TensorDataset(rows, rows[:, 0]), True),
+        (lambda rows: rows, True),
+        (lambda rows: TensorDataset(rows.bfloat16(), rows > 0, rows.to_sparse()), True),
+        (lambda rows: Files(list(rows)), True),
+        (lambda rows: rows.to("meta"), False),
+        (lambda rows: Subset(Files([0]), [int(row[0]) for row in rows]), True),
+        (lambda rows: Files([f"{row[0]}.png" for row in rows]), True),
+        (lambda rows: Files(np.asarray(rows)), True),
+        (lambda rows: Files([(f"{row[0]}.png", 3) for row in rows]), True),
+        (lambda rows: Files([object() for _ in rows]), False),
+        (lambda rows: range(len(rows)), False),
+    ],
+)
+def test_what_a_data_set_holds(makes, is_known):
+    one, again, other = (fingerprint(makes(rows)) for rows in (ROWS[:6], ROWS[:6], ROWS[6:]))
+    assert one == again
+    assert (one is not None and one != other) == is_known

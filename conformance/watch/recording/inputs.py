@@ -18,6 +18,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
+from conformance.watch.recording.holdings import fingerprint
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
@@ -136,9 +137,14 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
 def observe(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered` and `Epoch`."""
 
+    holdings: dict[int, int | None] = {}
+
     def go_through(original: Any, sampler: Any) -> Any:
         number = recording.numbers.of("sampler", sampler)
-        recording.note(records.Epoch(number, sampler.epoch, bool(sampler.shuffle), sampler.num_replicas))
+        if number not in holdings:
+            holdings[number] = fingerprint(sampler.dataset)
+        shuffles, replicas = bool(sampler.shuffle), sampler.num_replicas
+        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, holdings[number]))
         return original(sampler)
 
     def fetch(original: Any, iterator: Any) -> Any:
