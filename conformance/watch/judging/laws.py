@@ -171,8 +171,8 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/own-data",
             "Each rank MUST train on data of its own.",
-            "All ranks compute the same gradient: the run is as if on one rank, and takes as long.",
-            "`DistributedSampler(dataset)` in the DataLoader, or a seed that depends on the rank",
+            "What one rank adds, another one has, too: an epoch takes as long as on one rank.",
+            "`DistributedSampler(dataset)` in the DataLoader; if samples are drawn at random, a seed for each rank",
         ),
         Law(
             "watch/dealt-once",
