@@ -87,9 +87,9 @@ class Backward(Record):
     the same for all backward passes that come from the same calls, line by line, whatever file they are in. of_any: the
     mean or sum is one of the script's own, of anything, and not that of cross entropy or its kin over targets.
     divisors: the factors that were divisions, each by its number. is_alike: its loss is made like that of the backward
-    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how
-    many losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is
-    a number that was made anew and comes from no model."""
+    pass before, of the same outputs. draws: a batch sampler of the script's own made the batches. terms: how many
+    losses of one kind are added up in it, 0 for one loss or several kinds. is_cut_off: its loss is a number that was
+    made anew and comes from no model. evaluated: if it `evaluates`, a fingerprint of each row of the first input."""
 
     backward: int
     scale: float | None
@@ -111,6 +111,7 @@ class Backward(Record):
     draws: bool = False
     terms: int = 0
     is_cut_off: bool = False
+    evaluated: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

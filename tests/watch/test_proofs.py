@@ -244,6 +244,29 @@ def test_an_evaluation_at_other_weights_has_left_gradients(evaluations, moves, e
     assert {law for law, _ in script.findings().causes} == expected
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "expected"),
+    [
+        ([None, 0, None, 2, None], {"watch/cleared"}),
+        ([None, 1, None, 3, None], set()),  # of what this window trains on
+        ([None, 9, None, 9, None], set()),
+        ([None, 0, None, None, None], set()),
+    ],
+)
+def test_an_evaluation_of_what_was_trained_on_before_has_left_gradients(evaluated, expected):
+    """evaluated: the number of the window whose samples are evaluated at the beginning of this one."""
+    script = Script(ranks=1)
+    for number, of in enumerate(evaluated):
+        computed = []
+        if of is not None:
+            computed += script.backward()
+            script.streams[0][-2].evaluates, script.streams[0][-2].evaluated = True, [of, 100 + of]
+        script.each(records.Entered([number, 100 + number], False, LINE))
+        script.step([total(computed + script.backward())])
+        script.clear()
+    assert {law for law, _ in script.findings().causes} == expected
+
+
 def test_a_rank_steps_on_an_overflow_that_another_leaves_out():
     script = Script()
     script.backward()

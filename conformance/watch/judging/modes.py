@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Window
@@ -18,22 +18,30 @@ _SEVERAL = 2
 
 @dataclass
 class _Optimizer:
-    """mixed: how many windows have passes in evaluation mode, and others in training mode. moved: how many of these
-    begin with the former, and have the latter at other weights. others: how many have none in evaluation mode. first:
-    of those that are mixed."""
+    """mixed: how many windows have passes in evaluation mode, and others in training mode. others: how many have none
+    in evaluation mode. moved, again: how many of those that are mixed begin with an evaluation, and go on at other
+    weights; or with one of what the window before has trained on, and not this one. first: of those that are mixed.
+    fed: what the window before has trained on."""
 
     mixed: int = 0
-    moved: int = 0
     others: int = 0
-    first: Finding | None = None
+    moved: int = 0
+    again: int = 0
+    first: tuple[Window, int] | None = None
+    fed: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def is_now_and_then(self) -> bool:
         return self.others >= self.mixed > 0
 
     @property
-    def is_proof(self) -> bool:
-        return self.is_now_and_then and self.moved == self.mixed >= _SEVERAL
+    def what(self) -> str | None:
+        """What the evaluations are known to be; None without a proof."""
+        if not self.is_now_and_then or self.mixed < _SEVERAL:
+            return None
+        if self.moved == self.mixed:
+            return "at other weights"
+        return "of what the step before had used" if self.again == self.mixed else None
 
 
 class Modes:
@@ -43,7 +51,8 @@ class Modes:
     backpropagated in some windows alone may be a validation, or have been seen between the steps, as for attributions,
     attacks or norms, and is to be cleared then; or it is a penalty that comes now and then. If it comes first, and the
     weights are others by the first pass in training mode, each time, as where an average is put in their place for an
-    evaluation, it is no penalty: that would be one on these weights."""
+    evaluation, it is no penalty: that would be one on these weights. Nor is it if it is of what was trained on in the
+    step before, and that step is over."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -59,29 +68,35 @@ class Modes:
             evaluations = sum(modes)
             if not 0 < evaluations < len(modes):
                 of.others += not evaluations
+                of.fed = window.fed
                 continue
             of.mixed += 1
-            versions = [window.backwards[number].version for number in sorted(window.backwards)]
-            of.moved += not any(modes[evaluations:]) and versions[evaluations - 1] != versions[evaluations]
-            of.first = of.first or _finding(window, evaluations)
-            self._findings.show(of.first.key, windows)
+            passes = [window.backwards[number] for number in sorted(window.backwards)]
+            if not any(modes[evaluations:]):
+                of.moved += passes[evaluations - 1].version != passes[evaluations].version
+                rows = {tuple(one.evaluated) for one in passes[:evaluations]}
+                of.again += rows <= of.fed - window.fed
+            of.fed = window.fed
+            if of.first is None:
+                of.first = window, evaluations
+                self._findings.show(_finding(window, evaluations, "").key, windows)
 
     @property
     def accuses(self) -> bool:
         """Whether it would accuse the script of what it has seen, if that ended now."""
-        return any(of.is_proof for of in self._of.values())
+        return any(of.what is not None for of in self._of.values())
 
     def finish(self) -> None:
         for of in self._of.values():
-            if of.first is not None and of.is_proof:
-                self._findings.add(of.first, count=of.mixed)
+            if of.first is not None and of.what is not None:
+                self._findings.add(_finding(*of.first, of.what), count=of.mixed)
             elif of.is_now_and_then:
                 self._findings.undecided(MIXED, of.mixed)
 
 
-def _finding(window: Window, evaluations: int) -> Finding:
+def _finding(window: Window, evaluations: int, what: str) -> Finding:
     passes = sorted(window.backwards)
-    says = "the step also uses gradients that were computed in evaluation mode, at other weights, and not cleared"
+    says = f"the step also uses gradients that were computed in evaluation mode, {what}, and not cleared"
     effect = f"{evaluations} of {len(passes)} backward passes in the update are of an evaluation"
     of = frozenset((window.rank, number) for number in passes[:evaluations])
     rank = (window.rank,)

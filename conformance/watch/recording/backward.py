@@ -84,6 +84,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 inputs.draws,
                 divided.terms,
                 cut_off.sees(root, tensors),
+                inputs.evaluated,
             )
         )
         inputs.begin()

@@ -29,16 +29,17 @@ _BATCHED_BY = ("torch.", "accelerate.", "builtins")
 
 class Inputs:
     """The first input of the first forward after each backward, and after each step. probe: whether that input wants a
-    gradient. evaluates: whether models only went forward in evaluation mode since. fetched: by the numbers of loaders,
-    how many batches each gave since. dealt: the sampler of the last batch that was not evaluated; `NONE` if it is not
-    dealt out to ranks; None if it is not known. draws: whether a batch sampler of the script's own made any of these
-    batches."""
+    gradient. evaluates: whether models only went forward in evaluation mode since; evaluated: the rows of the first.
+    fetched: by the numbers of loaders, how many batches each gave since. dealt: the sampler of the last batch that was
+    not evaluated; `NONE` if it is not dealt out to ranks; None if it is not known. draws: whether a batch sampler of
+    the script's own made any of these batches."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._handle: RemovableHandle | None = None
         self._enter = harmless(self._entering)
         self.probe = self.evaluates = self.draws = False
+        self.evaluated: list[int] = []
         self.fetched: dict[int, int] = {}
         self.dealt: int | None = None
         recording.before_writing.append(harmless(self._begin_after_step))
@@ -46,6 +47,7 @@ class Inputs:
     def begin(self) -> None:
         """The next forward is of another micro-batch."""
         self.probe = self.evaluates = self.draws = False
+        self.evaluated = []
         self.fetched.clear()
         self._wait()
 
@@ -102,22 +104,25 @@ class Inputs:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or "backward" in self._recording.inside:
             return
         if not module.training:
-            self.evaluates = True
+            if not self.evaluates:
+                self.evaluates, self.evaluated = True, _rows(args)
             return
-        self.evaluates = False
+        self.evaluates, self.evaluated = False, []
         self.end()
         if module not in self._recording.roots and len(self._recording.roots) < _MOST_ROOTS:
             self._recording.roots.add(module)
             self._recording.parameters.note_names(module)
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        self.probe = any(one.requires_grad for one in tensors)
+        self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
         wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
-        rows: list[int] = []
-        for one in tensors:
-            if one.dim() and one.numel() and not one.requires_grad:
-                rows = fingerprints(one) if _has_data(one) else []
-                break
-        self._recording.note(records.Entered(rows, wrapped, self._recording.site(), self.dealt))
+        self._recording.note(records.Entered(_rows(args), wrapped, self._recording.site(), self.dealt))
+
+
+def _rows(args: tuple[Any, ...]) -> list[int]:
+    """The fingerprints of the first input that is data."""
+    for one in args:
+        if isinstance(one, torch.Tensor) and one.dim() and one.numel() and not one.requires_grad:
+            return fingerprints(one) if _has_data(one) else []
+    return []
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
