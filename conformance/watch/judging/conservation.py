@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conformance.watch.judging import diagnosis, limits
+from conformance.watch.judging import diagnosis, limits, shares
 from conformance.watch.judging.case import HOOKS, Case, Together
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings
@@ -49,7 +49,11 @@ def judge(together: Together, findings: Findings) -> None:
                     findings.undecided(SEVERAL_WEIGHTS)
                 if window.is_late:
                     findings.undecided(LATE)
-    _judge_ranks(together, findings)
+    clips = shares.clips_of(together)
+    if not clips:
+        _judge_ranks(together, findings)
+    elif (found := shares.by_own_norms(together, clips)) is not None:
+        findings.add(found)
 
 
 def _judge_ranks(together: Together, findings: Findings) -> None:
