@@ -40,7 +40,7 @@ from conformance.trace.words import number
             loss = criterion(model(batch.inputs), batch.targets) / len(window)
             loss.backward()
         """,
-    watched=("watch/backward-once", "watch/fresh"),
+    watched=("watch/backward-once", "watch/fresh", "watch/from-the-model"),
     unwatched="A micro-batch that never goes forward or backward is missed by a plan alone.",
 )
 def one_backward_per_loss(window: Window) -> Outcomes:

@@ -28,7 +28,7 @@ from conformance.trace.words import number
         if scaler.get_scale() >= scale:  # the step was taken
             scheduler.step()
         """,
-    watched=("watch/schedule-after-step",),
+    watched=("watch/schedule-after-step", "watch/schedule-of-what-steps"),
     unwatched="How often a scheduler is to step stands in a plan; where it steps in a window is seen.",
 )
 def schedule_per_step(window: Window) -> Outcomes:
