@@ -11,6 +11,7 @@ import numpy as np
 
 from conformance.watch.judging import bound
 from conformance.watch.judging.factor import Equation, Factor, solve
+from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.formats import COARSEST, ROUNDOFF
 from conformance.watch.judging.windows import Contribution, Sketch, Window
 from conformance.watch.records import Clipped
@@ -176,6 +177,11 @@ class Case:
             equations += [Equation(float(after[j]), float(before[j]), slack, spread, number) for j in (0, 1)]
         factor = solve(equations)
         return factor if factor is not None and factor.is_known else None
+
+    def finding(self, law: str, says: str, effect: str, *, is_of_all_steps: bool = False) -> Finding:
+        """Of this step and rank."""
+        of, where = self.window, (self.window.rank,)
+        return Finding(law, says, of.index, where, of.site, effect, of.optimizer, is_of_all_steps=is_of_all_steps)
 
     def shard(self, number: int) -> int:
         return self.window.shard.get(number, 0)

@@ -220,7 +220,7 @@ def _judge_replaced(case: Case, findings: Findings) -> None:
     says = f"gradients overflowed at the loss scale {scales[0]:g}, and the step uses finite ones in their place"
     lost = sum(not all(one.is_finite for one in case.all(number)) for number in case.parameters)
     effect = f"the gradients of {lost} of {len(case.parameters)} parameters are made up"
-    findings.add(_finding(case, "watch/finite", says, effect))
+    findings.add(case.finding("watch/finite", says, effect))
 
 
 def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
@@ -230,7 +230,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     if len(window.scales) > 1:
         says = f"backward passes of one window carry the loss scales {_list(window.scales)}"
         ratio = max(window.scales) / min(window.scales)
-        findings.add(_finding(case, "watch/one-scale", says, f"some gradients count {ratio:g} times as much as others"))
+        findings.add(case.finding("watch/one-scale", says, f"some gradients count {ratio:g} times as much as others"))
         return False
     scale = window.scales[0] if window.scales else 1.0
     kappa = factor.within(case.after).times(ranks * scale / (step.grad_scale or 1.0) / case.clipped)
@@ -253,24 +253,24 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
             return False
         if kappa.contains(scale, error):
             says = f"the step uses gradients of the loss times {scale:g}"
-            findings.add(_finding(case, "watch/unscaled", says, _off(scale)))
+            findings.add(case.finding("watch/unscaled", says, _off(scale)))
             return False
         if kappa.contains(1 / scale, error):
             says = f"the step uses gradients that were divided by the loss scale {scale:g} twice"
-            findings.add(_finding(case, "watch/unscaled", says, _off(1 / scale)))
+            findings.add(case.finding("watch/unscaled", says, _off(1 / scale)))
             return False
     unscaled = _unscaled(window)
     # By hand, a loss may be multiplied by it where its graph does not show it.
     is_seen = all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in window.backwards.values())
     if scale == 1.0 and unscaled != 1.0 and is_seen and kappa.contains(1 / unscaled, error):
         says = f"no loss was multiplied by the loss scale {unscaled:g} that the gradients were divided by"
-        findings.factors.append((window.rank, _finding(case, "watch/unscaled", says, _off(1 / unscaled)), False))
+        findings.factors.append((window.rank, case.finding("watch/unscaled", says, _off(1 / unscaled)), False))
         return False
     divisor = step.grad_scale or unscaled
     if scale != 1.0 and divisor not in (1.0, scale) and kappa.contains(scale / divisor, error):
         # Nobody knows by how much a scale will have grown.
         says = f"gradients of the loss times {scale:g} were divided by {divisor:g}: the scale was updated before"
-        findings.add(_finding(case, "watch/unscaled", says, _off(scale / divisor)))
+        findings.add(case.finding("watch/unscaled", says, _off(scale / divisor)))
         return False
     total = _total(case)
     if ranks > 1 and kappa.contains(float(ranks), error):
@@ -284,7 +284,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
         if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total, passes):
             says = f"each loss was divided by {passes}, and so was the sum of their gradients"
-            finding = _finding(case, "watch/divided-once", says, _off(1 / passes))
+            finding = case.finding("watch/divided-once", says, _off(1 / passes))
             findings.factors.append((window.rank, finding, False))
             return False
         findings.note("the sum over micro-batches is divided by their number, by hand")
@@ -292,7 +292,7 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         return True
     if ranks > 1 and kappa.contains(1 / ranks, error) and not _is_a_sum(case, total, ranks):
         says = f"the sum over {ranks} ranks was divided by {ranks * ranks}"
-        findings.factors.append((window.rank, _finding(case, "watch/averaged-once", says, _off(1 / ranks)), False))
+        findings.factors.append((window.rank, case.finding("watch/averaged-once", says, _off(1 / ranks)), False))
         return False
     if total is not None and kappa.contains(1 / total, error):
         findings.note("sums of losses are divided by the number of their targets, by hand")
@@ -328,11 +328,6 @@ def _unscaled(window: Window) -> float:
 
 def _off(factor: float) -> str:
     return f"the gradients used are {factor:.3g} of what they should be"
-
-
-def _finding(case: Case, law: str, says: str, effect: str) -> Finding:
-    window = case.window
-    return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)
 
 
 def _list(values: Sequence[float]) -> str:

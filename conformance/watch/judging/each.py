@@ -46,16 +46,7 @@ def explain(case: Case) -> Finding | str | None:
         return f"some gradients have a factor of their own{ratio}: by hand, it seems: {names}"
     says = f"sparse gradients are summed over the {ranks} ranks, and all others are averaged: {names}"
     effect = f"{len(found.rest)} of {len(case.parameters)} parameters move {ranks} times as far as they should"
-    return Finding(
-        "watch/means-averaged",
-        says,
-        window.index,
-        (window.rank,),
-        window.site,
-        effect,
-        window.optimizer,
-        is_of_all_steps=True,
-    )
+    return case.finding("watch/means-averaged", says, effect, is_of_all_steps=True)
 
 
 def apart(case: Case) -> Apart | None:

@@ -6,7 +6,7 @@ from conformance.workloads.precision import BF16, FP16, FP32, FP64
 
 #: Unit roundoffs.
 ROUNDOFF = {one.dtype: float(one.unit_roundoff) for one in (FP64, FP32, FP16, BF16)}
-ROUNDOFF |= {"complex64": ROUNDOFF["float32"], "complex128": ROUNDOFF["float32"]}
+ROUNDOFF |= {"complex64": ROUNDOFF["float32"], "complex128": ROUNDOFF["float64"]}
 COARSEST = 2.0**-8
 #: By the roundoff of a format, what an operation loses at most where its result is too small: the smallest normal
 #: number, as processors may flush to zero; of float16, which none flushes, the smallest positive one.

@@ -53,19 +53,9 @@ def before_averaging(case: Case) -> Finding | None:
         return None
     if case.independent < ENOUGH:
         return None
-    window = case.window
     says = "each rank clipped its own gradients by value, element by element, and then averaged"
     effect = f"the gradients of {len(case.parameters)} parameters are averages of what each rank has left of its own"
-    return Finding(
-        "watch/one-factor",
-        says,
-        window.index,
-        (window.rank,),
-        window.site,
-        effect,
-        window.optimizer,
-        is_of_all_steps=True,
-    )
+    return case.finding("watch/one-factor", says, effect, is_of_all_steps=True)
 
 
 def _left(case: Case, window: Window) -> dict[int, Contribution] | None:

@@ -38,7 +38,7 @@ class OwnOverflow:
 
     A number that losses are multiplied with, and gradients divided by, is a loss scale: it has no other use. Gradients
     that are not finite at this scale may be finite at a smaller one. So what is put in their place depends on the
-    scale, and not on the loss alone; the step is to be left out. Zeros in place of all of a gradient do that, too."""
+    scale, and not on the loss alone; the step is to be left out, as zeros in place of a whole gradient do."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

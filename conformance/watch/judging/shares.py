@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from itertools import combinations
-from math import hypot
 
-from conformance.watch.judging.case import Together
+from conformance.watch.judging.case import Together, factor_of
 from conformance.watch.judging.findings import Finding
 from conformance.watch.records import Clipped
 
@@ -28,23 +27,18 @@ def clips_of(together: Together) -> list[Clipped]:
 
 
 def by_own_norms(together: Together, clips: list[Clipped]) -> Finding | None:
-    """Whether each rank clips by the norm of its share alone, and the limit is below the norm of all.
+    """Whether each rank clips by the norm of its share alone, so that shares are multiplied by different factors.
 
     Who clips parts of a model by themselves chooses them by what they are. Shares go by the number of ranks, and
     with it goes what is clipped together."""
-    first, norms, limit = together.here[0], [clip.norm or 0.0 for clip in clips], clips[0].limit
-    norm = hypot(*norms)
-    if max(norms) <= min(norms) * (1 + _SAME) or norm <= limit:
+    first, factors = together.here[0], [factor_of(clip) for clip in clips]
+    if max(factors) <= min(factors) * (1 + _SAME):
         return None
-    says = (
-        f"each rank clips the share that it steps, by norms of {min(norms):.3g} to {max(norms):.3g}, and not by that "
-    )
-    left = hypot(*(min(one, limit) for one in norms))
-    effect = f"the norm of what the step uses was to be at most {limit:g}, and is {left:.3g}"
+    norms = [clip.norm or 0.0 for clip in clips]
+    says = f"each rank clips the share that it steps by its own norm, from {min(norms):.3g} to {max(norms):.3g}"
+    effect = f"gradients are multiplied by {min(factors):.3g} on one rank and by {max(factors):.3g} on another"
     ranks = tuple(window.rank for window in together.here)
-    return Finding(
-        "watch/one-factor", f"{says}of all, {norm:.3g}", first.index, ranks, clips[0].site, effect, first.optimizer
-    )
+    return Finding("watch/one-factor", says, first.index, ranks, clips[0].site, effect, first.optimizer)
 
 
 def _only(clips: list[tuple[int, Clipped]]) -> Clipped | None:
