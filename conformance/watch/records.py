@@ -305,13 +305,14 @@ class Entered(Record):
 @dataclass(slots=True)
 class Epoch(Record):
     """A loader begins to go through a `DistributedSampler`, which deals its data out to so many replicas. data: a
-    fingerprint of what its data set holds; None if it holds nothing that is known."""
+    fingerprint of what its data set holds; None if it holds nothing that is known. whole: of what that is cut from."""
 
     sampler: int
     epoch: int
     shuffles: bool
     replicas: int = 0
     data: int | None = None
+    whole: int | None = None
 
 
 @dataclass(slots=True)

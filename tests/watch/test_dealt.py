@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+import conformance
 from conformance.watch import records
-from conformance.watch.recording.holdings import fingerprint
+from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole
 
 from .scripts import LINE, Script, total
 
@@ -14,15 +15,25 @@ _RANKS = 2
 
 
 def dealt(
-    cut=True, epochs=4, rows=160, replicas=_RANKS, augments=False, tells=True, shuffles=True, averages=True, data=(1, 2)
+    cut=True,
+    epochs=4,
+    rows=160,
+    replicas=_RANKS,
+    augments=False,
+    tells=True,
+    shuffles=True,
+    averages=True,
+    data=(1, 2),
+    wholes=(3, 3),
 ):
     """The laws that a script breaks whose sampler deals rows out. cut: they are cut by rank before. augments: no row
-    comes twice. tells: the sampler is told of each epoch. data: what the ranks' data sets hold."""
+    comes twice. tells: the sampler is told of each epoch. data: what the ranks' data sets hold. wholes: what
+    these are cut from."""
     script = Script(ranks=_RANKS)
     for epoch in range(epochs):
         number = epoch if tells else 0
-        for stream, holds in zip(script.streams, data, strict=True):
-            stream.append(records.Epoch(3, number, shuffles, replicas, holds))
+        for stream, holds, whole in zip(script.streams, data, wholes, strict=True):
+            stream.append(records.Epoch(3, number, shuffles, replicas, holds, whole))
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
         batch = rows // 8
         for at in range(0, len(order) // _RANKS, batch):
@@ -45,6 +56,8 @@ def dealt(
         ({"cut": False}, False),
         ({"data": (1, 1)}, False),  # each rank makes other samples of it
         ({"data": (None, None)}, False),
+        ({"wholes": (3, 4)}, False),  # each rank draws data of its own at random
+        ({"wholes": (None, None)}, False),
         ({"replicas": 1}, False),  # a sampler of this rank's part alone
         ({"replicas": 4}, False),
         ({"augments": True}, False),
@@ -105,3 +118,42 @@ def test_what_a_data_set_holds(makes, is_known):
     one, again, other = (fingerprint(makes(rows)) for rows in (ROWS[:6], ROWS[:6], ROWS[6:]))
     assert one == again
     assert (one is not None and one != other) == is_known
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_known"),
+    [
+        (lambda rows, rank: TensorDataset(rows[rank::2], rows[rank::2, 0]), True),
+        (lambda rows, rank: TensorDataset(rows.chunk(2)[rank]), True),
+        (lambda rows, rank: Subset(TensorDataset(rows), range(rank, 12, 2)), True),
+        (lambda rows, rank: Files(rows.numpy()[rank::2]), True),
+        (lambda rows, rank: Files([(row, 3) for row in rows[rank::2]]), True),
+        (lambda rows, rank: Files([row.clone() for row in rows[rank::2]]), False),
+        (lambda rows, rank: TensorDataset(rows[rank::2].clone()), False),
+        (lambda rows, rank: TensorDataset(rows.to_sparse()), False),
+        (lambda rows, rank: Files([]), False),
+    ],
+)
+def test_what_a_data_set_is_cut_from(cut, is_known):
+    """Two ranks hold parts of the same; where each has drawn its own, they do not."""
+    one, other = (fingerprint_of_whole(cut(ROWS, rank)) for rank in range(2))
+    assert one == other
+    assert (one is not None) == is_known
+    assert not is_known or one != fingerprint_of_whole(cut(ROWS + 1, 0))
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [ROWS.to_sparse(), torch.view_as_complex(ROWS).conj(), ROWS._neg_view(), ROWS.to_mkldnn()],
+)
+def test_rows_of_other_layouts_end_no_recording(inputs):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    called = torch.nn.Module()
+    called.forward = lambda given: model(ROWS) * given.size(0)
+    with conformance.watching() as findings:
+        for _ in range(3):
+            optimizer.zero_grad()
+            called(inputs).square().mean().backward()
+            optimizer.step()
+    assert findings.conserved == findings.steps == 3

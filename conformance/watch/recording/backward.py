@@ -37,7 +37,14 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
             leaves.disarm()
             return original(tensors, *args, **kwargs)
         if "backward" in recording.inside:
-            return original(tensors, *args, **kwargs)
+            if kwargs.get("accumulate_grad"):
+                return original(tensors, *args, **kwargs)
+            # A node asks for gradients, as to compute activations again, and passes them on to the leaves or not.
+            recording.in_node += 1
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                recording.in_node -= 1
         with recording.occupied():
             return backward(original, tensors, *args, **kwargs)
 
@@ -94,7 +101,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 return original(tensors, *args, **kwargs)
         finally:
             recording.inside.remove("backward")
-            leaves.close()
+            leaves.end()
 
     def begin(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         several = grad_tensors if isinstance(grad_tensors, (tuple, list)) else [grad_tensors]

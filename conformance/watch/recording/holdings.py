@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
-_MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS = 16, 8, 256
+_MOST_SAMPLES, _MOST_FIELDS, _MOST_CHARACTERS, _MOST_BYTES = 16, 8, 256, 1024
 
 
 def fingerprint(data: Any) -> int | None:
@@ -19,27 +20,54 @@ def fingerprint(data: Any) -> int | None:
     return zlib.crc32(b" ".join(found)) if found else None
 
 
+def fingerprint_of_whole(data: Any) -> int | None:
+    """Of the first entries of what its own are cut from: the data of a `Subset`, and what its tensors or arrays are
+    views of. None if there is no such thing, as of a list that was cut."""
+    if isinstance(data, Subset):
+        return fingerprint(data.dataset)
+    found = [whole for whole in map(_whole, _columns(data)) if whole is not None]
+    return zlib.crc32(b" ".join(found)) if found else None
+
+
+def _whole(entries: Any) -> bytes | None:
+    if isinstance(entries, (list, tuple)):
+        return _whole(entries[0]) if len(entries) else None
+    if isinstance(entries, np.ndarray) and isinstance(entries.base, np.ndarray):
+        return _bytes(entries.base[:_MOST_SAMPLES]) if entries.base.ndim else None
+    if is_plain(entries):
+        storage = entries.untyped_storage()
+        if storage.nbytes() > entries.nbytes:
+            return bytes(torch.empty(0, dtype=torch.uint8, device=entries.device).set_(storage)[:_MOST_BYTES].tolist())
+    return None
+
+
 def _columns(data: Any) -> Iterator[Any]:
     fields = [data, *getattr(data, "__dict__", {}).values()]
     # A TensorDataset has a tuple of them.
     fields += [one for field in fields if isinstance(field, (tuple, list)) for one in field[:_MOST_FIELDS]]
     for field in fields:
-        is_array = (isinstance(field, np.ndarray) or _is_plain(field)) and field.ndim > 0
+        is_array = (isinstance(field, np.ndarray) or is_plain(field)) and field.ndim > 0
         if (is_array or isinstance(field, (list, tuple))) and len(field) == len(data):
             yield field[:_MOST_SAMPLES]
 
 
-def _is_plain(entries: Any) -> bool:
-    is_strided = type(entries) is torch.Tensor and entries.layout == torch.strided
-    return is_strided and not entries.is_meta and not entries.is_quantized
+def is_plain(entries: Any) -> bool:
+    """Whether it is a tensor whose bytes can be read: no subclass, on a device, and neither sparse nor quantized."""
+    is_strided = type(entries) in (torch.Tensor, torch.nn.Parameter) and entries.layout == torch.strided
+    return is_strided and not (entries.is_meta or entries.is_quantized or entries.is_nested)
+
+
+def raw(entries: torch.Tensor) -> torch.Tensor:
+    """In the memory of the host, one after another, where those of another type can be read in their place."""
+    return entries.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def _bytes(entries: Any) -> bytes | None:
     """None for what is not the same in two processes, such as where an object lies in memory."""
     if isinstance(entries, torch.Tensor):
-        if not _is_plain(entries):
+        if not is_plain(entries):
             return None
-        return bytes(entries.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return bytes(raw(entries).flatten().view(torch.uint8).numpy())
     if isinstance(entries, np.ndarray):
         return None if entries.dtype == object else entries.tobytes()
     if isinstance(entries, (list, tuple)):

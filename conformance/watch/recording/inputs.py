@@ -18,7 +18,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.importing import when_imported
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
-from conformance.watch.recording.holdings import fingerprint
+from conformance.watch.recording.holdings import fingerprint, fingerprint_of_whole, is_plain, raw
 from conformance.watch.recording.recording import Recording
 
 _MOST_ROWS, _MOST_ROOTS = 256, 8
@@ -126,14 +126,13 @@ def _rows(args: tuple[Any, ...]) -> list[int]:
 
 
 def _has_data(tensor: torch.Tensor) -> bool:
-    """Whether it is a plain one: no DTensor or the like, on a device, and no stand-in for several within `vmap`."""
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
-    return is_plain and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    """Whether it is a plain one, and no stand-in for several within `vmap`."""
+    return is_plain(tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def fingerprints(batch: torch.Tensor) -> list[int]:
     """One for each of the first rows."""
-    some = batch.detach()[:_MOST_ROWS].cpu().contiguous()
+    some = raw(batch[:_MOST_ROWS])
     some = some.view(torch.uint8) if some.dtype != torch.bool else some
     flat = some.reshape(some.shape[0], -1)
     return [zlib.crc32(bytes(row)) for row in flat.numpy()]
@@ -142,14 +141,14 @@ def fingerprints(batch: torch.Tensor) -> list[int]:
 def observe(recording: Recording, inputs: Inputs) -> Seams:
     """Notes `Entered` and `Epoch`."""
 
-    holdings: dict[int, int | None] = {}
+    holdings: dict[int, tuple[int | None, int | None]] = {}
 
     def go_through(original: Any, sampler: Any) -> Any:
         number = recording.numbers.of("sampler", sampler)
         if number not in holdings:
-            holdings[number] = fingerprint(sampler.dataset)
+            holdings[number] = fingerprint(sampler.dataset), fingerprint_of_whole(sampler.dataset)
         shuffles, replicas = bool(sampler.shuffle), sampler.num_replicas
-        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, holdings[number]))
+        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, *holdings[number]))
         return original(sampler)
 
     def fetch(original: Any, iterator: Any) -> Any:

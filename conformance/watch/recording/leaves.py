@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,12 +23,25 @@ _LIKE_THE_MEAN = 1e-2
 """So near to the mean of the entries of its row, the last one is taken for it: then nothing is said."""
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What a backward handed to a leaf. entries: what is left of a sparse one of which the last of each row is kept."""
+
+    known: Known
+    pieces: list[Taken]
+    dtype: torch.dtype
+    is_fresh: bool
+    is_sparse: bool
+    entries: Taken | None
+
+
 class Leaves:
     """Takes the gradients of a backward, and notes them when it is over."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._taken: list[tuple[Known, list[Taken]]] = []
+        self._within: dict[int, list[_Seen]] = {}
         self._fresh: list[int] = []
         self._sparse: list[int] = []
         self._captured: list[int] = []
@@ -103,6 +117,13 @@ class Leaves:
         """What a backward pass computes for a parameter, where no hook on its leaf sees it."""
         self._noting(known, None, gradient)
 
+    def end(self) -> None:
+        """A backward is over: what a node of it has asked for, and did not pass on, was added to `.grad` there."""
+        for seen in [one for several in self._within.values() for one in several]:
+            self._take(seen)
+        self._within = {}
+        self.close()
+
     def close(self) -> None:
         """Note what was taken since the last time."""
         if self._captured:
@@ -138,9 +159,9 @@ class Leaves:
         self._taken, self._fresh, self._sparse = [], [], []
 
     def _noting_first(self, known: Known, gradient: torch.Tensor | None) -> None:
-        if gradient is None:
+        if gradient is None or torch.compiler.is_compiling():
             return
-        if self._is_armed and known.is_read and not torch.compiler.is_compiling() and not self._recording.in_grad:
+        if self._is_armed and known.is_read and not (self._recording.in_grad or self._recording.in_node):
             self._before.append((known, self._recording.sketching.take(gradient, known.sample)))
 
     def _noting(self, known: Known | None, sharded: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
@@ -157,13 +178,9 @@ class Leaves:
             return
         if sharded is not None and (steps := known.steps - _gathered(sharded)) > 1:
             self._stale[known.number] = steps
-        if self._taken and gradient.dtype != self._dtype:
-            self.close()
-        self._dtype = gradient.dtype
         parameter = known.reference()
         # FSDP2 keeps what is not reduced yet elsewhere.
-        if parameter is not None and parameter.grad is None and sharded is None and not known.is_flat:
-            self._fresh.append(known.number)
+        is_fresh = parameter is not None and parameter.grad is None and sharded is None and not known.is_flat
         take = self._recording.sketching.take
         if not known.is_read:
             pieces = []
@@ -171,12 +188,28 @@ class Leaves:
             pieces = [take(piece, known.sample) for piece in known.split(gradient.detach())]
         else:
             pieces = [take(getattr(gradient, "_local_tensor", gradient), known.sample)]
-        self._taken.append((known, pieces))
-        if gradient.layout == torch.sparse_coo:
-            self._sparse.append(known.number)
-            last = last_entries(gradient) if known.is_read else None
-            if last is not None:
-                self._entries.append((known, take(last, known.sample)))
+        is_sparse = gradient.layout == torch.sparse_coo
+        last = last_entries(gradient) if is_sparse and known.is_read else None
+        entries = take(last, known.sample) if last is not None else None
+        seen = _Seen(known, pieces, gradient.dtype, is_fresh, is_sparse, entries)
+        if self._recording.in_node:
+            self._within.setdefault(known.number, []).append(seen)
+        else:
+            # It is the sum of what nodes have asked for and passed on.
+            self._within.pop(known.number, None)
+            self._take(seen)
+
+    def _take(self, seen: _Seen) -> None:
+        if self._taken and seen.dtype != self._dtype:
+            self.close()
+        self._dtype = seen.dtype
+        if seen.is_fresh:
+            self._fresh.append(seen.known.number)
+        self._taken.append((seen.known, seen.pieces))
+        if seen.is_sparse:
+            self._sparse.append(seen.known.number)
+        if seen.entries is not None:
+            self._entries.append((seen.known, seen.entries))
 
 
 def last_entries(gradient: torch.Tensor) -> torch.Tensor | None:

@@ -49,7 +49,7 @@ class Recording:
         self.sketching = Sketching()
         self.inside: list[str] = []
         self.backwards = 0
-        self.in_grad = 0
+        self.in_grad = self.in_node = 0
         self._occupied: int | None = None
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.wrappers: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
