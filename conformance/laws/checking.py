@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, product
+from itertools import chain, product
 from traceback import format_exc
 from typing import Any
 
@@ -71,19 +71,13 @@ def check(run: Run) -> tuple[Verified, ...]:
     """Checks every law on ``run``, in the order of their ids. Leaves out violations that a law in ``unless`` explains
     better."""
     judgements = {law.id: _Judgement(law) for law in laws()}
-    subjects: dict[type[Subject], Iterable[Subject]] = {
-        Window: run.windows,
-        GlobalWindow: run.together.values(),
-        Rank: run.ranks,
-        Run: (run,),
+    own = {
+        scope: [one for one in judgements.values() if one.law.scope is scope and _is_needed(one.law, run)]
+        for scope in (Window, GlobalWindow, Rank, Run)
     }
-    for scope, several in subjects.items():
-        own = [one for one in judgements.values() if one.law.scope is scope and _is_needed(one.law, run)]
-        # A few subjects at a time: their events stay in the processor's cache until all laws have judged them.
-        rest = iter(several)
-        while few := tuple(islice(rest, _AT_A_TIME)):
-            for one in own:
-                one.judge(few)
+    for scope, few in _in_time(run):
+        for one in own[scope]:
+            one.judge(few)
     everything = {id: one.verified() for id, one in judgements.items()}
     return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
 
@@ -142,8 +136,20 @@ def _reported(verified: Verified, better: Sequence[Verified]) -> Verified:
     return replace(verified, violations=tuple(left))
 
 
-#: Subjects. A window of two micro-batches takes some 30 KB.
-_AT_A_TIME = 16
+#: Windows of a rank. One of two micro-batches takes some 30 KB.
+_AT_A_TIME = 8
+
+
+def _in_time(run: Run) -> Iterator[tuple[type[Subject], Sequence[Subject]]]:
+    """All subjects, a few windows of all ranks at a time: their events stay in the processor's cache until all laws have
+    judged them."""
+    for begin in range(0, max((len(rank.windows) for rank in run.ranks), default=0), _AT_A_TIME):
+        few = slice(begin, begin + _AT_A_TIME)
+        yield Window, [window for rank in run.ranks for window in rank.windows[few]]
+        joined = [(window, run.together.get(window.number)) for window in run.ranks[0].windows[few]]
+        yield GlobalWindow, [here for window, here in joined if here is not None and here.windows[0] is window]
+    yield Rank, run.ranks
+    yield Run, (run,)
 
 
 class _Judgement:

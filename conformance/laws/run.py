@@ -203,6 +203,12 @@ class Events:
         start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
         return found[start : None if before is None else bisect_left(found, before.seq, key=_seq)]
 
+    def first(self, kind: type[E], *, after: Event | None = None) -> E | None:
+        """The first event of a class and its subclasses; ``after`` excludes the events up to the one named."""
+        found: Sequence[E] = self._of[kind]
+        start = 0 if after is None else bisect_right(found, after.seq, key=_seq)
+        return found[start] if start < len(found) else None
+
     @cached_property
     def forwards(self) -> Sequence[Forward]:
         """The training forwards."""

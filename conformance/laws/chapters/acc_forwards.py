@@ -54,9 +54,8 @@ def _idle(window: Window) -> tuple[Forward, Forward] | None:
 
 def _raised(window: Window, forward: Forward) -> bool:
     """Whether the backward that came next never ended."""
-    following = window.rank.of(BackwardBegin, after=forward)[:1]
-    ended = {end.backward for end in window.rank.of(BackwardEnd)}
-    return any(begin.backward not in ended for begin in following)
+    following = window.rank.first(BackwardBegin, after=forward)
+    return following is not None and all(end.backward != following.backward for end in window.rank.of(BackwardEnd))
 
 
 def _wasted(window: Window, idle: Forward, trained: Forward) -> Broken:

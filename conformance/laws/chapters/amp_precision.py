@@ -149,7 +149,7 @@ def autocast_ends_in_window(window: Window) -> Outcomes:
             shows=(region, last, step, first),
             effect="Forwards go on with the weights as they were when a forward in this region first used them.",
         )
-    elif window.rank.of(AutocastExit, before=first):
+    elif (ended := window.rank.first(AutocastExit)) is not None and ended.seq < first.seq:
         yield OK
 
 
