@@ -141,8 +141,8 @@ _AT_A_TIME = 8
 
 
 def _in_time(run: Run) -> Iterator[tuple[type[Subject], Sequence[Subject]]]:
-    """All subjects, a few windows of all ranks at a time: their events stay in the processor's cache until all laws have
-    judged them."""
+    """All subjects, a few windows of all ranks at a time: their events stay in the processor's cache until all laws
+    have judged them."""
     for begin in range(0, max((len(rank.windows) for rank in run.ranks), default=0), _AT_A_TIME):
         few = slice(begin, begin + _AT_A_TIME)
         yield Window, [window for rank in run.ranks for window in rank.windows[few]]

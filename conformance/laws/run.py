@@ -36,6 +36,7 @@ from conformance.trace.events import (
     Vector,
     read,
 )
+from conformance.trace.joining import Joining
 from conformance.trace.lives import by_life
 from conformance.workloads.model import Model, model_of
 from conformance.workloads.plan import PlannedWindow, planned_windows, rows
@@ -406,11 +407,14 @@ class Run:
         After a rank leaves out a window or reads samples of another one, its windows no longer match those of the
         other ranks.
         """
+        joining: Joining[Window] = Joining(len(self.ranks))
+        for rank in self.ranks:
+            joining.put(rank.number, rank.windows)
         found = {}
-        for windows in zip(*(rank.windows for rank in self.ranks), strict=False):
-            number = windows[0].number
-            if all(window.number == number and window.ended for window in windows):
-                found[number] = GlobalWindow(self, number, windows)
+        for windows in joining.joined():
+            here = tuple(window for window in windows if window is not None and window.ended)
+            if len(here) == len(windows) and len({window.number for window in here}) == 1:
+                found[here[0].number] = GlobalWindow(self, here[0].number, here)
         return found
 
     @cached_property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
+from conformance.trace.joining import Joining
 from conformance.watch import records
 from conformance.watch.judging import (
     agreement,
@@ -59,8 +61,8 @@ class Launch:
         self.ranks = ranks
         self.findings = findings
         self.streams: dict[int, Stream] = {}
-        self._queues: dict[Key, dict[int, deque[Window]]] = defaultdict(lambda: defaultdict(deque))
         self._over: set[int] = set()
+        self._joining: dict[Key, Joining[Window]] = defaultdict(lambda: Joining(ranks, self._over))
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
@@ -115,7 +117,10 @@ class Launch:
                 self._wrapped[record.optimizer].add(rank)
                 self._left |= frozenset(record.own)
             case records.Failed():
-                self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+                if record.observer:
+                    self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
+                elif rank not in self._blind:
+                    self.findings.undecided(record.error)
                 self._blind.add(rank)
                 self._over.add(rank)
             case records.Buffers():
@@ -145,7 +150,7 @@ class Launch:
                 self._loss_scale.judge(found)
                 self._kept.see(found)
                 self._first = self._first or found
-                self._queues[self.streams[rank].key(found.optimizer)][rank].append(found)
+                self._joining[self.streams[rank].key(found.optimizer)].put(rank, [found])
                 is_more = True
         if is_more:
             self._join()
@@ -160,7 +165,7 @@ class Launch:
 
     def is_ahead(self, rank: int) -> bool:
         """Whether the other ranks are so far behind that it has to wait."""
-        return any(len(queues[rank]) > _AHEAD for queues in self._queues.values())
+        return any(joining.ahead(rank) > _AHEAD for joining in self._joining.values())
 
     @property
     def accuses(self) -> bool:
@@ -171,6 +176,7 @@ class Launch:
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
         self._is_over = True
+        self._over |= {*range(self.ranks)}
         self._join()
         common = {o for o in self._common | self._wrapped.keys() if not self._is_mixed(o)}
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
@@ -213,17 +219,11 @@ class Launch:
     def _join(self) -> None:
         if len(self.streams) < self.ranks and not self._is_over:
             return
-        for key, queues in self._queues.items():
-            while self._is_complete(key, queues):
-                windows = [queues[rank].popleft() if queues[rank] else None for rank in range(self.ranks)]
+        for key, joining in self._joining.items():
+            for windows in joining.joined():
                 self._judge(key, windows)
 
-    def _is_complete(self, key: Key, queues: dict[int, deque[Window]]) -> bool:
-        ready = [bool(queues[rank]) for rank in range(self.ranks)]
-        ended = [self._is_over or rank in self._over for rank in range(self.ranks)]
-        return any(ready) and all(has or over for has, over in zip(ready, ended, strict=True))
-
-    def _judge(self, key: Key, windows: list[Window | None]) -> None:
+    def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
         if len(self.streams) < self.ranks:
             self.findings.steps += len(here)
