@@ -379,7 +379,7 @@ class Wrapped(Record):
 
 @dataclass(slots=True)
 class Failed(Record):
-    """A part of the recorder raised, and was switched off."""
+    """A part of the recorder raised, and was switched off. observer: "" if each part would, and has to be."""
 
     observer: str
     error: str

@@ -5,12 +5,15 @@ import signal
 import sys
 import threading
 import warnings
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import conformance
 from conformance.trace.seams.guarding import failures, harmless
+from conformance.watch.recording import elsewhere
 from conformance.watch.watching import watch
 
 
@@ -173,3 +176,49 @@ def test_a_step_is_not_missed_where_the_recorder_has_ended():
 
     with pytest.raises(AssertionError, match="UNDECIDED: "), conformance.watching():
         train_after_an_empty_batch(fails)
+
+
+def conforms(change=lambda model: None, rate=0.1):
+    """Train for six steps, with `change` after each."""
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    with conformance.watching():
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(4, 40, dtype=model.weight.dtype)).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            change(model)
+
+
+def test_a_learning_rate_may_be_a_tensor():
+    conforms(rate=torch.tensor(0.1))
+
+
+@pytest.mark.parametrize(("now", "has_changed"), [(torch.ones(3), False), (torch.zeros(3), True)])
+def test_weights_may_be_moved_between_steps(now, has_changed):
+    """Those on another device, or of another format, are not compared."""
+    left = SimpleNamespace(left=torch.ones(3))
+    assert elsewhere.have_changed([(left, now)]) == has_changed
+    assert not elsewhere.have_changed([(left, now.double())])
+    assert not elsewhere.have_changed([(left, now.to("meta"))])
+    several = [(SimpleNamespace(left=torch.ones(2).double()), torch.ones(2).double()), (left, now)]
+    assert elsewhere.have_changed(several) == has_changed
+
+
+def test_that_a_graph_was_captured_is_said_once(monkeypatch):
+    """On a GPU; each part of the recorder has to look away."""
+    steps = count()
+
+    def captures(model):
+        """What comes after the fourth step."""
+        is_now = next(steps) == 3
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_now)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(AssertionError) as caught:
+        conforms(captures)
+    said = " ".join(str(caught.value).split())
+    assert said.count("nothing can be read while a CUDA graph is captured") == 1
+    assert "failed" not in said

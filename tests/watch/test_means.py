@@ -2,6 +2,7 @@
 
 import pytest
 
+from conformance.watch.judging.losses import PARTLY
 from conformance.watch.verdict import verdict
 
 from .scripts import Script, total
@@ -124,3 +125,24 @@ def test_micro_batches_that_are_divided_by_numbers_of_their_own_count_alike(divi
         script.step([total(computed)])
         script.clear()
     assert verdict(script.findings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("factors", "loader", "is_open"),
+    [
+        ((1 / 4, 1, 1 / 4, 1 / 4), 0, True),
+        ((1 / 4, 1, 1 / 4, 1 / 4), None, False),  # of other data
+        ((1 / 4, 1 / 2, 1 / 4, 1 / 4), 0, False),  # a weight
+        ((1 / 4, 1 / 4, 1 / 4, 1 / 4), 0, False),
+    ],
+)
+def test_some_losses_are_not_divided_by_the_number_of_micro_batches(factors, loader, is_open):
+    script = Script(ranks=1)
+    for _ in range(3):
+        computed = [script.backward(factors=[factor], targets=8, loader=loader) for factor in factors]
+        script.step([total([of_rank for [of_rank] in computed])])
+        script.clear()
+    findings = script.findings()
+    assert not findings.causes
+    assert not findings.notes
+    assert (PARTLY in findings.open) == is_open

@@ -156,7 +156,7 @@ def harmless(act: Function, observer: str | None = None) -> Function:
 def _see_that_nothing_is_captured() -> None:
     # Asking starts CUDA, after which a process cannot be forked.
     if cuda.is_initialized() and cuda.is_current_stream_capturing():
-        raise CudaGraph("nothing can be read while a graph is captured, and what it replays calls no hook")
+        raise CudaGraph("nothing can be read while a CUDA graph is captured, and what it replays calls no hook")
 
 
 def _came_by_signal(error: BaseException) -> bool:

@@ -91,7 +91,8 @@ def _weights(here: list[Window], findings: Findings) -> None:
     apart = [
         number
         for number in first.weights
-        if first.shards.get(number, 1) == 1 and any(window.weights[number] != first.weights[number] for window in here)
+        if first.shards.get(number, 1) == 1
+        and not all(np.array_equal(window.weights[number], first.weights[number], equal_nan=True) for window in here)
     ]
     share = _share(here, apart)
     if apart and share <= _ROUNDED:

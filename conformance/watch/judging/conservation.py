@@ -26,6 +26,11 @@ LATE = (
     "forward, its gradient is of neither weights"
 )
 
+BROKEN = (
+    "weights are infinite or NaN: a rate may be too high, or the optimizer's state broken, as that of fused SGD is "
+    "after a skip before its first step"
+)
+
 _SAME = 1e-4
 """Relative: what the sketches of two ranks may differ by beyond their bounds."""
 
@@ -34,6 +39,8 @@ def judge(together: Together, findings: Findings) -> None:
     """Look at the step of each rank."""
     for window in together.here:
         step = window.step
+        if not all(np.isfinite(value).all() for value in window.weights.values()):
+            findings.undecided(BROKEN)
         is_unread = step is not None and step.used and not window.used
         if step is None or step.found_inf or is_unread:
             continue

@@ -24,6 +24,9 @@ OWN = (
 )
 
 
+PARTLY = "some losses of a window are divided by how many micro-batches it has, and others, of the same loader, are not"
+
+
 @dataclass
 class _Optimizer:
     """right: windows whose losses were divided by their number. others: those that were not, each with the number
@@ -89,6 +92,8 @@ class Losses:
         divisor = 1 / factors[0] if factors[0] else 0.0
         same = all(abs(factor - factors[0]) <= 1e-6 * abs(factors[0]) for factor in factors)
         nominal = round(divisor) if same and divisor > 1.5 and abs(divisor - round(divisor)) < 1e-4 else None
+        if not same and not is_divided and _are_divided_partly(passes, factors):
+            self._findings.undecided(PARTLY)
         if nominal == len(passes):
             of.right += 1
             of.are_batches |= sum(one.batches for one in passes) >= len(passes)
@@ -114,7 +119,7 @@ class Losses:
             # Losses of other lines are other losses, not other parts of one mean.
             return
         low, high = min(weights.values()), max(weights.values())
-        if low <= 0 or high <= low * (1 + _DIFFERENT):
+        if low <= 0 or high <= low * (1 + _DIFFERENT) or len({one.targets or one.summed for one in passes}) == 1:
             return
         within = any(
             max(own) > min(own) * (1 + _DIFFERENT)
@@ -212,6 +217,14 @@ def _reach_the_same(window: Window) -> bool:
         for n in window.backwards
     }
     return len(reached) == 1
+
+
+def _are_divided_partly(passes: list[records.Backward], factors: list[float]) -> bool:
+    """Whether each is of one batch of one loader, and some count as much more as there are. A loss of other data, such
+    as those without labels, may be meant to."""
+    are_batches = all(one.batches == 1 for one in passes) and len({one.loader for one in passes}) == 1
+    times = {factor / min(factors, key=abs) for factor in factors} if all(factors) else set()
+    return are_batches and all(isclose(one, 1) or isclose(one, len(passes)) for one in times)
 
 
 def _have_numbers_of_their_own(window: Window) -> bool:

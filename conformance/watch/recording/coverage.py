@@ -79,13 +79,13 @@ class Coverage:
     def _see_start(self) -> None:
         for known, one in self._recording.parameters.all():
             if known.number not in self._start and not one.is_sparse and _has_values(one):
-                value = self._recording.parameters.sketches([(WHOLE, one.data)])[0]
+                value = self._value(one)
                 self._start[known.number] = own(one).shape, value
 
     def _are_copies(self) -> bool:
         return all(
             any(
-                shape == own(one).shape and bool(((first[0] - value).abs() <= _NEAR * value[2]).all())
+                shape == own(one).shape and bool(((first - value).abs() <= _NEAR * value[2]).all())
                 for shape, value in self._start.values()
             )
             for key, one in self._unheld.items()
@@ -97,7 +97,7 @@ class Coverage:
         self._still = []
         if not all(_has_values(one) for one in found.values()):
             return 0
-        values = {key: self._recording.parameters.sketches([(WHOLE, one.data)]) for key, one in found.items()}
+        values = {key: self._value(one) for key, one in found.items()}
         first = {key: self._first.setdefault(key, (steps, value)) for key, value in values.items()}
         equal = [key for key, value in values.items() if torch.equal(first[key][1], value)]
         self._still = sorted(self._name(found[key]) for key in equal if first[key][0] < steps)
@@ -111,7 +111,7 @@ class Coverage:
         for key, one in found.items():
             if self._frozen.get(key, lambda: None)() is not one or not _has_values(one):
                 continue
-            value = self._recording.parameters.sketches([(WHOLE, one.data)])
+            value = self._value(one)
             first, before, _ = self._unfrozen.setdefault(key, (steps, value, one))
             if not torch.equal(before, value):
                 # They are stepped by hand.
@@ -127,6 +127,10 @@ class Coverage:
             for one in root.parameters():
                 if not one.requires_grad:
                     self._frozen[id(one)] = weakref.ref(one)
+
+    def _value(self, parameter: torch.Tensor) -> torch.Tensor:
+        """(3,): of what this rank has of it, wherever it is moved in between."""
+        return self._recording.parameters.sketches([(WHOLE, parameter.data)])[0].cpu()
 
     def _name(self, parameter: torch.nn.Parameter) -> str:
         # While FSDP2 has gathered it, the model holds another one in its place.

@@ -3,6 +3,7 @@ for a while send each other what they have."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,18 @@ def remember(held: Sequence[tuple[Known, Any]]) -> None:
 
 def have_changed(held: Sequence[tuple[Known, Any]]) -> bool:
     """Since the last step, of whatever optimizer."""
-    return any(
-        known.left is not None
-        and known.left.shape == (now := _beginning(own(parameter.data))).shape
-        and not torch.equal(known.left, now)
-        for known, parameter in _some(held)
-    )
+    pairs: dict[tuple[torch.device, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
+    for known, parameter in _some(held):
+        now = _beginning(own(parameter.data))
+        # A model may be moved to another device in between, or be made of another format.
+        if known.left is not None and _kind(known.left) == _kind(now) and known.left.shape == now.shape:
+            pairs[_kind(now)].append((known.left, now))
+    # On a GPU each comparison waits for all that was asked for before.
+    return any(not torch.equal(*map(torch.cat, zip(*of_kind, strict=True))) for of_kind in pairs.values())
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:
+    return tensor.device, tensor.dtype
 
 
 def _some(held: Sequence[tuple[Known, Any]]) -> Sequence[tuple[Known, Any]]:

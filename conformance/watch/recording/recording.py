@@ -131,10 +131,14 @@ class Recording:
         self.note(records.Optimizer(number, type(optimizer).__name__, held))
         return number
 
-    def flush(self) -> None:
-        """Write what is waiting."""
+    def collect(self) -> None:
+        """Note what observers have kept so far."""
         for act in self.before_writing:
             act()
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        self.collect()
         self._write()
 
     def _write(self) -> None:

@@ -37,7 +37,7 @@ def observe(recording: Recording) -> Seams:
                 getattr(scheduler, "last_epoch", 0),
                 next((int(end) for name in _ENDS if (end := getattr(scheduler, name, None)) is not None), None),
                 any(one is not None for one in (*args, *kwargs.values())),
-                [group.get("initial_lr") for group in scheduler.optimizer.param_groups],
+                rates(scheduler.optimizer, "initial_lr"),
             )
         )
         return result

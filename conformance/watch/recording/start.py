@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 
-from conformance.trace.seams.guarding import failures, harmless
+from conformance.trace.seams.guarding import CudaGraph, failures, harmless
 from conformance.trace.seams.patching import Seams
 from conformance.watch import records
 from conformance.watch.recording import (
@@ -66,7 +66,10 @@ def recorded(folder: str, settings: Settings) -> Iterator[Recording]:
     with ExitStack() as stack:
 
         def failed(observer: str, error: Exception) -> None:
-            recording.note(records.Failed(observer.rpartition(".")[2], f"{type(error).__name__}: {error}"))
+            if isinstance(error, CudaGraph):
+                recording.note(records.Failed("", str(error)))
+            else:
+                recording.note(records.Failed(observer.rpartition(".")[2], f"{type(error).__name__}: {error}"))
 
         def enter(observe: Callable[[], Seams]) -> None:
             for seam in observe():

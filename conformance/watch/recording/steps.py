@@ -111,6 +111,8 @@ class _Steps:
                 self._weights = None
             if isinstance(record, records.Stepped):
                 record.after = self._after(optimizer, record)
+            # A backward pass that it is called in has computed some gradients.
+            self._recording.collect()
             self._recording.note(record)
             for known, gradient in gradients:
                 known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
@@ -216,8 +218,9 @@ class _Steps:
         return record, gradients
 
 
-def rates(optimizer: torch.optim.Optimizer) -> list[float | None]:
-    return [None if (rate := group.get("lr")) is None else float(rate) for group in optimizer.param_groups]
+def rates(optimizer: torch.optim.Optimizer, name: str = "lr") -> list[float | None]:
+    """Of each of its groups; a rate may be a tensor."""
+    return [None if (rate := group.get(name)) is None else float(rate) for group in optimizer.param_groups]
 
 
 def _is_hooked(kind: type) -> bool:
