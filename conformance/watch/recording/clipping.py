@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad
 
 from conformance.trace.seams.patching import Seams, replaced_inside
 from conformance.watch import records
+from conformance.watch.recording.later import later
 from conformance.watch.recording.parameters import Known
 from conformance.watch.recording.recording import Recording
 
@@ -84,7 +85,7 @@ def _strange(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[list
     return [list(one.shape) for one in tensors]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
     if hasattr(value, "to_local"):
@@ -92,4 +93,4 @@ def _number(value: Any) -> float | None:
             # To sum it up would take a collective.
             return None
         value = value.to_local()
-    return float(value)
+    return later(value, float)

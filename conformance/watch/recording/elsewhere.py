@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conformance.watch.recording.later import later
 from conformance.watch.recording.parameters import Known, own
 
 _LOOKED_AT, _FEW = 8, 64
@@ -21,16 +22,18 @@ def remember(held: Sequence[tuple[Known, Any]]) -> None:
         known.left = _beginning(own(parameter.data)).clone()
 
 
-def have_changed(held: Sequence[tuple[Known, Any]]) -> bool:
-    """Since the last step, of whatever optimizer."""
+def have_changed(held: Sequence[tuple[Known, Any]]) -> Any:
+    """Whether they have, since the last step of whatever optimizer: known now or `later`."""
     pairs: dict[tuple[torch.device, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = defaultdict(list)
     for known, parameter in _some(held):
         now = _beginning(own(parameter.data))
         # A model may be moved to another device in between, or be made of another format.
         if known.left is not None and _kind(known.left) == _kind(now) and known.left.shape == now.shape:
             pairs[_kind(now)].append((known.left, now))
-    # On a GPU each comparison waits for all that was asked for before.
-    return any(not torch.equal(*map(torch.cat, zip(*of_kind, strict=True))) for of_kind in pairs.values())
+    differ = [torch.ne(*map(torch.cat, zip(*of_kind, strict=True))).any() for of_kind in pairs.values()]
+    if len({one.device for one in differ}) == 1:
+        return later(torch.stack(differ).any(), bool)
+    return any(map(bool, differ))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[torch.device, torch.dtype]:

@@ -161,10 +161,13 @@ class Parameters:
 
     def held(self, optimizer: torch.optim.Optimizer) -> list[tuple[Known, Any]]:
         """What an optimizer steps: parameters, or what flat tensors have of them."""
+        tensors = [one for group in optimizer.param_groups for one in group["params"]]
+        # To look one up takes a while, and most scripts have none.
+        if not self._in_flat:
+            return [(self.of(tensor), tensor) for tensor in tensors]
         found: list[tuple[Known, Any]] = []
-        for tensor in (one for group in optimizer.param_groups for one in group["params"]):
-            # To look one up takes a while, and most scripts have none.
-            if self._in_flat and tensor in self._in_flat:
+        for tensor in tensors:
+            if tensor in self._in_flat:
                 found += [(known, Slice(tensor, *place)) for known, *place in self._in_flat[tensor]]
             else:
                 found.append((self.of(tensor), tensor))

@@ -20,6 +20,7 @@ from conformance.trace.state.site import Sites
 from conformance.watch import records
 from conformance.watch.parts import MOST_BYTES, first_part, following_part
 from conformance.watch.recording import surroundings
+from conformance.watch.recording.later import settle
 from conformance.watch.recording.parameters import Parameters
 from conformance.watch.recording.settings import Settings
 from conformance.watch.sketch import Sketching
@@ -146,8 +147,7 @@ class Recording:
             return
         waiting, self._waiting = self._waiting, []
         for record in waiting:
-            for name in records.SKETCHES[type(record)]:
-                setattr(record, name, getattr(record, name).numpy(force=True))
+            settle(record)
         if self._file is None:
             self._open()
         self._file.writelines(records.encoded(record) for record in waiting)
