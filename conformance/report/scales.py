@@ -31,12 +31,12 @@ class Axis:
 
 
 def linear(values: Iterable[float], start: float, end: float) -> Axis:
-    """An axis over those of `values` that can be drawn, with about five round ticks."""
+    """An axis over those of `values` that can be drawn, with about five round ticks; with one if all are the same."""
     finite = [value for value in values if abs(value) < LARGEST] or [0.0]
     low, high = min(finite), max(finite)
     if high - low <= max(1e-12 * max(abs(low), abs(high)), 1 / LARGEST):
-        middle, half = (low + high) / 2, max(abs(low), 1.0) * 0.5
-        low, high = middle - half, middle + half
+        half = max(abs(low), 1 / LARGEST)
+        return Axis(low - half, low + half, start, end, ((low, number(low)),))
     step = _round_step((high - low) / 5)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     digits = max(3, math.ceil(math.log10(max(abs(low), abs(high)) / step)) + 1)

@@ -74,6 +74,13 @@ def test_ticks_stand_on_their_axis(values: list[float], make: Callable[..., Axis
     assert all(axis.low <= axis.warp(value) <= axis.high for value, _ in axis.ticks)
 
 
+@pytest.mark.parametrize(("value", "label"), [(1e-3, "0.001"), (65536.0, "65536"), (-3.0, "-3"), (0.0, "0")])
+def test_what_stays_the_same_is_named_as_it_is(value: float, label: str) -> None:
+    axis = linear([value] * 5, 100, 0)
+    assert axis.ticks == ((value, label),)
+    assert axis(value) == 50
+
+
 def test_the_worst_step_and_the_worst_parameters_are_kept() -> None:
     count, width = 1000, 12
     steps = [Step(k, k, (1.0,) * width, (1.0,) * width, (0.0,) * width) for k in range(count)]

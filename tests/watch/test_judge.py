@@ -200,3 +200,13 @@ def test_buffers_that_differ_between_ranks_are_reported(offset):
         ["1 of 2 buffers differ between ranks, such as bn.running_var"] if offset else []
     )
     assert findings.conserved == 2
+
+
+def test_what_shows_first_comes_first():
+    """Weights are apart from the second step on, as each rank follows its own gradients in the first."""
+    script = Script(drift=0.1)
+    for _ in range(3):
+        script.step([total([of_rank]) for of_rank in script.backward()])
+        script.clear()
+    causes = script.findings().causes.values()
+    assert [(one.first.step, one.first.law) for one in causes] == [(0, "watch/averaged"), (1, "watch/same-weights")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from conformance.watch import records
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Cause, Findings
 from conformance.watch.judging.launch import Launch
 from conformance.watch.judging.stream import Stream
 
@@ -35,7 +36,14 @@ class Judge:
         """is_whole: whether the command came to its end by itself, and without an error."""
         for launch in self._launches.values():
             launch.finish(is_whole=is_whole)
+        # What shows first may be why the rest does.
+        self.findings.causes = dict(sorted(self.findings.causes.items(), key=lambda item: _step(item[1])))
         return self.findings
+
+
+def _step(cause: Cause) -> float:
+    """What is of the whole run comes last."""
+    return inf if cause.first.step is None else cause.first.step
 
 
 def judged(streams: Iterable[Iterable[records.Record]], *, is_whole: bool = True) -> Findings:
