@@ -12,17 +12,16 @@ from conformance.watch.judging import (
     conservation,
     coverage,
     diagnosis,
-    experts,
     pairing,
     unsent,
 )
 from conformance.watch.judging.astray import Astray
 from conformance.watch.judging.between import Between
-from conformance.watch.judging.case import HOOKS, LETS_APART, Together
+from conformance.watch.judging.case import Together
 from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
-from conformance.watch.judging.findings import Finding, Findings
+from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
@@ -37,15 +36,12 @@ from conformance.watch.judging.numbering import Numbering
 from conformance.watch.judging.order import Order
 from conformance.watch.judging.owners import Owners
 from conformance.watch.judging.pairing import Pairing
-from conformance.watch.judging.related import Related
 from conformance.watch.judging.scenes import Scene
 from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.steady import Steady
 from conformance.watch.judging.stream import Stream
+from conformance.watch.judging.suspicions import Suspicions
 from conformance.watch.judging.windows import Cleared, Key, Window
-
-_OF_ONE_MODEL = frozenset(("watch/same-weights", "watch/same-rates", "watch/same-steps", "watch/one-scale"))
-"""Laws for ranks that train one model."""
 
 _AHEAD = 256
 """A rank may be so many windows ahead of the others before the judge lets it wait."""
@@ -70,22 +66,11 @@ class Launch:
         self._schedules, self._loss_scale = Schedules(findings), LossScale(findings)
         self._between, self._order = Between(findings), Order(findings)
         self._modes, self._leftovers = Modes(findings), Leftovers(findings)
-        self._pairing = Pairing(ranks)
+        self._pairing, self._suspicions = Pairing(ranks), Suspicions(ranks, self.streams, findings)
         self._numbering = Numbering()
         self._averages = False
-        self._hooks: set[str] = set()
         self._is_joined = False
-        self._groups: set[int] = set()
-        self._waiting: list[Finding] = []
         self._first: Window | None = None
-        self._apart: dict[int, list[int]] = defaultdict(list)
-        self._equal: dict[int, int] = {}
-        self._common: set[int] = set()
-        self._unclear: set[int] = set()
-        self._wrapped: dict[int, set[int]] = defaultdict(set)
-        self._left: frozenset[int] = frozenset()
-        self._elsewhere: set[int] = set()
-        self._related = Related()
         self._lost = Lost(findings)
         self._kept, self._joined = Kept(ranks, findings), Joined(findings)
         self._ends: dict[int, Ends] = defaultdict(lambda: Ends(findings))
@@ -105,17 +90,10 @@ class Launch:
 
     def _feed(self, rank: int, record: records.Record) -> None:
         match record:
-            case records.Hooked():
-                self._hooks.add(record.name)
             case records.Joined():
                 self._is_joined = True
-            case records.Grouped():
-                self._groups.add(record.size)
             case records.Stale():
                 coverage.judge_stale(rank, self.streams[rank], record, self.findings)
-            case records.Wrapped():
-                self._wrapped[record.optimizer].add(rank)
-                self._left |= frozenset(record.own)
             case records.Failed():
                 if record.observer:
                     self.findings.undecided(f"a part of the recorder failed: {record.observer}: {record.error}")
@@ -137,6 +115,7 @@ class Launch:
             case records.Entered() | records.Epoch():
                 self._inputs.feed(rank, record)
                 self._dealt.feed(rank, record)
+        self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
         is_more = isinstance(record, records.Ended)
@@ -178,9 +157,9 @@ class Launch:
         self._is_over = True
         self._over |= {*range(self.ranks)}
         self._join()
-        common = {o for o in self._common | self._wrapped.keys() if not self._is_mixed(o)}
+        common = self._suspicions.common
         self._lacking.decide(self.streams, self._pairing, common, is_whole=is_whole, is_blind=bool(self._blind))
-        self._decide_waiting()
+        self._suspicions.finish(self._pairing, is_sampled=self._inputs.is_sampled)
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > self.ranks == 1 and any(stream.steps for stream in self.streams.values()):
             self.findings.undecided(f"a launcher started {started} ranks, which never formed a process group")
@@ -213,8 +192,9 @@ class Launch:
             if is_whole and rank not in self._blind:
                 self._ends[rank].finish(rank, stream)
                 self._astray[rank].finish(rank, stream)
-        if self._groups - {self.ranks} and self.ranks > 1:
-            self.findings.undecided(f"gradients are averaged over groups of {min(self._groups)} of {self.ranks} ranks")
+        groups = self._suspicions.groups
+        if groups - {self.ranks} and self.ranks > 1:
+            self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
 
     def _join(self) -> None:
         if len(self.streams) < self.ranks and not self._is_over:
@@ -243,12 +223,11 @@ class Launch:
             says = f"{len(here)} of {self.ranks} ranks take the step, {len(others)} do not"
             self._lacking.take(here, says, others)
             return
-        self._related.see(here)
-        self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
+        self._suspicions.see(here)
         if self.ranks == 1 and here[0].step is not None and here[0].step.is_elsewhere:
             self.findings.note(_BETWEEN)
         own = Findings()
-        together = Together(windows, self.ranks, self._is_joined, frozenset(self._hooks))
+        together = Together(windows, self.ranks, self._is_joined, frozenset(self._suspicions.hooks))
         conservation.judge(together, own)
         agreement.judge(together, own)
         is_conserved = 0 < own.steps == own.conserved or any(law == "watch/cleared" for law, _ in own.causes)
@@ -259,16 +238,16 @@ class Launch:
         if own.conserved and own.conserved == own.steps and not own.causes:
             self._averages |= self.ranks > 1
             if self.ranks > 1:
-                self._common.add(here[0].optimizer)
+                self._suspicions.is_averaged(here[0].optimizer)
                 self._inputs.averaged(is_alike=together.is_alike)
             self._losses.judge(together)
             self._modes.feed(here)
             self._leftovers.feed(here)
         elif any(law == "watch/same-weights" for law, _ in own.causes) and agreement.use_the_same(here):
             # Gradients of different weights are different ones, until they are averaged.
-            self._common.add(here[0].optimizer)
+            self._suspicions.is_averaged(here[0].optimizer)
         elif own.conserved < own.steps and not any(cause.first.waits for cause in own.causes.values()):
-            self._unclear.add(here[0].optimizer)
+            self._suspicions.is_unclear(here[0].optimizer)
         self._between.judge(together)
         self._loss_scale.judge_step(together)
         self._joined.judge(together)
@@ -286,7 +265,7 @@ class Launch:
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""
-        findings, window = self.findings, here[0]
+        findings = self.findings
         findings.steps += own.steps
         findings.conserved += own.conserved
         for system in own.unsolved:
@@ -295,28 +274,7 @@ class Launch:
             findings.undecided(why, count)
         for what in own.notes:
             findings.note(what)
-        apart = False
-        for cause in own.causes.values():
-            if cause.first.law == "watch/same-weights":
-                apart = True
-            is_common = window.optimizer in self._common | self._wrapped.keys()
-            is_of_one = is_common and cause.first.law != "watch/same-weights"
-            cause.first.ranks = tuple(sorted(cause.ranks))
-            if cause.first.waits or (cause.first.law in _OF_ONE_MODEL and not is_of_one):
-                self._wait(cause.first, here)
-            else:
-                findings.add(cause.first, here)
-        if len(here) == self.ranks and window.weights:
-            if apart:
-                self._apart[window.optimizer].append(window.index)
-                del self._apart[window.optimizer][1000:]
-            else:
-                self._equal[window.optimizer] = window.index
-
-    def _wait(self, finding: Finding, here: list[Window]) -> None:
-        self.findings.show(finding.key, here)
-        if len(self._waiting) < 1000:
-            self._waiting.append(finding)
+        self._suspicions.take([*own.causes.values()], here)
 
     def _solve(self, system: System, here: list[Window]) -> None:
         """A script does the same in each window, so that several steps say together what one is too small for."""
@@ -333,76 +291,8 @@ class Launch:
             self._solved.feed([(window.rank, None, False)], here)
             self.findings.undecided(found)
         elif found.waits:
-            self._wait(found, here)
+            self._suspicions.wait(found, here)
         elif system.is_ample and not found.is_of_all_steps:
             self.findings.add(found, here)
         else:
             self._solved.feed([(window.rank, found, False)], here)
-
-    def _is_mixed(self, optimizer: int) -> bool:
-        """Whether DDP wraps what some ranks step with it, and not what others do: their optimizers only look alike."""
-        stepping = {rank for rank, stream in self.streams.items() if stream.steps.get(optimizer)}
-        return optimizer in self._wrapped and not stepping <= self._wrapped[optimizer]
-
-    def _may_train_apart(self, optimizer: int) -> bool:
-        """Whether it never averages, and what the ranks train together may be another model: one that does average, or
-        of which not enough is seen to say that it does not. That has no backward pass in common with it."""
-        others = (self._common | self._unclear) - {optimizer}
-        unseen = any(stream.trains_unseen for stream in self.streams.values())
-        is_common = optimizer in self._common | self._wrapped.keys()
-        return not is_common and not self._related.have(optimizer, others) and (bool(others) or unseen)
-
-    def _may_be_of_each(self, optimizer: int) -> bool:
-        """Whether each rank may train a model of its own, as the members of an ensemble or the trials of a search: on
-        its own gradients alone, and from a start or at a rate of its own. A script that forgot to average looks the
-        same, unless something is averaged or wrapped, or a sampler deals the data out."""
-        found = [finding for finding in self._waiting if finding.optimizer == optimizer]
-        has_own = 0 in self._apart.get(optimizer, []) or any(finding.law == "watch/same-rates" for finding in found)
-        alone = {finding.alone for finding in found if finding.waits} == {True}
-        is_common = optimizer in self._common or (optimizer in self._wrapped and self._groups <= {self.ranks})
-        return has_own and alone and not self._inputs.is_sampled and not is_common
-
-    def _own(self, optimizer: int) -> frozenset[int]:
-        if optimizer in self._wrapped:
-            return self._left
-        return self._left | experts.from_start(self._waiting, optimizer, self.streams[0])
-
-    def _meets(self, optimizer: int) -> bool:
-        """Whether the ranks step on their own gradients, and the script changes the weights between steps, by what
-        others have learned: all of them, as in an average now and then, some, or halfway."""
-        held = next(iter(self.streams.values())).held[optimizer]
-        found = {finding.alone for finding in self._waiting if finding.optimizer == optimizer and finding.waits}
-        return found == {True} and bool(self._elsewhere & held)
-
-    def _decide_waiting(self) -> None:
-        for finding in self._waiting:
-            assert finding.optimizer is not None and finding.step is not None
-            if finding.parameters and finding.parameters <= self._own(finding.optimizer):
-                self.findings.undecided("some parameters are each rank's own, as those of experts are")
-                continue
-            if self._is_mixed(finding.optimizer):
-                self.findings.undecided("optimizers that look alike are of other models on other ranks")
-                continue
-            if finding.optimizer not in self._common and self._related.are_stages(finding.optimizer):
-                self.findings.undecided("ranks go backward from different lines, as the stages of a pipeline do")
-                continue
-            apart = self._apart.get(finding.optimizer, [])
-            own_weights = [f.step for f in self._waiting if f.waits and f.optimizer == finding.optimizer]
-            if self._meets(finding.optimizer):
-                self.findings.undecided("ranks step on their own gradients, and change their weights between steps")
-            elif self._may_train_apart(finding.optimizer):
-                self.findings.undecided("a model is trained by each rank alone, beside one that all ranks train")
-            elif self._may_be_of_each(finding.optimizer):
-                self.findings.undecided("each rank trains a model of its own, as it seems")
-            elif LETS_APART in self._hooks or (
-                (own_weights or self._hooks - HOOKS.keys())
-                and apart
-                and self._equal.get(finding.optimizer, -1) > apart[0]
-            ):
-                self.findings.undecided("ranks step on their own gradients, and average their weights now and then")
-            elif own_weights and apart and self._pairing.end_equal(self.streams[0].held[finding.optimizer]):
-                self.findings.undecided("ranks step on their own gradients, and end with the same weights")
-            elif finding.waits and not apart:
-                self.findings.undecided("ranks step on their own gradients, yet their weights stay equal")
-            else:
-                self.findings.add(finding)
