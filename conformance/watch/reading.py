@@ -8,6 +8,7 @@ from pathlib import Path
 from conformance.watch import records
 from conformance.watch.judging.judge import Judge
 from conformance.watch.judging.launch import Launch
+from conformance.watch.lines import decoded
 from conformance.watch.parts import following_part
 
 _AT_ONCE = 2000
@@ -69,7 +70,7 @@ class _File:
                 self._rest = line
                 return count > 0
             self._rest = ""
-            record = records.decoded(line)
+            record = decoded(line)
             if isinstance(record, records.Began):
                 self._launch, self._rank = judge.begin(record), record.rank
             elif self._launch is not None:

@@ -3,6 +3,7 @@
 import torch
 
 from conformance.watch import records
+from conformance.watch.lines import decoded, encoded
 from conformance.watch.recording.later import Later, later, settle
 
 
@@ -21,4 +22,4 @@ def test_it_is_read_when_the_record_is_written():
     record = records.Clipped("norm", [0], 1.0, Later(torch.tensor(3.0), float), 1, None)
     settle(record)
     assert record == records.Clipped("norm", [0], 1.0, 3.0, 1, None)
-    assert records.decoded(records.encoded(record)) == record
+    assert decoded(encoded(record)) == record

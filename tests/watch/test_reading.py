@@ -2,8 +2,8 @@
 
 from conformance.watch import reading
 from conformance.watch.judging.judge import Judge
+from conformance.watch.lines import encoded
 from conformance.watch.parts import first_part, following_part
-from conformance.watch.records import encoded
 
 from .scripts import Script
 

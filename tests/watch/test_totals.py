@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from conformance.watch import records
+from conformance.watch.lines import decoded
 from conformance.watch.recording import losses
 from conformance.watch.recording.settings import Settings
 from conformance.watch.recording.start import recorded
@@ -78,7 +79,7 @@ def test_whose_step_reads_the_gradients(kind, is_own, tmp_path):
         weight.sum().backward()
         optimizer.step()
     [file] = tmp_path.glob("*.jsonl")
-    found = [records.decoded(line) for line in file.read_text().splitlines(keepends=True)]
+    found = [decoded(line) for line in file.read_text().splitlines(keepends=True)]
     assert [one.is_own for one in found if isinstance(one, records.Stepped)] == [is_own]
 
 

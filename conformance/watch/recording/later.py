@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from conformance.watch import records
+from conformance.watch.lines import SKETCHES
 
 
 class Later:
@@ -35,5 +36,5 @@ def settle(record: records.Record) -> None:
         value = getattr(record, field.name)
         if isinstance(value, Later):
             setattr(record, field.name, value.now())
-    for name in records.SKETCHES[type(record)]:
+    for name in SKETCHES[type(record)]:
         setattr(record, name, getattr(record, name).numpy(force=True))

@@ -18,6 +18,7 @@ from conformance.trace.seams.guarding import harmless
 from conformance.trace.state.numbers import Numbers
 from conformance.trace.state.site import Sites
 from conformance.watch import records
+from conformance.watch.lines import encoded
 from conformance.watch.parts import MOST_BYTES, first_part, following_part
 from conformance.watch.recording import surroundings
 from conformance.watch.recording.later import settle
@@ -92,7 +93,7 @@ class Recording:
 
     def once(self, record: records.Record) -> None:
         """Note a record, unless one that says the same was noted."""
-        line = records.encoded(record)
+        line = encoded(record)
         if line not in self._said:
             self._said.add(line)
             self.note(record)
@@ -150,7 +151,7 @@ class Recording:
             settle(record)
         if self._file is None:
             self._open()
-        self._file.writelines(records.encoded(record) for record in waiting)
+        self._file.writelines(encoded(record) for record in waiting)
         self._file.flush()
         if self._file.tell() > MOST_BYTES:
             self._file.close()
@@ -176,7 +177,7 @@ class Recording:
         now = surroundings.of_process()
         launch, rank, world = self._among if self._among is not None and now[2] == 1 else now
         self._file = self._path.open("w", encoding="ascii")
-        self._file.write(records.encoded(records.Began(os.getpid(), rank, world, launch, surroundings.started())))
+        self._file.write(encoded(records.Began(os.getpid(), rank, world, launch, surroundings.started())))
 
 
 def unwrapped(optimizer: Any) -> Any:
