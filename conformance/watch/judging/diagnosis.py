@@ -30,7 +30,8 @@ _MORE = 2
 AMPLE = 4
 """With fewer beyond them, gradients that a script changed by hand may fit a hypothesis by chance: all steps must."""
 
-ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters"
+ELSEWHERE = "gradients come from elsewhere than a backward pass through these parameters, or from one that was before "
+ELSEWHERE += "their optimizer was made"
 CHANGED = "gradients of earlier windows are in the step, after the script has changed them"
 RUN_OUT = "ranks may run out of data, so that a step need not be one of all ranks"
 FEW = "gradients were changed between backward and step, and there are too few parameters to say how"
