@@ -131,3 +131,15 @@ def test_a_term_along_the_weights(share, expected):
         script.step([total([total([computed], 1 / scale), total([weights], share(number, scale))])])
         script.clear()
     assert laws(script) == expected
+
+
+@pytest.mark.parametrize(("scales", "broken"), [((8.0, 4.0, 2.0, 2.0), set()), ((8.0, 8.0), {"watch/unscaled"})])
+def test_a_scale_may_come_down_to_the_number_of_micro_batches(scales, broken):
+    """What is divided by that number, is not divided by the scale a second time."""
+    script = Script(ranks=1)
+    for scale in scales:
+        computed = [script.backward(scale, factors=[scale]) for _ in range(2)]
+        by = scale * scale if broken else 2 * scale
+        script.step([total([of_rank for [of_rank] in computed], 1 / by)])
+        script.clear()
+    assert {law for law, _ in script.findings().causes} == broken

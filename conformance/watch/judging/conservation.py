@@ -253,7 +253,12 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
     if case.is_limited and kappa.high < 1:
         findings.undecided("gradients were clipped by value, element by element")
         return False
-    if scale != 1.0:
+    total, passes = _total(case), len(window.backwards)
+    # A scale may come down to the number of ranks or micro-batches, by which a script may multiply or divide.
+    is_number = any(
+        kappa.contains(number, error) for number in (ranks, 1 / max(1, passes), 1 / (total or 1.0)) if number != 1
+    )
+    if scale != 1.0 and not is_number:
         if kappa.contains(scale, error) and step.is_own:
             findings.factors.append((window.rank, None, False))
             findings.undecided("an optimizer of the script's own is given scaled gradients, and may take signs of them")
@@ -279,14 +284,12 @@ def _judge_factor(case: Case, factor: Factor, findings: Findings) -> bool:
         says = f"gradients of the loss times {scale:g} were divided by {divisor:g}: the scale was updated before"
         findings.add(case.finding("watch/unscaled", says, _off(scale / divisor)))
         return False
-    total = _total(case)
     if ranks > 1 and kappa.contains(float(ranks), error):
         findings.note(
             f"gradients are summed over the {ranks} ranks, not averaged: right if the loss is divided by a global count"
         )
         findings.factors.append((window.rank, None, True))
         return True
-    passes = len(window.backwards)
     if passes > 1 and kappa.contains(1 / passes, error):
         divided = [math.prod(backward.factors) / (backward.scale or 1.0) for backward in window.backwards.values()]
         if all(math.isclose(one, 1 / passes, rel_tol=1e-6) for one in divided) and not _is_a_sum(case, total, passes):
