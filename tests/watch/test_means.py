@@ -134,6 +134,7 @@ def test_micro_batches_that_are_divided_by_numbers_of_their_own_count_alike(divi
         ((1 / 4, 1, 1 / 4, 1 / 4), None, False),  # of other data
         ((1 / 4, 1 / 2, 1 / 4, 1 / 4), 0, False),  # a weight
         ((1 / 4, 1 / 4, 1 / 4, 1 / 4), 0, False),
+        ((1 / 4, 0, 1 / 4, 1 / 4), 0, False),  # one that is left out
     ],
 )
 def test_some_losses_are_not_divided_by_the_number_of_micro_batches(factors, loader, is_open):

@@ -223,8 +223,10 @@ def _are_divided_partly(passes: list[records.Backward], factors: list[float]) ->
     """Whether each is of one batch of one loader, and some count as much more as there are. A loss of other data, such
     as those without labels, may be meant to."""
     are_batches = all(one.batches == 1 for one in passes) and len({one.loader for one in passes}) == 1
-    times = {factor / min(factors, key=abs) for factor in factors} if all(factors) else set()
-    return are_batches and all(isclose(one, 1) or isclose(one, len(passes)) for one in times)
+    if not are_batches or not all(factors):
+        return False
+    times = {factor / min(factors, key=abs) for factor in factors}
+    return all(isclose(one, 1) or isclose(one, len(passes)) for one in times)
 
 
 def _have_numbers_of_their_own(window: Window) -> bool:
