@@ -25,6 +25,8 @@ TRAIN, PROBE = 1, 2
         ([[PROBE, TRAIN]] + [[TRAIN]] * 3, True),
         ([[TRAIN]] * 3 + [[TRAIN, PROBE]] + [[TRAIN]] * 3, False),  # a penalty after its loss
         ([[TRAIN]] * 5 + [[PROBE, TRAIN]] * 4, False),  # a term that begins later
+        ([[TRAIN]] + [[PROBE, TRAIN]] * 4, True),  # each step leaves something for the next one
+        ([[TRAIN, TRAIN]] + [[PROBE, TRAIN]] * 4, True),
         ([[PROBE, TRAIN]] * 5, False),
         ([[PROBE]] + [[TRAIN]] * 5, False),
     ],

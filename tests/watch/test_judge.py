@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging import lost
 from conformance.watch.judging.judge import judged
 from conformance.watch.verdict import verdict
 
@@ -160,14 +161,20 @@ def test_changes_by_hand_are_undecided():
     assert (verdict(findings), findings.causes) == ("UNDECIDED", {})
 
 
-def test_backward_passes_that_are_cleared():
-    script = Script()
-    for _ in range(3):
+@pytest.mark.parametrize("kept", [2, 1000])
+def test_backward_passes_that_are_cleared(kept, monkeypatch):
+    """However few of them are kept until the next step."""
+    monkeypatch.setattr(lost, "_MOST", kept)
+    script = Script(ranks=1)
+    for _ in range(9):
         script.backward(loader=7)
         script.clear()
-        script.step(averaged([script.backward(loader=7)]))
+        script.step(script.backward(loader=7))
         script.clear()
-    assert laws(script) == {"watch/used"}
+    findings = script.findings()
+    assert {law for law, _ in findings.causes} == {"watch/used"}
+    [cause] = findings.causes.values()
+    assert cause.count == 9
 
 
 def test_a_step_that_the_end_of_the_script_cut_off_is_not_judged():

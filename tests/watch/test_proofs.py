@@ -202,6 +202,7 @@ def test_some_ranks_clip(ranks, use, expected):
     [
         ((0, 1, 0, 1, 0), True),
         ((0, 0, 1, 0, 0), True),
+        ((0, 1, 1, 1, 1), True),  # each step leaves something for the next one
         ((1, 1, 1, 1, 1), False),  # a term of the loss
         ((0, 0, 0, 0, 0), False),
     ],

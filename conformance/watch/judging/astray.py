@@ -16,11 +16,12 @@ _OFTEN = 3
 
 @dataclass
 class _Optimizer:
-    """parameters: those that it was made with. rates: of its steps. scheduled: how often a schedule has changed its
-    rates after a step of another one. first: the first of these."""
+    """parameters: those that it was made with. rates: of its first step. keeps_rates: whether all steps have these.
+    scheduled: how often a schedule has changed its rates after a step of another one. first: the first of these."""
 
     parameters: frozenset[int] = frozenset()
     rates: set[float | None] = field(default_factory=set)
+    keeps_rates: bool = True
     scheduled: int = 0
     first: records.Scheduled | None = None
 
@@ -60,7 +61,9 @@ class Astray:
                 self._has_gradients = True
             case records.Stepped():
                 self._stepped = record.optimizer
-                self._of[record.optimizer].rates.update(record.rates)
+                of = self._of[record.optimizer]
+                of.rates = of.rates or {*record.rates}
+                of.keeps_rates &= {*record.rates} == of.rates
                 self._has_gradients |= bool(record.used) or record.moved or record.closure
 
     def finish(self, rank: int, stream: Stream) -> None:
@@ -97,7 +100,7 @@ class Astray:
                 continue
             # More groups may have come later.
             is_of_both = bool(of.parameters) and of.parameters <= stream.held[optimizer]
-            if is_of_both and steps.rates == {*of.first.base}:
+            if is_of_both and steps.keeps_rates and steps.rates == {*of.first.base}:
                 says = f"{of.first.name} goes on for an optimizer that never steps: another one steps its parameters"
                 effect = f"the learning rate stays {of.first.base[0]:g} in {stream.steps[optimizer]} steps"
                 law, site = "watch/schedule-of-what-steps", of.first.site

@@ -17,13 +17,15 @@ _WINDOWS = 3
 
 @dataclass
 class _Optimizer:
-    """without: how many steps found no gradients. first: the first step. sites: of all. length: the most backward
+    """without: how many steps found no gradients. is_first: whether the very first one was among them. first: where the
+    first step was made. sites: of all. length: the most backward
     passes of a window. calls: those that their losses came from. early: how many steps came between a forward and the
     backward pass after it. clock: how many backward passes there were before the last step. schedules: how often its
     schedule went on after a backward pass. zero: how many steps used gradients that are zero, and were computed
     so; other: all others."""
 
-    first: Window | None = None
+    is_first: bool = False
+    first: records.Site = None
     without: int = 0
     sites: set[str] = field(default_factory=set)
     length: int = 0
@@ -37,7 +39,7 @@ class _Optimizer:
 
 class Ends:
     """Of one process. lost: the first backward pass whose gradients were cleared, though no step had used them.
-    versions: of the weights that such passes saw. by_hand: whether any was cleared by hand. counted: the optimizers
+    changes: whether others saw other weights. by_hand: whether any was cleared by hand. counted: the optimizers
     whose schedule went on since the last backward pass; before the first, all: a schedule may be gone through to draw a
     picture of it."""
 
@@ -46,7 +48,7 @@ class Ends:
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
         self._lost: Cleared | None = None
         self._count = 0
-        self._versions: set[int] = set()
+        self._changes = False
         self._by_hand = False
         self._counted: set[int] = set()
         self._has_computed = False
@@ -66,11 +68,12 @@ class Ends:
     def take(self, found: Window | Cleared) -> None:
         if isinstance(found, Cleared):
             self._lost, self._count = self._lost or found, self._count + 1
-            self._versions.add(found.backward.version)
+            self._changes |= found.backward.version != self._lost.backward.version
             self._by_hand |= found.site is None
         elif found.step is not None:
             of = self._of[found.optimizer]
-            of.first = of.first or found
+            of.is_first |= found.index == 0 and not found.step.used
+            of.first = of.first or found.site
             of.without += not found.step.used
             of.sites.add(str(found.site))
             of.length = max(of.length, len(found.backwards))
@@ -90,9 +93,9 @@ class Ends:
             if of.zero > _SEVERAL and not of.other:
                 # Rewards that never come make such gradients, too.
                 self._findings.undecided("all gradients of an optimizer are zero in all steps", of.zero)
-            if of.first is not None and of.length:
-                self._judge_before(rank, stream, optimizer, of, of.first)
-                self._judge_infinite(rank, stream, optimizer, of, of.first)
+            if of.length:
+                self._judge_before(rank, stream, optimizer, of)
+                self._judge_infinite(rank, stream, optimizer, of)
 
     def _judge_never(self, rank: int, stream: Stream) -> None:
         """Gradients may be computed for their own sake, as for a Fisher information, also of one checkpoint after the
@@ -102,7 +105,7 @@ class Ends:
         most, optimizer = max(schedules, default=(0, 0))
         if stream.steps or stream.skips or most < _SEVERAL or self._count < _SEVERAL or self._lost is None:
             return
-        if len(self._versions) > 1 or self._by_hand:
+        if self._changes or self._by_hand:
             return
         # Of what is cleared at first, it is not known yet whether weights have moved by hand before.
         known = stream.clock - self._lost.backward.backward + 1
@@ -113,7 +116,7 @@ class Ends:
         effect = f"the gradients of {stream.clock} backward passes are in no update"
         self._findings.add(Finding("watch/used", says, 0, (rank,), site, effect, optimizer))
 
-    def _judge_before(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer, first: Window) -> None:
+    def _judge_before(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer) -> None:
         """Does each step come before the backward pass of its window? Then the first has no gradients, and those of the
         last window are left over.
 
@@ -122,7 +125,7 @@ class Ends:
         and its backward pass."""
         pending = stream.pending(stream.held[optimizer])
         left = len(pending)
-        begins_without = first.index == 0 and first.step is not None and not first.step.used and of.without == 1
+        begins_without = of.is_first and of.without == 1
         is_early = of.early >= stream.steps[optimizer] - 1 and stream.calls(pending) <= of.calls
         if (
             begins_without
@@ -133,9 +136,9 @@ class Ends:
         ):
             says = f"the first step has no gradients, and those of the last {left} backward passes reach none"
             effect = f"{stream.steps[optimizer] - 1} of {stream.steps[optimizer]} steps change the weights"
-            self._findings.add(Finding("watch/used", says, 0, (rank,), first.site, effect, optimizer))
+            self._findings.add(Finding("watch/used", says, 0, (rank,), of.first, effect, optimizer))
 
-    def _judge_infinite(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer, first: Window) -> None:
+    def _judge_infinite(self, rank: int, stream: Stream, optimizer: int, of: _Optimizer) -> None:
         """Was a gradient that is not finite never cleared? Whatever is added to it, it is no step's any more.
 
         Nobody minds what is in `.grad` of a model that is not trained any more, but asked for the gradients of its
@@ -148,9 +151,8 @@ class Ends:
         if finite >= _WINDOWS * of.length and stream.calls(pending) <= of.calls:
             says = f"gradients that are not finite were never cleared: {finite} backward passes were added to them"
             effect = f"there is no step after step {stream.steps[optimizer] - 1} any more"
-            site = first.site
             step = stream.steps[optimizer]
-            self._findings.add(Finding("watch/cleared", says, step, (rank,), site, effect, optimizer))
+            self._findings.add(Finding("watch/cleared", says, step, (rank,), of.first, effect, optimizer))
 
 
 def _is_early(window: Window) -> bool:

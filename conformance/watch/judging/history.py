@@ -11,6 +11,9 @@ from conformance.watch.judging.scenes import Scene
 
 _MOST_POINTS = 512
 
+MOST_HISTORIES = 32
+"""Of the optimizers that step first: nobody looks at the curves of hundreds."""
+
 CURVES = {
     "factor": "used over what is right",
     "local": "norm of this rank's gradients",

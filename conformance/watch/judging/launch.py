@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from conformance.trace.joining import Joining
 from conformance.watch import records
@@ -22,7 +22,7 @@ from conformance.watch.judging.dealt import Dealt
 from conformance.watch.judging.diagnosis import System
 from conformance.watch.judging.ends import Ends
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.history import History
+from conformance.watch.judging.history import MOST_HISTORIES, History
 from conformance.watch.judging.inputs import Inputs
 from conformance.watch.judging.joined import Joined
 from conformance.watch.judging.kept import Kept
@@ -59,6 +59,7 @@ class Launch:
         self.streams: dict[int, Stream] = {}
         self._over: set[int] = set()
         self._joining: dict[Key, Joining[Window]] = defaultdict(lambda: Joining(ranks, self._over))
+        self._new: dict[Key, None] = {}
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._inputs = Inputs(ranks, findings)
         self._steady, self._solved = Steady(findings), Steady(findings)
@@ -118,7 +119,6 @@ class Launch:
         self._suspicions.feed(rank, record)
         self._ends[rank].feed(record)
         self._astray[rank].feed(record)
-        is_more = isinstance(record, records.Ended)
         for found in self.streams[rank].feed(record):
             self._ends[rank].take(found)
             if isinstance(found, Cleared):
@@ -129,10 +129,13 @@ class Launch:
                 self._loss_scale.judge(found)
                 self._kept.see(found)
                 self._first = self._first or found
-                self._joining[self.streams[rank].key(found.optimizer)].put(rank, [found])
-                is_more = True
-        if is_more:
+                key = self.streams[rank].key(found.optimizer)
+                self._joining[key].put(rank, [found])
+                self._new[key] = None
+        if isinstance(record, (records.Ended, records.Failed)):
             self._join()
+        elif self._new:
+            self._join(self._new)
 
     def end(self, rank: int) -> bool:
         """There is nothing more to come of a rank; returns whether that is new."""
@@ -196,12 +199,14 @@ class Launch:
         if groups - {self.ranks} and self.ranks > 1:
             self.findings.undecided(f"gradients are averaged over groups of {min(groups)} of {self.ranks} ranks")
 
-    def _join(self) -> None:
+    def _join(self, keys: Iterable[Key] | None = None) -> None:
+        """keys: of the optimizers with new windows; those of all may go on once a rank is over."""
         if len(self.streams) < self.ranks and not self._is_over:
             return
-        for key, joining in self._joining.items():
-            for windows in joining.joined():
+        for key in [*(self._joining if keys is None else keys)]:
+            for windows in self._joining[key].joined():
                 self._judge(key, windows)
+        self._new.clear()
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
@@ -253,15 +258,23 @@ class Launch:
         self._joined.judge(together)
         self._steady.feed(own.factors, here)
         self._kept.judge(here, [rank for cause in own.causes.values() if cause.first.alone for rank in cause.ranks])
-        kappas = together.kappas.get(here[0].rank, [])
-        history = self.findings.histories.setdefault(key, History(key.type))
-        history.add(together, kappas[0] if len({*kappas}) == 1 else None)
         broken = [cause for window in here for cause in window.broken]
         for cause in broken:
             self.findings.show(cause, here)
-        if history.good is None and 0 < own.steps == own.conserved and not own.causes and not broken:
-            history.good = Scene.seen(here)
+        is_good = 0 < own.steps == own.conserved and not own.causes and not broken
+        self._remember(key, together, is_good=is_good)
         self._take(own, here)
+
+    def _remember(self, key: Key, together: Together, *, is_good: bool) -> None:
+        """For the report."""
+        histories, here = self.findings.histories, together.here
+        if key not in histories and len(histories) == MOST_HISTORIES:
+            return
+        history = histories.setdefault(key, History(key.type))
+        kappas = together.kappas.get(here[0].rank, [])
+        history.add(together, kappas[0] if len({*kappas}) == 1 else None)
+        if is_good and history.good is None:
+            history.good = Scene.seen(here)
 
     def _take(self, own: Findings, here: list[Window]) -> None:
         """Add what was found in one window; what depends on how the weights go on waits."""

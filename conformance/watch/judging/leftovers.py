@@ -14,20 +14,26 @@ LEFT = (
     "`zero_grad` may be missing after it"
 )
 
+_SEVERAL = 2
+"""Windows."""
+
 
 @dataclass
 class _Optimizer:
     """counts: how many windows begin and end with a pass in these lines. in_turn: how many of them follow one like it.
-    last: those of the last window."""
+    began: those of the first window; last: those of the last."""
 
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
     in_turn: Counter[tuple[int, int]] = field(default_factory=Counter)
+    began: tuple[int, int] | None = None
     last: tuple[int, int] | None = None
 
     @property
     def left(self) -> int:
-        """How many windows begin with a pass in another line than most do."""
+        """How many windows begin with a pass in another line than most do, or than the first one does alone."""
         [((first, last), most)] = self.counts.most_common(1)
+        if first != last and self.began == (last, last) and self.counts.total() == most + 1 > _SEVERAL:
+            return most
         others = [lines for lines in self.counts if lines != (first, last) and lines[1] == last]
         found = sum(self.counts[lines] for lines in others)
         return found if first == last and found <= most and not any(self.in_turn[lines] for lines in others) else 0
@@ -38,7 +44,7 @@ class Leftovers:
 
     What is tried, validated or measured between two steps goes backward in a line of its own, and is to be cleared. A
     penalty that comes now and then looks the same, but for one that follows its loss. A term that begins later in a run
-    comes in each window then."""
+    comes in each window then. What each step leaves for the next one is in all windows but the first."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -57,7 +63,7 @@ class Leftovers:
             lines = passes[0].calls, passes[-1].calls
             of.counts[lines] += 1
             of.in_turn[lines] += lines == of.last
-            of.last = lines
+            of.began, of.last = of.began or lines, lines
 
     def finish(self) -> None:
         for of in self._of.values():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from conformance.watch.judging.findings import Finding, Findings
 from conformance.watch.judging.windows import Cleared, Window
@@ -15,15 +16,28 @@ the short one of each short epoch."""
 _REGULAR = 0.75
 
 _MOST = 1000
+"""Passes that were cleared, and wait for a step of what they were about."""
+
+
+@dataclass
+class _Cause:
+    """Of a rank and a line: what was lost there first, and how many backward passes were."""
+
+    first: Cleared
+    count: int = 0
 
 
 class Lost:
-    """Of the processes that train together. concerned: the optimizers that hold what was cleared."""
+    """Of the processes that train together. known: how many passes were cleared before steps that used the rest alone.
+    windows: how many windows these are of. long: those of windows with no fewer passes than the step used. calls: that
+    their losses came from. concerned: the optimizers that hold what was cleared."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
-        self._known: list[tuple[Cleared, int]] = []
+        self._known = self._windows = 0
+        self._long: dict[tuple[int, str], _Cause] = {}
+        self._calls: set[int] = set()
         self._concerned: set[int] = set()
         self._used_calls: set[int] = set()
         self._counts: dict[int, Counter[int]] = defaultdict(Counter)
@@ -33,7 +47,7 @@ class Lost:
     def take(self, cleared: Cleared) -> None:
         waiting = self._waiting[cleared.rank]
         waiting.append(cleared)
-        del waiting[_MOST:]
+        del waiting[:-_MOST]
 
     def sort(self, windows: Sequence[Window], *, is_known: bool) -> None:
         """What was cleared before a step is lost where the step is known to have used the rest alone; else the script
@@ -46,12 +60,21 @@ class Lost:
             if before:
                 self._concerned.add(window.optimizer)
             if is_known and window.backwards:
-                self._of_same_inputs += sum(one.fed in window.fed for one in before)
-                self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
-                self._known += [(one, len(window.backwards)) for one in before]
-                self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
+                self._count(before, window)
             self._used_calls |= {one.calls for one in window.backwards.values()}
-        del self._known[_MOST:]
+
+    def _count(self, before: Sequence[Cleared], window: Window) -> None:
+        self._of_same_inputs += sum(one.fed in window.fed for one in before)
+        self._of_other_kind += sum(not window.has_part(one.backward) for one in before)
+        self._counts[window.optimizer][len({one.backward.backward for one in before})] += 1
+        together = Counter(one.at for one in before)
+        self._known += len(before)
+        self._windows += len(together)
+        self._calls |= {one.backward.calls for one in before}
+        for one in before:
+            if together[one.at] >= len(window.backwards):
+                site = one.site or one.backward.site
+                self._long.setdefault((one.rank, str(site)), _Cause(one)).count += 1
 
     def finish(self, by_optimizer: Mapping[int, int]) -> None:
         """by_optimizer: how many steps each has made, on all ranks.
@@ -62,29 +85,24 @@ class Lost:
         if not self._known:
             return
         steps = sum(by_optimizer[one] for one in self._concerned)
-        together: dict[tuple[int, int], int] = defaultdict(int)
-        for one, _ in self._known:
-            together[one.rank, one.at] += 1
-        long = [one for one, used in self._known if together[one.rank, one.at] >= used]
+        long = sum(one.count for one in self._long.values())
         # A loss of another line is one that the script only looks at the gradients of.
-        alike = not self._used_calls or any(one.backward.calls in self._used_calls for one, _ in self._known)
+        alike = not self._used_calls or bool(self._calls & self._used_calls)
         may_be_meant = max(self._of_same_inputs, self._of_other_kind) > _OFTEN * steps
-        if alike and _is_often(len(long), steps) and self._is_regular and not may_be_meant:
+        if alike and _is_often(long, steps) and self._is_regular and not may_be_meant:
             self._accuse(long, steps)
-        elif alike and _is_often(len(long), steps):
+        elif alike and _is_often(long, steps):
             self._findings.undecided(
                 "backward passes were cleared before steps: those that look wrong to a script, that go through the "
                 "same inputs first, or whose gradients it compares with those of the step, may be"
             )
-        elif alike and _is_often(len(together), steps):
+        elif alike and _is_often(self._windows, steps):
             self._findings.undecided(
                 "windows with fewer backward passes than the others were cleared before a step, as those at the end of "
                 "epochs may be on purpose"
             )
         else:
-            self._findings.note(
-                f"{len(self._known)} backward passes were cleared before a step: windows left out by hand?"
-            )
+            self._findings.note(f"{self._known} backward passes were cleared before a step: windows left out by hand?")
 
     @property
     def _is_regular(self) -> bool:
@@ -94,19 +112,12 @@ class Lost:
         often = max((times for count, times in counts.items() if count), default=0)
         return often >= _REGULAR * counts.total()
 
-    def _accuse(self, lost: Iterable[Cleared], steps: int) -> None:
-        lost = list(lost)
-        for cleared in lost:
-            self._findings.add(
-                Finding(
-                    "watch/used",
-                    f"{len(lost)} backward passes were cleared before any step used them, for {steps} steps",
-                    cleared.after_steps,
-                    (cleared.rank,),
-                    cleared.site or cleared.backward.site,
-                    f"the gradients of {len(lost)} backward passes are in no update",
-                )
-            )
+    def _accuse(self, count: int, steps: int) -> None:
+        for of in self._long.values():
+            says = f"{count} backward passes were cleared before any step used them, for {steps} steps"
+            effect = f"the gradients of {count} backward passes are in no update"
+            ranks, site = (of.first.rank,), of.first.site or of.first.backward.site
+            self._findings.add(Finding("watch/used", says, of.first.after_steps, ranks, site, effect), count=of.count)
 
 
 def _is_often(count: int, steps: int) -> bool:

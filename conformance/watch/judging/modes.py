@@ -90,8 +90,10 @@ class Modes:
         for of in self._of.values():
             if of.first is not None and of.what is not None:
                 self._findings.add(_finding(*of.first, of.what), count=of.mixed)
-            elif of.is_now_and_then:
+            elif of.mixed and of.others:
                 self._findings.undecided(MIXED, of.mixed)
+            elif of.mixed:
+                self._findings.note("each step also uses gradients that were computed in evaluation mode")
 
 
 def _finding(window: Window, evaluations: int, what: str) -> Finding:

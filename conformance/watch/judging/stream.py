@@ -32,6 +32,7 @@ class Stream:
         self.ever: set[int] = set()
         self.used_ever: set[int] = set()
         self._keys: dict[int, Key] = {}
+        self._alike: dict[tuple[str, tuple[tuple[int, ...], ...]], int] = {}
         self.made: set[int] = set()
         self.held: dict[int, set[int]] = defaultdict(set)
         self.last_used: dict[int, int] = {}
@@ -79,7 +80,7 @@ class Stream:
         return self._keys[optimizer]
 
     def has(self, key: Key) -> bool:
-        return key in self._keys.values()
+        return key.number < self._alike.get((key.type, key.shapes), 0)
 
     def feed(self, record: records.Record) -> Iterator[Window | Cleared]:
         self._at += 1
@@ -131,7 +132,8 @@ class Stream:
 
     def _name(self, optimizer: records.Optimizer) -> None:
         shapes = tuple(tuple(self.parameters[number].shape) for number in optimizer.parameters)
-        alike = sum((key.type, key.shapes) == (optimizer.type, shapes) for key in self._keys.values())
+        alike = self._alike.get((optimizer.type, shapes), 0)
+        self._alike[optimizer.type, shapes] = alike + 1
         self._keys[optimizer.optimizer] = Key(optimizer.type, shapes, alike)
 
     def _add(self, record: records.Local) -> Iterator[Cleared]:

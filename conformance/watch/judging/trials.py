@@ -44,7 +44,8 @@ class _Of:
 
 
 class Trials:
-    """Of the processes that train together.
+    """Of the processes that train together. lost: by rank, the parameters that have had gradients which are not finite.
+    restored: how often those had finite ones again.
 
     A search goes through several settings, one after the other, each with a model of its own. That one of them diverges
     is what it wants to know, and the next begins anew. A training that goes on has the same parameters, or steps those
@@ -55,6 +56,7 @@ class Trials:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._of: dict[int, dict[int, _Of]] = defaultdict(dict)
+        self._lost: dict[int, set[int]] = defaultdict(set)
         self._restored: dict[int, Counter[int]] = defaultdict(Counter)
 
     @property
@@ -70,18 +72,15 @@ class Trials:
         of.parameters |= set() if window.step is None else {*window.step.parameters}
         if window.step is not None:
             of.see_rate(max((rate for rate in window.step.rates if rate is not None), default=0.0))
-        lost = self._lost(window.rank)
+        lost = self._lost[window.rank]
         self._restored[window.rank].update(n for n in window.used.keys() & lost if np.isfinite(window.used[n]).all())
         if infinite is not None:
             of.infinite |= {number for number, sketch in window.used.items() if not np.isfinite(sketch).all()}
+            lost |= of.infinite
             for number in of.infinite:
                 del self._restored[window.rank][number]
             window.broken.append(infinite.key)
             of.first, of.count = of.first or infinite, of.count + 1
-
-    def _lost(self, rank: int) -> set[int]:
-        """The parameters that have had gradients which are not finite."""
-        return {number for of in self._of[rank].values() for number in of.infinite}
 
     def _broken(self, rank: int) -> list[_Of]:
         """Those of which no other one shows that they are trials, and whose weights are not put back."""

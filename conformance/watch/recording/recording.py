@@ -118,9 +118,15 @@ class Recording:
         """Whether the window of some optimizer is looked at."""
         if self._is_over:
             return False
-        if self.settings.every == 1 or not self.steps:
+        if self.settings.every == 1:
             return True
-        return any(self.settings.looks_at(count) for count in self.steps.values())
+        counts = self.counts()
+        return not counts or any(self.settings.looks_at(count) for count in counts)
+
+    def counts(self) -> list[int]:
+        """How many steps those optimizers have made that have, and that still exist."""
+        numbers = [self.numbers.of("optimizer", one) for one in self.numbers.alive("optimizer")]
+        return [self.steps[number] for number in numbers if number in self.steps]
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> int:
         """Its number; it is noted at first sight."""

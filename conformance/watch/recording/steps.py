@@ -25,6 +25,11 @@ THEN_EVERY = 10
 _FEW = 64
 """Elements of each parameter, before the other steps."""
 
+MOST_OPTIMIZERS = 2000
+"""What a watch keeps of an optimizer is kept to the end, in which it may turn out that it should have stepped again."""
+
+_MANY = f"a process makes optimizers again and again, and is watched until it has made {MOST_OPTIMIZERS:,} of them"
+
 _Read: TypeAlias = tuple[records.Record, list[tuple[Known, Any]]]
 """A step, and the gradients of all its parameters; None if there is none."""
 
@@ -124,7 +129,10 @@ class _Steps:
             note_buffers(self._recording)
             self._recording.flush()
             limit = self._recording.settings.steps
-            if limit is not None and all(count >= limit for count in self._recording.steps.values()):
+            if limit is not None and all(count >= limit for count in self._recording.counts()):
+                self._recording.stop()
+            elif number + 1 >= MOST_OPTIMIZERS:
+                self._recording.note(records.Failed("", _MANY))
                 self._recording.stop()
 
     def _after_closure(self, optimizer: torch.optim.Optimizer) -> _Read:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
-from conformance.watch.judging.history import CURVES
+from conformance.watch.judging.history import CURVES, MOST_HISTORIES
 from conformance.watch.report.curves import HEIGHT, WIDTH, drawing
 from conformance.watch.report.digest import WAY_OUT, digest, notes, undecided
 
@@ -29,6 +29,7 @@ def write(findings: Findings, command: Sequence[str], folder: Path) -> Path:
             way_out=WAY_OUT,
             notes=notes(findings),
             histories=list(findings.histories.values()),
+            most=MOST_HISTORIES,
             names=CURVES,
             drawing=drawing,
             size=f"0 0 {WIDTH} {HEIGHT}",

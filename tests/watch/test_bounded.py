@@ -1,0 +1,161 @@
+"""What a judge keeps of a run does not grow with its steps, whatever changes from step to step."""
+
+import gc
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+import conformance
+from conformance.watch.judging import history
+from conformance.watch.judging.judge import Judge
+from conformance.watch.reading import Reader
+from conformance.watch.recording import steps
+from conformance.watch.recording.settings import Settings
+from conformance.watch.recording.start import recorded
+
+STEPS = 200
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def schedule(count):
+    """Each step has a learning rate, a limit and a length of its own."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    for step in range(count):
+        for micro_batch in range(2):
+            rows = 3 + (7 * step + micro_batch) % 11
+            (cross_entropy(model(torch.randn(rows, 6)), torch.randint(3, (rows,))) / 2).backward()
+        clip_grad_norm_(model.parameters(), 1 + 1e-3 * step)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+
+
+def scales(count):
+    """The loss scale grows, overflows, and is another one each time; some batches are only evaluated."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3.0, growth_factor=1.01, growth_interval=1)
+    for step in range(count):
+        loss = mse_loss(model(torch.randn(4, 6)), torch.randn(4, 3))
+        scaler.scale(loss * (torch.inf if step % 50 == 49 else 1)).backward()
+        scaler.unscale_(optimizer)
+        clip_grad_value_(model.parameters(), 0.1 + 1e-3 * step)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        if step % 3 == 0:
+            torch.autograd.grad(model(torch.randn(2, 6)).sum(), [*model.parameters()])
+        if step % 3 == 1:
+            model.eval()
+            model(torch.randn(2, 6)).sum().backward()
+            model.train()
+            optimizer.zero_grad()
+
+
+def epochs(count):
+    """Data come again in each epoch, dealt out anew; weights are changed in between."""
+    data = torch.utils.data.TensorDataset(torch.randn(40, 6), torch.randn(40, 3))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(count // 5):
+        for inputs, targets in torch.utils.data.DataLoader(data, 8, shuffle=True):
+            mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.999)
+
+
+def by_hand(count):
+    """A loss scale, and weight decay, that the script has to itself."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(count):
+        scale = 2.0 + 0.5 * step
+        (mse_loss(model(torch.randn(4, 6)), torch.randn(4, 3)) * scale).backward()
+        for parameter in model.parameters():
+            parameter.grad.div_(scale).add_(parameter.detach(), alpha=1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def turns(count):
+    """Two optimizers, one of which steps less often."""
+    maker, critic = nn.Linear(2, 6), nn.Linear(6, 1)
+    of_maker, of_critic = torch.optim.Adam(maker.parameters()), torch.optim.Adam(critic.parameters())
+    for step in range(count):
+        of_critic.zero_grad()
+        (critic(torch.randn(4, 6)).mean() - critic(maker(torch.randn(4, 2)).detach()).mean()).backward()
+        of_critic.step()
+        if step % 2 == 0:
+            of_maker.zero_grad()
+            critic(maker(torch.randn(4, 2))).mean().backward()
+            of_maker.step()
+
+
+def kept(root):
+    """The bytes of all objects that one leads to."""
+    seen, size, waiting = set(), 0, [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and not isinstance(one, (type, types.ModuleType, types.FunctionType)):
+            seen.add(id(one))
+            size += sys.getsizeof(one)
+            waiting += gc.get_referents(one)
+    return size
+
+
+def judged(trains, count, folder):
+    folder.mkdir()
+    torch.manual_seed(0)
+    judge = Judge()
+    with recorded(str(folder), Settings()):
+        trains(count)
+    Reader(folder, judge).finish()
+    return judge
+
+
+@pytest.mark.parametrize("trains", [schedule, scales, epochs, by_hand, turns])
+def test_three_times_the_steps_take_no_more(trains, tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "_MOST_POINTS", 1)
+    short, long = (judged(trains, count, tmp_path / str(count)) for count in (STEPS, 3 * STEPS))
+    assert long.findings.steps >= 3 * short.findings.steps - 2 > STEPS
+    # A number more in each step would be twice as much.
+    assert kept(long) - kept(short) < STEPS * sys.getsizeof(1.0)
+
+
+def trials(count):
+    for _ in range(count):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+
+
+def test_optimizers_that_are_made_again_and_again_are_watched_up_to_a_number(monkeypatch):
+    monkeypatch.setattr(steps, "MOST_OPTIMIZERS", 5)
+    with pytest.raises(AssertionError, match="makes optimizers again and again"), conformance.watching() as found:
+        trials(9)
+    assert not found.causes
+    assert found.steps == 5
+
+
+def test_a_number_of_steps_is_that_of_optimizers_that_still_exist(tmp_path):
+    judge = Judge()
+    with recorded(str(tmp_path), Settings(steps=3)):
+        trials(1)
+        turns(9)
+    Reader(tmp_path, judge).finish()
+    # One optimizer steps five times until the other has done so three times.
+    assert judge.finish().steps == 1 + 5 + 3
