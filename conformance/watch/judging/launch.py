@@ -51,7 +51,10 @@ _BETWEEN += "one that was only evaluated is to be given back"
 
 
 class Launch:
-    """Processes that train together."""
+    """Processes that train together.
+
+    over: the ranks of which nothing more comes. new: the optimizers that have windows which nobody tried to join yet.
+    """
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self.ranks = ranks
@@ -78,7 +81,6 @@ class Launch:
         self._astray: dict[int, Astray] = defaultdict(lambda: Astray(findings))
         self._dealt, self._owners = Dealt(ranks, findings), Owners(findings)
         self._lacking = Lacking(findings)
-        self._is_over = False
         self._blind: set[int] = set()
         self._buffers: dict[int, records.Buffers] = {}
 
@@ -157,7 +159,6 @@ class Launch:
 
     def finish(self, *, is_whole: bool) -> None:
         """All processes have ended. is_whole: of themselves, and well."""
-        self._is_over = True
         self._over |= {*range(self.ranks)}
         self._join()
         common = self._suspicions.common
@@ -201,7 +202,8 @@ class Launch:
 
     def _join(self, keys: Iterable[Key] | None = None) -> None:
         """keys: of the optimizers with new windows; those of all may go on once a rank is over."""
-        if len(self.streams) < self.ranks and not self._is_over:
+        # One that never begins is over at last, too.
+        if len(self.streams) < self.ranks and len(self._over) < self.ranks:
             return
         for key in [*(self._joining if keys is None else keys)]:
             for windows in self._joining[key].joined():
