@@ -12,6 +12,9 @@ from typing import Any, TypeAlias
 Site: TypeAlias = list[Any] | None
 """[file, line, function] in the user's code."""
 
+Versions: TypeAlias = dict[str, int]
+"""Of optimizers, by their numbers, as text in JSON: grows with each change of their parameters in memory."""
+
 Sketches: TypeAlias = Any
 """(n, 3): a tensor while it waits to be written, an array once it is read."""
 
@@ -76,7 +79,7 @@ class Optimizer(Record):
 class Backward(Record):
     """A backward that accumulates gradients begins. scale: the loss scale that its loss carries. factors: numbers that
     the loss was multiplied with last. targets: how many the mean is of that they multiply; 0 for a sum; None if it is
-    not known. version: grows with each change of a weight. contains: the loss is one that went backward before, or a
+    not known. contains: the loss is one that went backward before, or a
     sum in which there is one. double: it creates a graph of itself. probe: the model's input wants a gradient. summed:
     how many targets the sum is of that the factors multiply; 0 for a mean. batches: how many loaders gave since the
     backward before; loader: the only one of these. evaluates: models only went forward in evaluation mode since. calls:
@@ -91,7 +94,7 @@ class Backward(Record):
     scale: float | None
     factors: list[float]
     targets: int | None
-    version: int
+    versions: Versions
     contains: bool
     double: bool
     probe: bool
@@ -174,11 +177,11 @@ class Captured(Record):
 
 @dataclass(slots=True)
 class Cleared(Record):
-    """moved: gradients are cleared that no step has used, and weights changed since, in a way that `version` does not
+    """moved: gradients are cleared that no step has used, and weights changed since, in a way that `versions` do not
     show; or it is not known."""
 
     parameters: list[int]
-    version: int
+    versions: Versions
     site: Site
     moved: bool = False
 

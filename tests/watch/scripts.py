@@ -43,12 +43,19 @@ class Script:
         for rank, (stream, of_rank) in enumerate(zip(self.streams, computed, strict=True)):
             if ranks is not None and rank not in ranks:
                 continue
-            begins = records.Backward(self.backwards, scale, [*factors], targets, self.steps, False, False, False, LINE)
+            begins = records.Backward(
+                self.backwards, scale, [*factors], targets, self.versions, False, False, False, LINE
+            )
             begins.loader, begins.batches = loader, int(loader is not None)
             stream.append(begins)
             scaled = total([of_rank], scale or 1.0)
             stream.append(records.Local(self.backwards, self.numbers, [], "float32", sketches(scaled)))
         return [total([of_rank], scale or 1.0) for of_rank in computed]
+
+    @property
+    def versions(self):
+        """A weight changes with each step."""
+        return {"0": self.steps}
 
     def each(self, record):
         for stream in self.streams:
@@ -67,7 +74,7 @@ class Script:
         self.steps += 1
 
     def clear(self):
-        self.each(records.Cleared(self.numbers, self.steps, LINE))
+        self.each(records.Cleared(self.numbers, self.versions, LINE))
 
     def findings(self):
         self.each(records.Ended())

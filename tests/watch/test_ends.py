@@ -30,7 +30,7 @@ def test_an_optimizer_that_never_steps(schedules, moves, loads, site, expected):
         script.backward()
         if schedules:
             script.each(records.Scheduled(0, "StepLR", [0.1], [0.1], LINE))
-        script.each(records.Cleared(script.numbers, script.steps, site, moved=moves or number == 0))
+        script.each(records.Cleared(script.numbers, script.versions, site, moved=moves or number == 0))
     assert ("watch/used" in laws(script)) == expected
 
 
@@ -40,7 +40,7 @@ def test_a_schedule_that_is_gone_through_first_is_one_to_look_at():
         script.each(records.Scheduled(0, "StepLR", [0.1], [0.1], LINE))
     for number in range(5):
         script.backward()
-        script.each(records.Cleared(script.numbers, 0, LINE, moved=number == 0))
+        script.each(records.Cleared(script.numbers, {}, LINE, moved=number == 0))
     assert laws(script) == set()
 
 

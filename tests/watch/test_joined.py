@@ -80,8 +80,8 @@ def test_a_part_that_is_stepped_on_old_gradients(type_, goes_on, expected):
         average = total([computed[rank] for rank in ranks], THIRD)
         used = average if ranks != LEFT else used
         script.step([average, average, used], ranks=(0, 1, 2) if goes_on else ranks)
-        script.streams[0].append(records.Cleared(script.numbers, script.steps, LINE))
-        script.streams[1].append(records.Cleared(script.numbers, script.steps, LINE))
+        script.streams[0].append(records.Cleared(script.numbers, script.versions, LINE))
+        script.streams[1].append(records.Cleared(script.numbers, script.versions, LINE))
         for stream in script.streams:
             for record in stream:
                 if isinstance(record, records.Stepped):

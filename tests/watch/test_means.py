@@ -99,7 +99,7 @@ def test_gradients_at_different_weights_are_added_up(changes, expected):
     script = Script(ranks=1)
     for _ in range(3):
         computed = [*script.backward(factors=[0.5]), *script.backward(factors=[0.5])]
-        script.streams[0][-2].version += changes
+        script.streams[0][-2].versions = {"0": script.steps + changes}
         script.step([total(computed)])
         script.clear()
     assert verdict(script.findings()) == expected

@@ -27,7 +27,7 @@ def trained(shares, moves=(), names=NAMES, reached=ALL, unknown=False, still=Tru
             changing = {number for of_rank in shares for number in of_rank} | {*moves}
             weights = [gradients(7 + (step if n in changing else 0), [SHAPES[n]])[0] for n in known]
             stream.append(records.Weighed(known, sketches(weights)))
-            stream.append(records.Backward(step + 1, None, [], None, step, False, False, False, LINE))
+            stream.append(records.Backward(step + 1, None, [], None, {"0": step}, False, False, False, LINE))
             computed = [number for number in known if number in reached]
             local = sketches(gradients(step, [SHAPES[n] for n in computed]))
             stream.append(records.Local(step + 1, computed, computed, "float32", local))

@@ -239,7 +239,7 @@ def test_an_evaluation_at_other_weights_has_left_gradients(evaluations, moves, e
         computed = script.backward() if is_evaluated else []
         if is_evaluated:
             script.streams[0][-2].evaluates = True
-            script.streams[0][-2].version -= next(moving)
+            script.streams[0][-2].versions = {"0": script.steps - next(moving)}
         script.step([total(computed + script.backward())])
         script.clear()
     assert {law for law, _ in script.findings().causes} == expected

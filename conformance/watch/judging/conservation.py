@@ -51,7 +51,7 @@ def judge(together: Together, findings: Findings) -> None:
             outcomes = [_judge_set(limits.undone(case) or case, findings) for case in cases]
             if all(outcomes):
                 findings.conserved += 1
-                if not step.closure and len({one.version for one in window.backwards.values()}) > 1:
+                if len({window.version(one) for one in window.backwards.values()}) > 1:
                     # On purpose for an average over disturbed weights; by mistake where one should have been cleared.
                     findings.undecided(SEVERAL_WEIGHTS)
                 if window.is_late:

@@ -370,7 +370,8 @@ def _are_lost(case: Case, dropped: list[int]) -> bool:
         return False
     lost = [passes[place] for place in dropped]
     kept = [one for place, one in enumerate(passes) if place not in dropped]
-    alike = {(one.calls, one.version) for one in lost} <= {(one.calls, one.version) for one in kept}
+    version = case.window.version
+    alike = {(one.calls, version(one)) for one in lost} <= {(one.calls, version(one)) for one in kept}
     return alike and max(one.backward for one in lost) < min(one.backward for one in kept)
 
 

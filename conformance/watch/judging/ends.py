@@ -68,7 +68,7 @@ class Ends:
     def take(self, found: Window | Cleared) -> None:
         if isinstance(found, Cleared):
             self._lost, self._count = self._lost or found, self._count + 1
-            self._changes |= found.backward.version != self._lost.backward.version
+            self._changes |= found.backward.versions != self._lost.backward.versions
             self._by_hand |= found.site is None
         elif found.step is not None:
             of = self._of[found.optimizer]

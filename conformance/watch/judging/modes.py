@@ -73,7 +73,7 @@ class Modes:
             of.mixed += 1
             passes = [window.backwards[number] for number in sorted(window.backwards)]
             if not any(modes[evaluations:]):
-                of.moved += passes[evaluations - 1].version != passes[evaluations].version
+                of.moved += window.version(passes[evaluations - 1]) != window.version(passes[evaluations])
                 rows = {tuple(one.evaluated) for one in passes[:evaluations]}
                 of.again += rows <= of.fed - window.fed
             of.fed = window.fed

@@ -118,6 +118,10 @@ def _renumbered(record: records.Record, of: _Rank) -> records.Record:
         changes["names"] = {
             str(of.parameters.get(int(number), int(number))): name for number, name in record.names.items()
         }
+    if isinstance(record, (records.Backward, records.Cleared)):
+        changes["versions"] = {
+            str(of.optimizers.get(int(number), int(number))): version for number, version in record.versions.items()
+        }
     optimizer = getattr(record, "optimizer", None)
     if optimizer is not None:
         changes["optimizer"] = of.optimizers.get(optimizer, optimizer)

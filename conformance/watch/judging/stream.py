@@ -55,6 +55,7 @@ class Stream:
         self._forwards: dict[int, int] = {}
         self._stepped: dict[int, int] = {}
         self._uses = Uses()
+        self._by_hand = 0
 
     @property
     def trains_unseen(self) -> bool:
@@ -119,7 +120,7 @@ class Stream:
             case records.Left():
                 self._begin(record)
             case records.Cleared():
-                yield from self._clear(record.parameters, record.version, record.site, moved=record.moved)
+                yield from self._clear(record.parameters, record.versions, record.site, moved=record.moved)
             case records.Clipped():
                 if not any(self._pending.get(number) for number in record.parameters):
                     self._log.keep_idle(self._at, record)
@@ -138,8 +139,8 @@ class Stream:
 
     def _add(self, record: records.Local) -> Iterator[Cleared]:
         # What is None by now was set so by hand.
-        version = self._backwards[record.backward].version if record.backward in self._backwards else 0
-        yield from self._clear(record.fresh, version, None, but=record.backward)
+        versions = self._backwards[record.backward].versions if record.backward in self._backwards else {}
+        yield from self._clear(record.fresh, versions, None, but=record.backward)
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
         are_finite = bool(np.isfinite(values).all())
         at = 0
@@ -196,7 +197,13 @@ class Stream:
             self._old[number] = [left]
 
     def _clear(
-        self, parameters: list[int], version: int, site: records.Site, but: int | None = None, *, moved: bool = False
+        self,
+        parameters: list[int],
+        versions: records.Versions,
+        site: records.Site,
+        but: int | None = None,
+        *,
+        moved: bool = False,
     ) -> Iterator[Cleared]:
         """but: a backward that is still at it, and may hand a leaf gradients in parts."""
         lost: set[int] = set()
@@ -214,12 +221,20 @@ class Stream:
         for backward in sorted(lost - still):
             if not self._reached.get(backward, True) and backward in self._backwards:
                 self._reached[backward] = True
-                # A weight that has changed since may have used it, without an optimizer.
-                if not moved and self._backwards[backward].version == version and not self._backwards[backward].probe:
+                # A weight that has changed since may have used it, without an optimizer, and so may a step that was
+                # given its gradients by hand.
+                is_used = moved or backward <= self._by_hand or self._has_changed(parameters, backward, versions)
+                if not is_used and not self._backwards[backward].probe:
                     steps = sum(self.steps.values())
                     held = frozenset(parameters)
                     fed = self._fed.get(backward)
                     yield Cleared(self.began.rank, self._at, held, self._backwards[backward], site, steps, fed)
+
+    def _has_changed(self, parameters: list[int], backward: int, versions: records.Versions) -> bool:
+        """Whether weights have, since a backward pass, that are those of an optimizer of these parameters."""
+        before = self._backwards[backward].versions
+        held = {str(optimizer) for optimizer, numbers in self.held.items() if not numbers.isdisjoint(parameters)}
+        return any(before.get(number) != versions.get(number) for number in held or versions)
 
     def _window(self, optimizer: int, step: records.Stepped | None, site: records.Site) -> Window:
         begin = self._last.get(optimizer, 0)
@@ -274,6 +289,8 @@ class Stream:
             if step.used:
                 self.unheld_then[optimizer] = self.unheld
             self._user |= dict.fromkeys(step.used, optimizer)
+            if step.used and not new:
+                self._by_hand = self.clock
             self.last_used |= dict.fromkeys(step.used, counts[optimizer])
             self.held[optimizer] |= set(step.parameters)
             self.frozen = (self.frozen - set(step.parameters)) | set(step.frozen)

@@ -117,6 +117,10 @@ class Window:
         names = [self.names.get(number, f"parameter {number}") for number in parameters[:_MOST_NAMED]]
         return ", ".join([*names, *(["..."] if len(parameters) > _MOST_NAMED else [])])
 
+    def version(self, backward: records.Backward) -> int | None:
+        """Of the weights that it saw, of those that the optimizer has."""
+        return backward.versions.get(str(self.optimizer))
+
     @property
     def scales(self) -> list[float]:
         return sorted({backward.scale or 1.0 for backward in self.backwards.values()})

@@ -75,7 +75,7 @@ def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving
                 carried(root, recording.numbers.alive("scaler")),
                 divided.factors,
                 divided.targets,
-                recording.parameters.version(),
+                recording.versions(),
                 not is_given and again.contains(root),
                 bool(args[2]) if len(args) > 2 else False,
                 inputs.probe,

@@ -23,30 +23,34 @@ class Moving:
         self._recording = recording
         self._is_armed = self._moves = False
         self._compared = 0
-        self._before: tuple[int, torch.Tensor] | None = None
+        self._before: dict[int, tuple[int, torch.Tensor]] | None = None
 
     def begin(self) -> None:
         """A backward pass begins."""
         if self._is_armed and not self._moves and self._compared < _OFTEN:
-            self._before = self._recording.parameters.version(), self._weights()
+            self._before = self._weights()
 
-    def has_moved(self) -> bool:
-        """Since the last backward pass, other than by its version; or it is not known."""
+    def has_moved(self, numbers: list[int]) -> bool:
+        """Whether these parameters have since the last backward pass, other than by their versions; or it is not
+        known."""
         if self._moves or self._compared >= _OFTEN:
             return self._moves
         self._is_armed = True
         if self._before is None:
             return True
-        version, before = self._before
-        if version != self._recording.parameters.version():
+        now = self._weights()
+        known = [(self._before[number], now[number]) for number in numbers if number in self._before and number in now]
+        if any(before != after for (before, _), (after, _) in known):
             return False
         self._compared += 1
-        self._moves = not torch.equal(before, self._weights())
+        self._moves = any(not torch.equal(before, after) for (_, before), (_, after) in known)
         return self._moves
 
-    def _weights(self) -> torch.Tensor:
-        held = [(WHOLE, one.data) for _, one in self._recording.parameters.all() if not one.is_sparse]
-        return self._recording.parameters.sketches(held)
+    def _weights(self) -> dict[int, tuple[int, torch.Tensor]]:
+        """By parameter, its version and sketch."""
+        held = [(known.number, one) for known, one in self._recording.parameters.all() if not one.is_sparse]
+        sketches = self._recording.parameters.sketches([(WHOLE, one.data) for _, one in held])
+        return {number: (one._version, sketch) for (number, one), sketch in zip(held, sketches, strict=True)}
 
 
 def observe(recording: Recording, moving: Moving) -> Seams:
@@ -63,8 +67,8 @@ def observe(recording: Recording, moving: Moving) -> Seams:
     def note(parameters: list[Any]) -> None:
         numbers = recording.parameters.numbers(parameters)
         if numbers:
-            moved = recording.parameters.waits(parameters) and moving.has_moved()
-            recording.note(records.Cleared(numbers, recording.parameters.version(), recording.site(), moved))
+            moved = recording.parameters.waits(parameters) and moving.has_moved(numbers)
+            recording.note(records.Cleared(numbers, recording.versions(), recording.site(), moved))
 
     yield replaced(torch.optim.Optimizer, "zero_grad", by_optimizer)
     yield replaced(torch.nn.Module, "zero_grad", by_module)

@@ -199,10 +199,6 @@ class Parameters:
         known = self._known.get(id(tensor))
         return known is not None and known.reference() is tensor
 
-    def version(self) -> int:
-        """Grows with every change of a weight in its memory."""
-        return sum(parameter._version for _, parameter in self.all())
-
     def sketches(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
         """(n, 3): of what this rank has of gradients or weights, each with the sample to look at."""
         take, finish = self._sketching.take, self._sketching.finish

@@ -139,6 +139,15 @@ class Recording:
         self.note(records.Optimizer(number, type(optimizer).__name__, held))
         return number
 
+    def versions(self) -> records.Versions:
+        """Of all optimizers that exist."""
+        return {
+            str(self.numbers.of("optimizer", optimizer)): sum(
+                parameter._version for group in optimizer.param_groups for parameter in group["params"]
+            )
+            for optimizer in self.numbers.alive("optimizer")
+        }
+
     def collect(self) -> None:
         """Note what observers have kept so far."""
         for act in self.before_writing:
